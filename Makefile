@@ -23,19 +23,19 @@ export CARGO_NET_RETRY ?= 5
 .PHONY: bench bench-docs bench-micro bench-shape prepare-bench
 .DEFAULT_GOAL := help
 
-help: ## this list
-	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+help: ## print this list
+	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: prepare-demo ## install what is missing, build, run a cluster of three nodes on this machine
 	@$(STEP) 2400 "release build" cargo build --release --locked --bin weft
 	@$(STEP) 600 "release build of the CNI plugin" cargo build --release --locked -p weft-cni --bin weft-cni
 	$(TARGET_DIR)/release/weft lab $(LAB_ARGS)
 
-lab: static ## the same with the static binary, without installing anything; LAB_ARGS="--backend host-gw --ipv6"
+lab: static ## run such a cluster with the static binary, without installing anything; LAB_ARGS="--backend host-gw --ipv6"
 	$(STATIC) lab $(LAB_ARGS)
 
 # The steps of test-beside run two at a time, because each leaves cores unused: a release build links on one core, and a test waits. Make
-# starts them in this order, so that one of two builds is for release and the other for tests, for cargo lets only one build write into a
+# starts them in this order, so that one of two builds is for release and the other one for tests: cargo lets only one build write into a
 # directory. tools/step shows the output of a step when it ends. The steps after them use both cores, or measure.
 test: prepare-test ## install what is missing, then every check and test
 	@$(MAKE) --no-print-directory -j1 prepare-kube prepare-conformance prepare-deb fmt
@@ -45,7 +45,7 @@ test: prepare-test ## install what is missing, then every check and test
 .PHONY: test-beside
 test-beside: static check static-bare alone aarch64 test-build test-vm test-kube fuzz image test-clusters test-conformance test-deb
 
-# The names of the integration tests that need no root, no network and no second.
+# Integration tests that need no root, no network and little time.
 QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
 quick: fmt ## formatting, clippy, unit, golden and law tests, in at most 90 s after a first build
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -76,7 +76,7 @@ alone: ## build each crate and each feature alone, so that no forbidden dependen
 	done
 	@$(STEP) 300 "weft without Kubernetes" cargo clippy --locked -p weft --no-default-features --all-targets -- -D warnings
 
-# Not beside another step: these tests start target/debug/weft, and a build of the whole workspace puts the agent with Kubernetes there.
+# This runs beside no other step: the tests start target/debug/weft, and a build of the whole workspace puts the agent with Kubernetes there.
 .PHONY: test-without-kube
 test-without-kube: ## test the agent without Kubernetes
 	@$(STEP) 600 "tests of weft without Kubernetes" \
@@ -105,10 +105,10 @@ static: ## build the static binaries that are released: agent and CNI plugin
 	@ls -l $(STATIC) $(STATIC_CNI)
 
 BARE := $(TARGET_DIR)/bare/$(MUSL)/release/weft
-# Bytes: 12 MB are promised (docs/bench/method.md).
+# The largest size of the agent without Kubernetes, in bytes: 12 MB (docs/bench/method.md).
 BARE_SIZE := 12582912
 .PHONY: static-bare
-# Only the result is in a directory of its own: nearly all dependencies are those of the agent with Kubernetes.
+# Only the result has a directory of its own, because nearly all dependencies are those of the agent with Kubernetes.
 static-bare: ## build the static agent without Kubernetes
 	@$(STEP) 2400 "static build without Kubernetes" env CARGO_BUILD_BUILD_DIR=$(TARGET_DIR) \
 	  cargo build --release --locked --no-default-features --target $(MUSL) --target-dir $(TARGET_DIR)/bare --bin weft
@@ -144,7 +144,7 @@ test-deb: prepare-deb manual ## install, upgrade and remove the Debian package i
 	@$(STEP) 900 "build for the package" cargo build --workspace --locked --bin weft --bin weft-cni
 	@$(STEP) 900 "Debian package" cargo test --workspace --locked --test deploy_deb
 
-# All processors: tools/release says which, and which are left out. RELEASE_ARGS="--out DIR --image NAME amd64 arm64"
+# tools/release says for which processors. RELEASE_ARGS="--out DIR --image NAME amd64 arm64"
 RELEASE_ARGS ?=
 .PHONY: release test-release
 release: ## build everything that is published into target/release-VERSION: binaries, packages, images, SBOM, licences, sums
@@ -167,7 +167,7 @@ bench-cni: static ## measure ADD and DEL of the CNI plugin; FLANNEL_CNI=/path/to
 	@LAST_STEP=1 $(STEP) 600 "CNI plugin" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench add
 
 .PHONY: bench-pods
-bench-pods: static ## compare routed pods with the bridge; needs iperf3; FLANNEL_CNI as above
+bench-pods: static ## compare routed pods with the bridge; needs iperf3; FLANNEL_CNI=/path/to/flannel adds flannel's bridge
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: bench-udp
@@ -175,7 +175,7 @@ bench-udp: prepare-bench ## compare the tunnels of the backend udp, of FLANNELD=
 	@LAST_STEP=1 $(STEP) 1200 "udp" cargo run --quiet --release --locked -p weft-udp --example throughput
 
 .PHONY: prepare-kube test-kube
-prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes, once
+prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes if that was not done before
 	@tools/prepare kube
 	@$(STEP) 2400 "Kubernetes and etcd" tools/kube-binaries
 
@@ -205,7 +205,7 @@ prepare-conformance:
 	@tools/prepare conformance
 	@$(STEP) 2400 "Kubernetes' own tests" tools/kube-binaries e2e.test ginkgo agnhost regression-issue-74839 coredns
 
-kube-conformance: prepare-kube prepare-conformance image ## run Kubernetes' own network tests, about two hours; CONFORMANCE_ARGS='--cluster "ipv4 vxlan"' less
+kube-conformance: prepare-kube prepare-conformance image ## run Kubernetes' own network tests in about two hours; CONFORMANCE_ARGS='--cluster "ipv4 vxlan"' runs one cluster
 	@cargo run --locked --example kube-conformance -- --out $(TARGET_DIR)/conformance $(CONFORMANCE_ARGS)
 
 # A part of these tests, in one cluster. It belongs to `make test`.
@@ -252,7 +252,7 @@ test-all:
 	@LAST_STEP=1 $(STEP) 2400 "unit, golden, laws, kernel, mesh" \
 	  env WEFT_BIN=$(STATIC) RUST_TEST_THREADS=$(TEST_THREADS) cargo test --workspace --locked --no-fail-fast
 
-# A soak of other steps: `make soak SOAK="test-vm test-clusters"`.
+# SOAK names other steps: `make soak SOAK="test-vm test-clusters"`.
 RUNS ?= 10
 LOAD ?= 4
 SOAK ?= test-all
@@ -260,20 +260,21 @@ SOAK ?= test-all
 soak: prepare-test static test-build ## run `make test-all` RUNS=10 times in a row while LOAD=4 other processes keep the machine busy
 	@tools/soak $(RUNS) $(LOAD) env STEP_FACTOR=4 $(MAKE) --no-print-directory -j1 $(SOAK)
 
-# FLANNELD=/path/to/flanneld adds its figures. Ends with an error when a promise is broken. A full run takes about half an hour; BENCH_ARGS="--sizes 1000,5000 --rows cold,event" less.
+# This ends with an error if a promise is broken. A full run takes about 50 minutes, and with FLANNELD an hour and a half.
+# BENCH_ARGS="--sizes 1000,5000 --rows cold,event" measures a part.
 BENCH_ARGS ?=
-bench: prepare-bench static static-bare ## measure speed and memory, beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold"
+bench: prepare-bench static static-bare ## measure speed and memory beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold" measures a part
 	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
 	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --bare $(BARE) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
 
 .PHONY: bench-kube
-bench-kube: prepare-bench prepare-kube static ## measure the same with 5,000 Node objects of a real API server
+bench-kube: prepare-bench prepare-kube static ## measure speed and memory with 5,000 Node objects of a real API server
 	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
 	$(TARGET_DIR)/release/weft-bench kube --weft $(STATIC) --out $(TARGET_DIR)/bench \
 	  --binaries "$${XDG_CACHE_HOME:-$$HOME/.cache}/weft/kube-$$(cat tools/kube-version)" $(BENCH_ARGS)
 
 .PHONY: bench-storm
-bench-storm: prepare-bench ## measure many nodes that start, renew, reboot and leave at once, and write docs/bench/storm.md; FLANNELD as above
+bench-storm: prepare-bench ## measure many nodes that start, renew, reboot and leave at once, and write docs/bench/storm.md; FLANNELD=/path/to/flanneld adds flannel
 	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
 	$(TARGET_DIR)/release/weft-bench storm --out $(TARGET_DIR)/bench --page docs/bench/storm.md $(BENCH_ARGS)
 
@@ -290,19 +291,19 @@ bench-shape: ## check in at most two minutes that no cost grows too fast, and th
 	@$(STEP) 300 "short storms" env -u FLANNELD $(TARGET_DIR)/debug/weft-bench storm --size 30 --idle 11 \
 	  --out $(TARGET_DIR)/bench-storm --page $(TARGET_DIR)/bench-storm/storm.md
 
-# Hours in all. MUTANTS_ARGS="--shard 1/8" tries an eighth, MUTANTS="backends subnet" some of the three parts.
+# All of it takes hours. MUTANTS_ARGS="--shard 1/8" tries an eighth, and MUTANTS="backends subnet" two of the three parts.
 MUTANTS_ARGS ?=
 MUTANTS ?= backends subnet agent
 .PHONY: mutants mutants-diff
 mutants: ## put faults into the code one by one, and list those that no quick test notices (docs/mutants.md)
 	@tools/mutants "$(MUTANTS)" $(MUTANTS_ARGS)
 
-mutants-diff: ## the same for the lines that were changed since origin/main, or since the last tag
+mutants-diff: ## put faults into the lines that were changed since origin/main, or since the last tag
 	@tools/mutants --diff "$(MUTANTS)" $(MUTANTS_ARGS)
 
 # Not part of `make test`: the first run builds cargo-deny for some minutes. Run it when Cargo.lock changes.
 .PHONY: deny
-deny: ## may the dependencies be shipped? licences, sources, duplicates, known vulnerabilities
+deny: ## check licences, sources and duplicates of the dependencies, and known vulnerabilities
 	@tools/deny
 
 # BARE_ARGS="demo" runs `make demo` alone; without arguments demo and test. Not part of `make test`: it takes an hour.
@@ -320,7 +321,7 @@ prepare-demo: ## install what a build and the lab need
 prepare-bench: ## install what the bench and `weft lab --measure` need
 	@tools/prepare bench
 
-prepare-test: ## install what the tests need too
+prepare-test: ## install what the tests need
 	@tools/prepare test
 
 SEED ?=

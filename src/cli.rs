@@ -87,7 +87,7 @@ pub enum Task {
     /// `weft lab`.
     Lab(weft_lab::LabArgs),
     /// `weft doctor pods`: the files that it reads, and whether it removes what is certainly left behind.
-    DoctorPods(weft_doctor::Sources, bool),
+    DoctorPods(weft_doctor::pods::Sources, bool),
     /// `weft doctor`.
     Doctor(Box<doctor::DoctorTask>),
     /// `weft doctor list`.
@@ -159,6 +159,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the per-node agent (also when called by the name flanneld).
+    #[command(args_override_self = true)]
     Agent(Box<AgentFlags>),
     /// Show the state of an agent of this machine.
     Status(questions::StatusFlags),

@@ -4,10 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
+use weft_backends::owner::ALIAS;
+
 /// The subnet file of an instance that has the plain names.
 const USUAL_FILE: &str = weft_subnet::env::USUAL_FILE;
-/// What the alias of our devices and the comment of our tables begin with; the subnet file follows.
-const ALIAS: &str = "weft ";
 
 /// The names of one agent's tables and chains.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -27,7 +27,7 @@ mod namespace;
 #[path = "cli/plan.rs"]
 mod plan;
 
-/// The longest that any condition is waited for.
+/// How long to wait for a condition at most.
 const LIMIT: Duration = Duration::from_secs(120);
 const NET_CONF: &str = r#"{"Network":"10.244.0.0/16","Backend":{"Type":"host-gw"}}"#;
 
@@ -70,7 +70,7 @@ fn bad_usage_is_exit_code_2_and_a_bad_margin_1() {
 }
 
 #[test]
-fn two_stores_are_one_too_many() {
+fn two_stores_are_refused() {
     let env = [("FLANNELD_KUBE_SUBNET_MGR", "true")];
     if !cfg!(feature = "kube") {
         let lacks = "this weft was built without Kubernetes";
@@ -188,7 +188,7 @@ fn in_namespace(test: impl FnOnce() + Send) {
     });
 }
 
-/// Waits until `probe` yields something.
+/// Waits until `probe` returns a value.
 fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -201,7 +201,7 @@ fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A directory store and the places of one instance.
+/// A directory store, and the paths of one instance.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -228,7 +228,7 @@ impl Place {
         std::fs::write(self.path("store/config.json"), NET_CONF).unwrap();
     }
 
-    /// `weft agent` with these flags more, and this environment.
+    /// Starts `weft agent` with these additional flags and this environment.
     fn agent(&self, flags: &[&str], env: &[(&str, &Path)]) -> Agent {
         let child = Command::new(env!("CARGO_BIN_EXE_weft"))
             .args(["agent", "--store", &self.store(), "--subnet-file", &self.text("subnet.env")])
@@ -243,7 +243,7 @@ impl Place {
         Agent(child)
     }
 
-    /// Waits for `weft status` to show this.
+    /// Waits until `weft status` shows this text.
     fn wait_status(&self, wanted: &str) -> String {
         wait_for(wanted, || {
             let out = weft(&["status", "--socket", &self.text("weft.sock")], &[]);
@@ -251,7 +251,7 @@ impl Place {
         })
     }
 
-    /// Runs weft with the places of this instance.
+    /// Runs weft with the store and the paths of this instance.
     fn weft(&self, args: &[&str]) -> Output {
         let mut all = args.to_vec();
         let (store, file, socket) = (self.store(), self.text("subnet.env"), self.text("weft.sock"));
@@ -263,7 +263,7 @@ impl Place {
     }
 }
 
-/// A running agent; killed when dropped.
+/// A running agent. It is killed when this is dropped.
 struct Agent(Child);
 
 impl Agent {
@@ -272,7 +272,7 @@ impl Agent {
         wait_for("the agent to end", || self.0.try_wait().unwrap())
     }
 
-    /// What it logged; call it after its end.
+    /// Returns the log of an agent that has ended.
     fn log(&mut self) -> String {
         let mut text = String::new();
         self.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
@@ -295,7 +295,7 @@ fn an_agent_that_waits_for_its_config_says_so_and_ends_at_once() {
         let text = place.wait_status("config.json does not exist");
         assert!(text.contains("NOT READY") && text.contains("lease       none yet"), "{text}");
         assert_eq!(agent.term().code(), Some(0));
-        // How long an end takes is a row of the bench. Here it does nothing else first, such as asking the store again.
+        // The bench measures how long the end takes. Here, the agent does nothing else before it ends, such as asking the store again.
         let log = agent.log();
         assert!(log.contains("WARN waiting: net-conf:"), "{log}");
         let net_conf = r#"'{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}}'"#;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent process on the real kernel, broken in every way of the fault table: each test in a network namespace of its own,
-//! with a directory store whose peers are lease files without a machine behind them. The audit is an hour away, so what heals
-//! is healed by an event.
+//! One agent as a process on the real kernel, while the test breaks everything that can break. Each test has a network namespace of its own,
+//! and a directory store whose peers are lease files without a machine. The audit is an hour away, so only an event can lead to a repair.
 
 #![allow(
     clippy::unwrap_used,

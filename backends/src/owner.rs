@@ -17,6 +17,8 @@ use crate::state::{Key, Name, ObservedValue, Route, Value};
 
 /// `rtm_protocol` of every route and nexthop that weft writes.
 pub const PROTOCOL: u8 = 90;
+/// What the alias of every device that weft makes begins with. The path of the agent's subnet file follows.
+pub const ALIAS: &str = "weft ";
 
 /// RTPROT_UNSPEC and RTPROT_BOOT, which flannel's routes have.
 const FLANNEL_PROTOCOLS: [u8; 2] = [0, 3];

@@ -69,6 +69,6 @@ fn each_type_says_what_a_node_publishes_for_its_leases() {
     assert_eq!(of("vxlan", None, Some("[]")), said(None, Some("[]")));
     assert_eq!(of("host-gw", None, None), said(Some("null"), Some("null")));
     assert_eq!(of("ipip", None, None), said(Some("null"), None));
-    // alloc, whose leases have no type. A family without an address is not published by the store.
+    // A lease of alloc has no type. The store does not publish a family without an address.
     assert_eq!(of("", None, None), said(Some("null"), Some("null")));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What golden plans do not show. Backend types: each backend says its own, and a lease of another type gets no entries, but a reason.
+//! What golden plans do not show: the types of backends, and the reasons why a lease of another type gets no entries.
 
 // Helpers outside test functions panic like the tests themselves.
 #![allow(clippy::unwrap_used)]
@@ -82,7 +82,7 @@ fn host_gw_has_no_device() {
     assert!(backend.device(&host(), &lease("10.5.1.0-24", "host-gw", 1)).is_empty());
 }
 
-/// Eight nodes are still named one by one; more would fill the page.
+/// Up to eight nodes are named one by one. More are counted.
 #[test]
 fn many_nodes_of_a_rule_are_counted_and_few_are_named() {
     let nodes = |count: u8| (1..=count).map(|last| Ipv4Addr::new(192, 168, 64, last).into()).collect();
@@ -92,7 +92,7 @@ fn many_nodes_of_a_rule_are_counted_and_few_are_named() {
     assert!(eight.ends_with(" 192.168.64.7 192.168.64.8"), "{eight}");
 }
 
-/// The uplink has an address of both families, but our own lease has no IPv6 subnet: there is nothing to send from.
+/// The uplink has addresses of both families, but our own lease has no IPv6 subnet. So there is no address to send from.
 #[test]
 fn vxlan_needs_an_address_and_a_subnet_of_a_family() {
     let mut network = network();
@@ -155,7 +155,7 @@ fn a_lease_without_a_type_is_one_of_udp_in_a_network_of_udp_alone() {
     assert_eq!(published.data.as_deref(), Some("null"));
 }
 
-/// flannel takes udp, too, although its documentation says vxlan.
+/// flannel also uses udp, although its documentation says vxlan.
 #[test]
 fn a_net_conf_without_a_backend_is_one_of_udp() {
     let network = Network::parse(r#"{"Network":"10.5.0.0/16"}"#).unwrap();
@@ -178,7 +178,7 @@ fn a_type_that_weft_does_not_have_is_refused_with_what_to_use_instead() {
     assert!(said("carrier\u{1b}pigeon").starts_with("unknown backend type \"carrier"));
 }
 
-/// Which commands reach such a node is known only where net-conf names them.
+/// Only a net-conf of this type names the commands that reach such a node.
 #[test]
 fn a_lease_of_extension_is_set_aside_in_a_network_of_another_type() {
     let said = make_for_lease("extension", &network()).err().unwrap().to_string();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ADD and DEL beside flannel's plugin (the file that `FLANNEL_CNI` names), in turns: with a delegate that does nothing, and with
-//! Debian's bridge and host-local. `WEFT_CNI` is our binary; the one that was built with this program else.
+//! Measures ADD and DEL of weft's plugin and of flannel's (the file that `FLANNEL_CNI` names) in turns, with a delegate that does nothing, and
+//! with Debian's bridge and host-local. `WEFT_CNI` names weft's binary; by default it is the one of this build.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ use crate::site::{Site, on_a_node};
 #[path = "../tests/plugin/site.rs"]
 mod site;
 
-/// Prints a result and ends: the floor of what any delegate costs.
+/// A delegate that prints a result and ends. No delegate can be faster.
 const NOOP: &str = r#"#include <unistd.h>
 int main(void) {
     static const char text[] = "{\"cniVersion\":\"0.3.1\",\"ips\":[]}";
@@ -38,7 +38,7 @@ const REAL_ROUNDS: usize = 60;
 const EMPTY: &str = "empty delegate";
 
 fn main() {
-    // What `cargo test` gives a bench: nothing is to be measured then.
+    // `cargo test` runs benches without this argument, and expects that they measure nothing.
     if !std::env::args().any(|arg| arg == "--bench") {
         return;
     }
@@ -69,14 +69,14 @@ fn main() {
     });
 }
 
-/// Which program `bin/flannel` is.
+/// Makes `bin/flannel` a link to this plugin.
 fn install(site: &Site, plugin: &Path) {
     let file = site.path("bin/flannel");
     fs::remove_file(&file).unwrap();
     symlink(plugin, file).unwrap();
 }
 
-/// The plugins take turns, so that a busy moment of the machine meets all.
+/// Measures the plugins in turns, so that a busy moment of the machine slows all of them.
 fn compare(site: &Site, plugins: &[(&str, PathBuf)], what: &str, rounds: usize, conf: &Value) {
     let mut adds = vec![Vec::new(); plugins.len()];
     let mut dels = adds.clone();
@@ -87,7 +87,7 @@ fn compare(site: &Site, plugins: &[(&str, PathBuf)], what: &str, rounds: usize, 
             dels[number].push(timed(site.command("DEL", "p1", "eth0"), conf));
         }
     }
-    // What the plugin itself costs is promised to be half of flannel's.
+    // The plugin itself must take at most half of the time of flannel's.
     report(&format!("ADD, {what}"), plugins, adds, (what == EMPTY).then_some(0.5));
     report(&format!("DEL, {what}"), plugins, dels, None);
 }
@@ -98,7 +98,7 @@ fn timed(mut command: Command, conf: &Value) -> Duration {
     let text = conf.to_string();
     let begin = Instant::now();
     let mut child = command.spawn().unwrap();
-    // The empty delegate does not read.
+    // The empty delegate does not read its input, so writing may fail.
     let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
     assert!(child.wait().unwrap().success());
     begin.elapsed()

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Routed pods beside the bridge, in turns: ADD and DEL with the real host-local, the kernel's own removal of a veth pair, and
-//! the paths from pod to pod. `WEFT_CNI` is our binary; the one that was built with this program else. `FLANNEL_CNI` names
-//! flannel's plugin, whose bridge is what the targets speak of.
+//! Compares routed pods with the bridge, in turns: ADD and DEL with the real host-local, the removal of a veth pair by the kernel alone, and the
+//! paths from pod to pod. `WEFT_CNI` names weft's binary; by default it is the one of this build. `FLANNEL_CNI` names flannel's plugin.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +28,7 @@ mod path;
 mod site;
 
 const ROUNDS: usize = 30;
-/// A pod lives for a while: what the kernel still does for a new link (duplicate address detection, grace periods) is over then.
+/// How long a pod lives. After that, the kernel has finished its work for a new link (duplicate address detection, grace periods).
 const LIFE: Duration = Duration::from_millis(200);
 
 /// One way to wire pods.
@@ -42,7 +41,7 @@ struct Way {
 }
 
 fn main() {
-    // What `cargo test` gives a bench: nothing is to be measured then.
+    // `cargo test` runs benches without this argument, and expects that they measure nothing.
     if !std::env::args().any(|arg| arg == "--bench") {
         return;
     }
@@ -70,7 +69,7 @@ fn main() {
     });
 }
 
-/// The paths in the order of [`path::measure`].
+/// Prints and judges the paths, which have the order of [`path::measure`].
 fn packets(paths: &[path::Path]) {
     for path in paths {
         let (trip, rate, cost) = (path.trip(), path.rate(), path.cost());
@@ -97,7 +96,7 @@ fn judge(what: &str, got: f64, target: f64, at_most: bool) {
     println!("{what}: {got:.2} ({word} {target:.2}: {})", if met { "met" } else { "MISSED" });
 }
 
-/// Each way has a network, and a record directory, of its own.
+/// Returns a way to connect pods. Each has its own network and its own directory of records.
 fn way(site: &Site, name: &'static str, plugin: &std::path::Path, delegate: &str) -> Way {
     let conf = site.conf(json!({
         "name": name.replace([' ', '\''], "-"), "cniVersion": "0.3.1",
@@ -107,7 +106,8 @@ fn way(site: &Site, name: &'static str, plugin: &std::path::Path, delegate: &str
     Way { name, plugin, conf, adds: Vec::new(), dels: Vec::new() }
 }
 
-/// ADD and DEL of every way in turns; between them the start of a process and the kernel alone, ms.
+/// Measures ADD and DEL of every way in turns, and between them three bare times: the start of the plugin, the removal of a veth pair by netlink, and
+/// the same by `ip`. Returns these three in ms.
 fn latency(site: &Site, ways: &mut [Way]) -> (f64, f64, f64) {
     site.pod("p1");
     let mut host = Rtnl::open().unwrap();
@@ -133,7 +133,7 @@ fn latency(site: &Site, ways: &mut [Way]) -> (f64, f64, f64) {
     (low(&starts), low(&bare), low(&by_ip))
 }
 
-/// A pair that has lived for a while.
+/// Creates a veth pair, and waits until the kernel has finished its work for it.
 fn pair(site: &Site) {
     site.ip("link add bare0 type veth peer name eth0 netns p1");
     site.ip("link set bare0 up");
@@ -158,14 +158,14 @@ fn timed(mut command: Command, conf: &Value) -> f64 {
     ms(begin.elapsed())
 }
 
-/// The lower quartile of times: what the work costs, more than what else the machine does.
+/// Returns the lower quartile of times, which other work of the machine disturbs less than the median.
 fn low(all: &[f64]) -> f64 {
     let mut all = all.to_vec();
     all.sort_by(f64::total_cmp);
     all[all.len() / 4]
 }
 
-/// The upper quartile of rates, for the same reason.
+/// Returns the upper quartile of rates, for the same reason.
 fn high(all: &[f64]) -> f64 {
     let mut all = all.to_vec();
     all.sort_by(f64::total_cmp);

@@ -2,10 +2,11 @@
 //! Reads from when until when certificates are valid.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use x509_cert::Certificate;
-use x509_cert::der::DateTime;
+use x509_cert::der::{self, DateTime};
 
 /// A certificate of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,15 +23,40 @@ pub struct CertificateFact {
     pub until: u64,
 }
 
+/// Why the certificates of a file are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// The file cannot be read.
+    #[error("{}: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// What the kernel answered.
+        source: io::Error,
+    },
+    /// The file is no chain of certificates in PEM.
+    #[error("{}: {source}", file.display())]
+    Parse {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        source: der::Error,
+    },
+    /// The file has no certificate.
+    #[error("{}: it contains no certificate", .0.display())]
+    Empty(PathBuf),
+}
+
 /// Reads the certificates of a file in PEM. A file may contain a chain.
 ///
 /// # Errors
-/// The file cannot be read, or contains no certificate. The text is for people.
-pub fn read(purpose: &'static str, file: &Path) -> Result<Vec<CertificateFact>, String> {
-    let text = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    let chain = Certificate::load_pem_chain(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+/// The file cannot be read, or contains no certificate.
+pub fn read(purpose: &'static str, file: &Path) -> Result<Vec<CertificateFact>, CertificateError> {
+    let text = fs::read(file).map_err(|source| CertificateError::Read { file: file.to_owned(), source })?;
+    let chain = Certificate::load_pem_chain(&text)
+        .map_err(|source| CertificateError::Parse { file: file.to_owned(), source })?;
     if chain.is_empty() {
-        return Err(format!("{}: it contains no certificate", file.display()));
+        return Err(CertificateError::Empty(file.to_owned()));
     }
     let fact = |certificate: &Certificate| {
         let about = certificate.tbs_certificate();

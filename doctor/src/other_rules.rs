@@ -5,7 +5,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 
 use ipnet::IpNet;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
@@ -56,6 +56,23 @@ pub struct RuleFacts {
     pub unreadable: Option<String>,
 }
 
+/// Why rules of other programs are not known.
+#[derive(Debug, thiserror::Error)]
+enum RulesError {
+    /// The program that lists them is not installed.
+    #[error("{0} is not installed")]
+    NotInstalled(String),
+    /// The program cannot be started.
+    #[error("{program}: {source}")]
+    Start { program: String, source: io::Error },
+    /// The program failed.
+    #[error("{program}: {status}: {first_line}")]
+    Failed { program: String, status: ExitStatus, first_line: String },
+    /// The kernel does not list the rules of nftables.
+    #[error("nftables cannot be read: {0}")]
+    Nftables(io::Error),
+}
+
 /// Reads the rules. `links` contains the names of all links, `subnets` those of this node, and `to_peers` a destination for each link by which
 /// packets to pods of other nodes leave.
 pub fn read<'a>(
@@ -74,25 +91,23 @@ pub fn read<'a>(
         {
             let table = |name: &str| {
                 let exists = tables.is_none_or(|tables| tables.lines().any(|table| table == name));
-                if exists { run(&format!("{program}-save"), &["-t", name]) } else { Ok(Some(String::new())) }
+                if exists { run(&format!("{program}-save"), &["-t", name]) } else { Ok(String::new()) }
             };
             match (table("nat"), table("filter")) {
-                (Ok(Some(nat)), Ok(Some(filter))) => facts.iptables.push(SavedRules { program, nat, filter }),
-                (Err(why), _) | (_, Err(why)) => facts.unreadable = Some(why),
-                (Ok(None), _) | (_, Ok(None)) => facts.unreadable = Some(format!("{program}-save is not installed")),
+                (Ok(nat), Ok(filter)) => facts.iptables.push(SavedRules { program, nat, filter }),
+                (Err(error), _) | (_, Err(error)) => facts.unreadable = Some(error.to_string()),
             }
         }
     }
     match run("nft", &["--stateless", "list", "ruleset"]) {
-        Ok(Some(text)) => facts.nft = Some(text),
-        Ok(None) => facts.unreadable = Some("nft is not installed".to_owned()),
-        Err(why) => facts.unreadable = Some(why),
+        Ok(text) => facts.nft = Some(text),
+        Err(error) => facts.unreadable = Some(error.to_string()),
     }
     match nft_masquerades(subnets, to_peers) {
         Ok(rules) => facts.nft_masquerades = rules,
         // A kernel without nftables has no such rules.
         Err(error) if weft_netlink::socket::absent(&error) => {}
-        Err(error) => facts.unreadable = Some(format!("nftables cannot be read: {error}")),
+        Err(error) => facts.unreadable = Some(RulesError::Nftables(error).to_string()),
     }
     facts
 }
@@ -113,7 +128,10 @@ fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Resul
             let packet = Packet { from, to, proto: None, port: None };
             let tested =
                 Tested { packet: &packet, input: Some(BRIDGE), output: Some(link.as_str()), may_have_mark: false };
-            if let Some((Fate::SourceTranslated, rule)) = nft::follow(&mut netlink, chain, tested)?.fate {
+            let outcome = nft::follow(&mut netlink, chain, tested)?;
+            // The packet may never come to a rule behind one that is not evaluated.
+            let is_certain = outcome.not_evaluated.is_none_or(|(fate, _)| fate == Fate::SourceTranslated);
+            if let Some((Fate::SourceTranslated, rule)) = outcome.fate.filter(|_| is_certain) {
                 found.push(NftRule { chain: chain.path(), rule });
             }
         }
@@ -122,17 +140,19 @@ fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Resul
     Ok(found)
 }
 
-/// Returns what a program prints, or `None` if it is not installed.
-fn run(program: &str, args: &[&str]) -> Result<Option<String>, String> {
-    let output = match Command::new(program).args(args).stdin(Stdio::null()).output() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        output => output.map_err(|error| format!("{program}: {error}"))?,
-    };
+/// Returns what a program prints.
+fn run(program: &str, args: &[&str]) -> Result<String, RulesError> {
+    let program_name = || program.to_owned();
+    let output =
+        Command::new(program).args(args).stdin(Stdio::null()).output().map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => RulesError::NotInstalled(program_name()),
+            _ => RulesError::Start { program: program_name(), source },
+        })?;
     if !output.status.success() {
-        let first = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
-        return Err(format!("{program}: {}: {first}", output.status));
+        let first_line = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
+        return Err(RulesError::Failed { program: program_name(), status: output.status, first_line });
     }
-    Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn kube_proxy() -> Option<String> {

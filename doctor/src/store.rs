@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use weft_subnet::cidr::Subnets;
-use weft_subnet::network::Network;
+use weft_subnet::network::{BadNetwork, Network};
 
 use super::certificates::{self, CertificateFact};
 
@@ -64,7 +64,7 @@ pub struct StoreFacts {
     /// What it answered.
     pub answer: StoreAnswer,
     /// net-conf, or why it is not valid; `None` if the store did not answer.
-    pub net_conf: Option<Result<NetConf, String>>,
+    pub net_conf: Option<Result<NetConf, BadNetwork>>,
     /// The certificates.
     pub certificates: Vec<CertificateFact>,
     /// Why a certificate could not be read.
@@ -90,8 +90,8 @@ pub fn read(sources: &StoreSources) -> StoreFacts {
     facts
 }
 
-fn parse(net_conf: &str) -> Result<NetConf, String> {
-    let network = Network::parse(net_conf).map_err(|error| error.to_string())?;
+fn parse(net_conf: &str) -> Result<NetConf, BadNetwork> {
+    let network = Network::parse(net_conf)?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let of_backend = module(&network.backend_type);
     let module = of_backend.map(|name| (name, has_module(Path::new("/"), release.trim(), name)));

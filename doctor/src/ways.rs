@@ -9,15 +9,13 @@ use std::path::Path;
 
 use ipnet::IpNet;
 use nix::libc;
+use weft_backends::owner::{self, PROTOCOL};
 use weft_cni::rtnl::{Addr, Link, Route, Vxlan};
 use weft_cni::veth::ALIAS;
 
 use super::explain::facts::{Lookup, Packet, RouteKind};
 use super::explain::kernel::Kernel;
 use super::node::BRIDGE;
-
-/// The first word of the alias of every device that weft makes.
-const MARK: &str = "weft ";
 
 /// A vxlan device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -95,9 +93,6 @@ pub struct WayFacts {
     pub checksums: Vec<ChecksumErrors>,
 }
 
-/// The protocol of weft's routes.
-const WEFT: u8 = 90;
-
 /// Returns the facts about these links, addresses and routes, and about what /run and /proc contain.
 ///
 /// # Errors
@@ -108,7 +103,7 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> io::Result<WayF
     let link_of = |index: u32| by_index.get(&index).copied();
     for route in routes {
         let (Some(dst), Some(link)) = (destination(route), link_of(route.index)) else { continue };
-        if route.protocol == WEFT {
+        if route.protocol == PROTOCOL {
             add_path(&mut facts.reverse_path, &link.name, dst);
             add_way(&mut facts.to_peers, &link.name, dst);
         } else if !is_for_pods(link) {
@@ -125,7 +120,7 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> io::Result<WayF
             facts.other_routes.push(OtherRoute { dst, link, has_gateway: false, protocol });
         }
     }
-    let of_weft = routes.iter().filter(|route| route.protocol == WEFT && route.index != 0).filter_map(destination);
+    let of_weft = routes.iter().filter(|route| route.protocol == PROTOCOL && route.index != 0).filter_map(destination);
     facts.bypasses = bypasses(of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
     facts.managed = managed(links, Path::new("/run"));
     facts.checksums = checksums(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
@@ -157,7 +152,7 @@ fn bypasses(of_weft: impl Iterator<Item = IpNet>, name: impl Fn(u32) -> Option<S
 
 /// Returns true for a device that weft or flannel made.
 fn is_ours(link: &Link) -> bool {
-    link.alias.starts_with(MARK) || link.name.starts_with("flannel")
+    link.alias.starts_with(owner::ALIAS) || link.name.starts_with("flannel")
 }
 
 /// Returns true for a link on the way to pods, of this node or of others.

@@ -47,19 +47,19 @@ pub const NFGENMSG: usize = 4;
 /// The attribute that names the table, the same in every kind of message.
 pub const TABLE_NAME: u16 = 1;
 /// NFTA_CHAIN_NAME.
-const CHAIN_NAME: u16 = 3;
+pub const CHAIN_NAME: u16 = 3;
 /// NFTA_CHAIN_HOOK: hook and priority of a base chain.
-const CHAIN_HOOK: u16 = 4;
+pub const CHAIN_HOOK: u16 = 4;
 /// NFTA_CHAIN_POLICY: the verdict on packets that reach the end of a base chain.
-const CHAIN_POLICY: u16 = 5;
+pub const CHAIN_POLICY: u16 = 5;
 /// NFTA_CHAIN_TYPE: `filter`, `nat` or `route`.
-const CHAIN_TYPE: u16 = 7;
+pub const CHAIN_TYPE: u16 = 7;
 /// NFTA_HOOK_HOOKNUM, inside [`CHAIN_HOOK`].
-const HOOK_NUMBER: u16 = 1;
+pub const HOOK_NUMBER: u16 = 1;
 /// NFTA_HOOK_PRIORITY, inside [`CHAIN_HOOK`].
-const HOOK_PRIORITY: u16 = 2;
+pub const HOOK_PRIORITY: u16 = 2;
 /// The policy NF_DROP.
-const POLICY_DROP: u32 = 0;
+pub const POLICY_DROP: u32 = 0;
 /// NFTA_DATA_VALUE.
 pub const DATA_VALUE: u16 = 1;
 /// NFTA_DATA_VERDICT.
@@ -126,8 +126,8 @@ pub fn base_chains(netlink: &mut Netlink, hook: Hook) -> io::Result<Vec<BaseChai
             _ => return None,
         };
         let get = |kind: u16| attr_after(payload, NFGENMSG, kind);
-        let place = get(CHAIN_HOOK)?;
-        let of_hook = |kind: u16| attr(place, kind).map(be32_of);
+        let position = get(CHAIN_HOOK)?;
+        let of_hook = |kind: u16| attr(position, kind).map(be32_of);
         (of_hook(HOOK_NUMBER)? == hook as u32).then(|| BaseChain {
             family,
             number,

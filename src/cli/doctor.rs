@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Subcommand};
 
-use weft_doctor::Sources;
 use weft_doctor::node_findings::CHECKS;
+use weft_doctor::pods::Sources;
 
 use super::build::{self, Env};
 use super::duration::duration;

@@ -197,7 +197,7 @@ pub struct RunFlags {
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = OURS)]
     pub tx_checksum_off: bool,
     /// Ask the peers all the time whether packets reach them, by at most five ICMP echo requests a second.
-    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "ON", help_heading = OURS)]
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "on|off", help_heading = OURS)]
     pub probe: Switch,
     /// How long the node must lack its device, lease or rules before its condition says so; for tests.
     #[arg(long, default_value = "30s", value_parser = duration, hide = true)]
@@ -307,7 +307,7 @@ pub struct KubeFlags {
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL", help_heading = KUBE)]
     pub set_node_network_unavailable: bool,
     /// Write a Kubernetes Event about the Node when something is wrong with this node for some minutes, and when it is over.
-    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "ON", help_heading = OURS)]
+    #[arg(long, value_enum, default_value_t = Switch::On, value_name = "on|off", help_heading = OURS)]
     pub kube_events: Switch,
     /// How long a fault must last before an Event says so; for tests.
     #[arg(long, default_value = "1m", value_parser = duration, hide = true)]

@@ -50,6 +50,17 @@ fn defaults_are_flannels() {
     assert_eq!(task.options.rules, RuleOptions { forward: true, fences, ..RuleOptions::default() });
 }
 
+/// As with Go's flag package. Manifests of flannel, whose chart has no value for --healthz-ip, name flags that weft's chart adds, too.
+#[test]
+fn of_a_flag_that_is_given_twice_the_last_one_counts() {
+    let options = agent("weft agent --healthz-port=1 --ip-masq -healthz-port 2 --ip-masq=false").options;
+    assert_eq!(options.health.map(|address| address.port()), Some(2));
+    assert_eq!(options.rules.masquerade, None);
+    let uplink = agent("flanneld --iface=eth0 --iface eth1 --iface-regex=a --iface-regex=b").options.uplink;
+    assert_eq!(uplink.ifaces, ["eth0", "eth1"], "these flags are lists");
+    assert_eq!(uplink.regexes.len(), 2);
+}
+
 #[test]
 fn rules_are_flannels_and_fail_closed_is_weft_s_own_default() {
     let task = agent(

@@ -130,12 +130,12 @@ pub fn list() -> String {
 /// # Errors
 /// The files of the container runtime cannot be read. If something cannot be removed, it is named on standard error, and the exit code is
 /// that of a failure.
-pub fn pods(sources: &weft_doctor::Sources, fix: bool) -> anyhow::Result<Answer> {
-    let report = weft_doctor::examine(sources).context("examine pods")?;
+pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<Answer> {
+    let report = weft_doctor::pods::examine(sources).context("examine pods")?;
     let mut text = printable(&report.render(sources));
     let mut left = report.leaks().count();
     if fix {
-        let done = weft_doctor::fix(&report, sources);
+        let done = weft_doctor::pods::fix(&report, sources);
         left = done.iter().filter(|done| done.is_err()).count();
         for done in &done {
             match done {

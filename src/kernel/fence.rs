@@ -24,6 +24,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use weft_backends::diff::Op;
+use weft_backends::owner::ALIAS;
 use weft_backends::state::{Fence, Key, ObservedValue, Value};
 use weft_subnet::cidr::Family;
 
@@ -59,7 +60,7 @@ enum Zone {
 impl Numbers {
     /// Returns the numbers of the agent whose links have this alias (`weft FILE`). With flannel's usual file these are the lowest.
     pub fn of_alias(alias: &str) -> Numbers {
-        let file = Path::new(alias.strip_prefix("weft ").unwrap_or(alias));
+        let file = Path::new(alias.strip_prefix(ALIAS).unwrap_or(alias));
         let hash = crate::instance::hash(file);
         let usual = file == Path::new(weft_subnet::env::USUAL_FILE);
         let number = |below: u64, hash: u64| if usual { 0 } else { 1 + u32::try_from(hash % (below - 1)).unwrap_or(0) };

@@ -18,6 +18,7 @@ use netlink_packet_route::link::{
 };
 use nix::libc;
 use weft_backends::link::{Foreign, Link, LinkKind};
+use weft_backends::owner::ALIAS;
 use weft_backends::state::{Mac, Name};
 
 use super::kinds::{self, LinkType, Parents};
@@ -86,7 +87,7 @@ impl Parents for Host<'_> {
 
 /// Returns true if an agent of this host created the device with this alias (`weft FILE`): this agent or another one.
 pub(super) fn is_alias_of_weft(alias: &str) -> bool {
-    alias.starts_with("weft ")
+    alias.starts_with(ALIAS)
 }
 
 /// Reads RTM_NEWLINK and RTM_DELLINK. Returns `None` for messages of other families, such as those about the ports of a bridge.

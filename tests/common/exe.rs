@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-/// What `WEFT_BIN` names, else this build's.
+/// Returns the binary that `WEFT_BIN` names, or else that of this build.
 pub fn weft_exe() -> PathBuf {
     std::env::var_os("WEFT_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_weft")), PathBuf::from)
 }

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-/// The program that `FLANNELD` names. Panics when the variable is not set or names no file: a test that was asked for and cannot
+/// Returns the program that `FLANNELD` names. It panics if the variable is not set or names no file, because a test that was requested and cannot
 /// run has failed.
 pub fn flanneld() -> PathBuf {
     let Some(path) = std::env::var_os("FLANNELD").map(PathBuf::from) else {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lab belongs to the thread that builds it.
+//! Runs the tests of labs. A lab belongs to the thread that builds it.
 
 use crate::places::Place;
 
-/// Runs a test of a lab on this thread, once there is a place for it.
+/// Runs a test of a lab on this thread, when not too many other labs run.
 pub fn on_this_thread(test: impl Future<Output = anyhow::Result<()>>) {
     let place = Place::take();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -61,8 +61,10 @@ fn each_alert_fires_alone_and_none_on_a_healthy_node() {
     let (rules, tests) = (fs::read_to_string(RULES).unwrap(), fs::read_to_string(RULES_TEST).unwrap());
     let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(alerts.len() >= 10, "{alerts:?}");
+    let page = fs::read_to_string("docs/operations.md").unwrap();
     for alert in alerts {
         assert!(tests.contains(&format!("{{alertname=\"{alert}\"}}")), "no test provokes {alert}");
+        assert!(page.contains(&format!("`{alert}`")), "docs/operations.md does not say what to do about {alert}");
     }
 }
 

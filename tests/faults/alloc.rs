@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node whose routes something else makes: the agent takes its lease and writes subnet.env, and leaves the kernel alone.
+//! The backend alloc: something else makes the routes. The agent takes its lease and writes subnet.env, and writes nothing into the kernel.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ each! {
     nothing_is_written_beside_foreign_routes: HostGw HostGwDual HostGwV6;
 }
 
-/// The routes of both families, those of link-local addresses left out: the kernel adds them when it likes.
+/// Returns the routes of both families, without those of link-local addresses, which the kernel adds at any time.
 fn routes() -> Vec<String> {
     let all = run("ip", "-4 route show") + &run("ip", "-6 route show");
     all.lines().filter(|line| !line.starts_with("fe80")).map(str::to_owned).collect()
@@ -21,7 +21,7 @@ fn nothing_is_written_beside_foreign_routes(kind: Kind) {
     let mut site = Site::new(kind);
     let config = fs::read_to_string(site.path("store/config.json")).unwrap();
     fs::write(site.path("store/config.json"), config.replace("host-gw", "alloc")).unwrap();
-    // Our own lease is as flannel's alloc wrote it. The peers have the type of another backend, and one has none.
+    // Our own lease is as flannel's alloc wrote it. The peers have the type of another backend, and one has no type.
     let untyped = |lease: &Lease| {
         let mut value = lease.value(kind);
         value.as_object_mut().unwrap().remove("BackendType");
@@ -30,7 +30,7 @@ fn nothing_is_written_beside_foreign_routes(kind: Kind) {
     for lease in [&site.own, &site.peers[&2]] {
         site.put(&lease.key(kind), &untyped(lease).to_string());
     }
-    // subnet.env is flannel's, and the routes have the form of flannel's host-gw: one for a peer and one for nobody.
+    // subnet.env is flannel's, and the routes have the form of flannel's host-gw: one for a peer, and one for which there is no lease.
     fs::create_dir_all(site.path("run")).unwrap();
     fs::write(site.env_file(), site.expected_env()).unwrap();
     for v6 in kind.families().iter().copied() {
@@ -52,7 +52,7 @@ fn nothing_is_written_beside_foreign_routes(kind: Kind) {
     assert_eq!(fs::read_to_string(site.env_file()).unwrap(), site.expected_env(), "with the MTU of the uplink");
     let mut own = untyped(&site.own);
     assert_eq!(site.own_lease(), Some(own.take()), "the lease is as flannel writes it");
-    // A peer that goes, and a look at everything, change nothing either.
+    // When a peer leaves, and when the agent compares everything, nothing is written either.
     site.remove_peer(2);
     site.until("the peer to be gone", |site| {
         site.status().is_some_and(|status| status["peers"].as_array().unwrap().len() == 19)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The CNI configuration: when it is published, what a boot leaves of it, who may take its place.
+//! The CNI configuration: when it is published, what is left of it after a boot, and what happens when another file takes its place.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,11 +13,11 @@ use crate::site::{Kind, Site, each, ip};
 const LIST: &str = r#"{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel"}]}"#;
 
 each! {
-    it_is_published_when_the_node_is_ready: Vxlan HostGw;
-    a_boot_leaves_it_dangling: Vxlan;
-    a_bad_one_is_named_and_a_good_one_stays: Vxlan;
-    flannels_own_takes_its_place_and_gives_it_back: Vxlan;
-    cleanup_takes_it_away: Vxlan;
+    the_configuration_is_published_when_the_node_is_ready: Vxlan HostGw;
+    the_link_dangles_from_a_boot_until_the_agent_is_ready: Vxlan;
+    a_bad_configuration_is_named_and_the_good_one_stays: Vxlan;
+    flannels_file_replaces_the_link_and_weft_restores_it: Vxlan;
+    cleanup_removes_the_configuration: Vxlan;
 }
 
 fn site(kind: Kind) -> Site {
@@ -33,7 +33,7 @@ fn link(site: &Site) -> PathBuf {
     site.path("net.d/10-flannel.conflist")
 }
 
-/// What a runtime reads.
+/// Returns what a runtime reads.
 fn read(site: &Site) -> Option<String> {
     fs::read_to_string(link(site)).ok()
 }
@@ -42,9 +42,9 @@ fn inode(site: &Site) -> u64 {
     fs::symlink_metadata(link(site)).unwrap().ino()
 }
 
-fn it_is_published_when_the_node_is_ready(kind: Kind) {
+fn the_configuration_is_published_when_the_node_is_ready(kind: Kind) {
     let mut site = site(kind);
-    // Without an address there is no data path.
+    // Without an address of the uplink, pods cannot be reached.
     ip("addr flush dev up0");
     site.start();
     site.until("the reason", |site| site.log().contains("waiting"));
@@ -58,12 +58,12 @@ fn it_is_published_when_the_node_is_ready(kind: Kind) {
     assert!(at("subnet.env written") < at("CNI configuration published"));
 }
 
-fn a_boot_leaves_it_dangling(kind: Kind) {
+fn the_link_dangles_from_a_boot_until_the_agent_is_ready(kind: Kind) {
     let mut site = site(kind);
     site.start();
     site.until("the configuration", |site| read(site).is_some());
     let before = inode(&site);
-    // Held, so that its number is not given again.
+    // A second name keeps the inode in use, so that the new link cannot get the same number.
     fs::hard_link(link(&site), site.path("held")).unwrap();
     site.stop(Signal::SIGKILL);
     fs::remove_dir_all(site.path("run")).unwrap();
@@ -74,7 +74,7 @@ fn a_boot_leaves_it_dangling(kind: Kind) {
     site.healed("the boot");
 }
 
-fn a_bad_one_is_named_and_a_good_one_stays(kind: Kind) {
+fn a_bad_configuration_is_named_and_the_good_one_stays(kind: Kind) {
     let mut site = site(kind);
     fs::write(site.path("cni-conf.json"), "{").unwrap();
     site.start();
@@ -82,7 +82,7 @@ fn a_bad_one_is_named_and_a_good_one_stays(kind: Kind) {
     let problem = |site: &Site| site.status().map(|status| status["problems"].to_string()).unwrap_or_default();
     site.until("the problem", |site| problem(site).contains("cni-conf.json is not a list of CNI plugins"));
     assert!(!link(&site).is_symlink());
-    // As kubelet mounts a new version: no restart, no audit for an hour.
+    // kubelet changes a mounted file in this way. The agent must notice it without a restart, and before the audit.
     fs::write(site.path("aside"), LIST).unwrap();
     fs::rename(site.path("aside"), site.path("cni-conf.json")).unwrap();
     site.until("the good one", |site| read(site).as_deref() == Some(LIST));
@@ -92,9 +92,9 @@ fn a_bad_one_is_named_and_a_good_one_stays(kind: Kind) {
     assert_eq!(read(&site).as_deref(), Some(LIST));
 }
 
-/// flannel's init container, of old: busybox's `cp -f`; of late it renames, which takes anything's place. /run/flannel is not mounted
-/// in it, so our link dangles there.
-fn flannels_own_takes_its_place_and_gives_it_back(kind: Kind) {
+/// The init container of earlier versions of flannel calls `cp -f` of busybox. (Later ones rename a file, which replaces anything.) /run/flannel
+/// is not mounted there, so weft's link dangles in it.
+fn flannels_file_replaces_the_link_and_weft_restores_it(kind: Kind) {
     let mut site = site(kind);
     site.start();
     site.until("the configuration", |site| read(site).is_some());
@@ -110,7 +110,7 @@ fn flannels_own_takes_its_place_and_gives_it_back(kind: Kind) {
         if dangling {
             fs::rename(site.path("elsewhere"), site.path("run")).unwrap();
         }
-        // Where it does not dangle, `cp` writes through it.
+        // If the link does not dangle, `cp` writes into the file to which it leads.
         assert_eq!(link(&site).is_symlink(), !dangling);
         assert_eq!(read(&site).as_deref(), Some(&*flannels));
         site.start();
@@ -119,7 +119,7 @@ fn flannels_own_takes_its_place_and_gives_it_back(kind: Kind) {
     }
 }
 
-fn cleanup_takes_it_away(kind: Kind) {
+fn cleanup_removes_the_configuration(kind: Kind) {
     let mut site = site(kind);
     site.start();
     site.until("the configuration", |site| read(site).is_some());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices: an MTU that the uplink cannot carry, devices of other agents, devices that nobody wants any more, interface names that
-//! are not UTF-8, and rp_filter in a cluster of several backend types.
+//! Devices: an MTU that the uplink cannot carry, devices of other agents, devices that no lease needs any more, interface names that
+//! are not UTF-8, and rp_filter in a cluster with several backend types.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -18,7 +18,7 @@ each! {
     checksum_offload_follows_the_flag: Vxlan VxlanDual;
 }
 
-/// A lease like the others, but with another VNI.
+/// Returns the value of a lease that differs from the others by its VNI.
 fn with_vni(number: u32, vni: u32) -> Json {
     let mut value = Lease::new(number).value(Kind::Vxlan);
     value["BackendData"]["VNI"] = json!(vni);
@@ -43,7 +43,7 @@ fn problems(site: &Site) -> String {
     site.status().map(|status| status["problems"].to_string()).unwrap_or_default()
 }
 
-/// State and reason of the peer with this number.
+/// Returns the state of the peer with this number, and the reason.
 fn peer(site: &Site, number: u32) -> (String, String) {
     let status = site.status().unwrap_or_default();
     let net = Lease::new(number).net(false);
@@ -52,7 +52,7 @@ fn peer(site: &Site, number: u32) -> (String, String) {
     (text("state"), text("reason"))
 }
 
-/// The devices of a running node, also those that are made again, follow the flag; a restart without it restores them.
+/// The flag turns the offload off on all devices, also on those that are made again. A restart without the flag turns it on.
 fn checksum_offload_follows_the_flag(kind: Kind) {
     let is_on = |device: &str| has_tx_checksum(if_nametoindex(device).ok()?).ok();
     let all = |on| kind.devices().iter().all(|(device, _)| is_on(device) == Some(on));
@@ -74,7 +74,7 @@ fn checksum_offload_follows_the_flag(kind: Kind) {
     site.healed("a restart without the flag");
 }
 
-/// All that an operator can see of a device: the link with its index and alias, addresses, forwarding entries, neighbours, routes.
+/// Returns what an operator can see of a device: the link with its index and alias, addresses, FDB entries, neighbours and routes.
 fn everything_of(dev: &str) -> String {
     let link = &array(&run("ip", &format!("-j -d link show {dev}")))[0];
     let link = ["ifindex", "mtu", "address", "ifalias", "flags", "linkinfo"].map(|key| link[key].to_string()).join(" ");
@@ -86,7 +86,7 @@ fn everything_of(dev: &str) -> String {
     format!("{link}\n{fdb:#?}\n{}", rest.join("\n"))
 }
 
-/// A vxlan device that another program made, with what it needs on it.
+/// Makes a vxlan device as another program would, with an address, a neighbour, an FDB entry and a route on it.
 fn strangers_device(vni: u32, alias: Option<&str>) -> String {
     let dev = format!("flannel.{vni}");
     ip(&format!(
@@ -126,7 +126,7 @@ fn a_backend_mtu_above_the_uplinks_is_cut_to_it_and_said() {
 fn an_mtu_that_the_kernel_refuses_holds_nothing_else_back() {
     in_namespace(|| {
         let mut site = Site::running(Kind::Vxlan);
-        // The smallest MTU of IPv4 is 68 bytes: 100 of the uplink leave 50 inside the tunnel.
+        // An uplink with 100 bytes leaves 50 inside the tunnel. IPv4 needs an MTU of at least 68.
         ip("link set up0 mtu 100");
         site.until("the missing MTU in status", |site| {
             problems(site).contains("link flannel.1") && problems(site).contains("mtu 50")
@@ -134,7 +134,7 @@ fn an_mtu_that_the_kernel_refuses_holds_nothing_else_back() {
         let before = site.expected();
         site.put_peer(Lease::new(60));
         ip("link set flannel.1 address 02:00:00:00:44:44");
-        // All but the link's own line, whose MTU is what is refused.
+        // The line of the link is left out, because its MTU is refused.
         let rest =
             |site: &Site| site.expected().into_iter().filter(|line| !line.starts_with("link")).collect::<Vec<_>>();
         site.until("the new peer's entries", |site| {
@@ -172,7 +172,7 @@ fn a_peer_asks_for_a_strangers_device(alias: Option<&str>) {
     site.until("the reason", |site| peer(site, 60).0 == "set-aside");
     let reason = peer(&site, 60).1;
     assert!(reason.contains("flannel.7") && reason.contains("not made by this agent"), "{reason}");
-    // Another change of the same lease, and a look at everything.
+    // Neither another change of the lease nor a full pass changes the device.
     put(&site, 60, &with_vni(60, 7));
     ip("link set flannel.1 down");
     site.until("the own device to be mended", |_| ip("link show flannel.1").contains(",UP"));
@@ -181,18 +181,18 @@ fn a_peer_asks_for_a_strangers_device(alias: Option<&str>) {
     site.start();
     site.until("the reason after a restart", |site| peer(site, 60).0 == "set-aside");
     assert_eq!(everything_of(&dev), before, "after a restart:\n{}", site.log());
-    // Its owner takes it away: now the peer can have one.
+    // When its owner has removed it, the agent makes a device for the peer.
     ip("link del flannel.7");
     site.until("the peer to be reached", |site| peer(site, 60).0 == "programmed");
     assert!(ip("route show 10.5.60.0/24").contains("dev flannel.7"), "{}", ip("route"));
-    // Deleted, and made again by somebody else before the agent can look.
+    // The device is deleted, and another program makes one with this name before the agent can look.
     kill(site.pid(), Signal::SIGSTOP).unwrap();
     ip("link del flannel.7");
     strangers_device(7, alias);
     put(&site, 61, &with_vni(61, 7));
     kill(site.pid(), Signal::SIGCONT).unwrap();
     site.until("the reason again", |site| peer(site, 60).0 == "set-aside");
-    site.until("a look at everything", |site| peer(site, 61).0 == "set-aside");
+    site.until("a full pass", |site| peer(site, 61).0 == "set-aside");
     let lines = |text: &str| text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(lines(&everything_of(&dev)), lines(&before), "nothing of ours is on it:\n{}", site.log());
     remove(&site, 60);
@@ -212,7 +212,7 @@ fn a_peer_cannot_seize_a_device_without_any_alias() {
 }
 
 #[test]
-fn our_own_name_on_another_agents_device_is_said_and_nothing_is_written_on_it() {
+fn a_device_of_another_agent_in_the_place_of_ours_is_reported_and_not_changed() {
     in_namespace(|| {
         let mut site = Site::new(Kind::Vxlan);
         let dev = strangers_device(1, Some(ANOTHER));
@@ -237,7 +237,7 @@ fn a_lease_whose_vni_changes_leaves_no_device_behind() {
         for vni in 100..160 {
             put(&site, 60, &with_vni(60, vni));
             let dev = format!("flannel.{vni}");
-            // After these a lease waits ten seconds for each further device, see docs/adr/008-bounds-per-lease.md.
+            // After ten devices, a lease waits ten seconds for each further one (docs/adr/008-bounds-per-lease.md).
             if vni < 109 {
                 site.until("the device of the new VNI", |_| devices().contains(&dev));
             }
@@ -257,7 +257,7 @@ fn a_restart_finds_devices_that_nobody_wants_any_more() {
         site.stop(Signal::SIGTERM);
         remove(&site, 60);
         configure(&site, &json!({"Type": "vxlan", "VNI": 2}));
-        // The device of the second VNI stays for this time after its end.
+        // The device of the earlier VNI stays for this time after a change.
         site.flags.push("--change-grace=3s".to_owned());
         site.start();
         // The peers' leases still say VNI 1.
@@ -288,7 +288,7 @@ fn an_interface_name_that_is_not_utf8_stops_nothing() {
         site.put_peer(Lease::new(60));
         site.start();
         site.healed("a start beside an interface with an odd name");
-        // A peer behind it: host-gw's routes take the interface by that name.
+        // The route to a peer of host-gw names this interface.
         let mut direct = Lease::new(61).value(Kind::HostGw);
         direct["PublicIP"] = json!("10.99.0.61");
         put(&site, 61, &direct);
@@ -331,19 +331,19 @@ fn rp_filter_is_loosened_for_a_lease_of_another_type_and_put_back_when_it_goes()
         set_rp_filter("up0", "1");
         set_rp_filter("flannel.1", "1");
         let both = |up: &str, tunnel: &str| rp_filter("up0") == up && rp_filter("flannel.1") == tunnel;
-        // A lease of another type that this node cannot reach loosens nothing: its gateway is not on a link.
+        // A lease of another type loosens nothing if this node cannot reach it. Here its gateway is not on a link.
         let mut far = Lease::new(60).value(Kind::HostGw);
         far["PublicIP"] = json!("203.0.113.9");
         put(&site, 60, &far);
         site.until("the lease that cannot be reached", |site| peer(site, 60).0 == "set-aside");
         ip("link set flannel.1 down");
-        site.healed("a look at everything");
+        site.healed("a full pass");
         assert!(both("1", "1"));
         put(&site, 61, &Lease::new(61).value(Kind::HostGw));
         site.until("loosened filters", |_| both("2", "2"));
         let said = problems(&site);
         assert!(said.contains("rp_filter") && said.contains("10.5.61.0-24") && said.contains("host-gw"), "{said}");
-        // What was found outlives the agent.
+        // The agent keeps the earlier values over a restart.
         site.stop(Signal::SIGTERM);
         site.start();
         site.ready();
@@ -351,7 +351,7 @@ fn rp_filter_is_loosened_for_a_lease_of_another_type_and_put_back_when_it_goes()
         remove(&site, 61);
         site.until("the filters as they were found", |_| both("1", "1"));
         site.until("no word of it", |site| !problems(site).contains("rp_filter"));
-        // An agent that ended while they were loose, and whose lease went meanwhile.
+        // The agent is killed while the filters are loosened, and the lease is removed before it starts again.
         put(&site, 61, &Lease::new(61).value(Kind::HostGw));
         site.until("loosened filters", |_| both("2", "2"));
         site.stop(Signal::SIGKILL);
@@ -411,8 +411,8 @@ fn a_device_that_cannot_be_set_up_gets_no_entries_until_it_can() {
     });
 }
 
-/// The kernel refuses aliases of more than 255 bytes, and the alias holds the path of subnet.env. Packets do not need it: also after a
-/// restart, which finds a device without its mark, the node is ready, pods start, and status says what is missing.
+/// The kernel refuses aliases of more than 255 bytes, and the alias contains the path of subnet.env. Packets do not need the alias. So the node
+/// is ready and status names what is missing, also after a restart, which finds a device without its mark.
 #[test]
 fn a_device_without_its_alias_carries_packets() {
     in_namespace(|| {

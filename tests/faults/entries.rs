@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Entries and devices deleted, changed in place, or losing what they stand on.
+//! Entries and devices are deleted or changed, or the device below an entry vanishes.
 
 use std::fs;
 
@@ -52,7 +52,7 @@ fn route_changed(kind: Kind) {
         let net = site.peers[&7].net(*v6);
         ip(&format!("{} route replace {net} via {} dev up0 proto static", family(*v6), other(*v6)));
     }
-    // A route of another protocol may change what is on the link, so here a look at everything is right as well.
+    // A route of another protocol may change what is on the link, so here a full pass is right, too.
     site.healed("routes that another program put in our place");
 }
 
@@ -67,7 +67,7 @@ fn forwarding_entries_deleted_and_repointed(kind: Kind) {
         bridge(&format!("fdb replace {} dev {dev} dst {elsewhere} self permanent", two.mac(*v6)));
         ip(&format!("neigh del {} dev {dev}", one.first(*v6)));
         ip(&format!("neigh replace {} dev {dev} lladdr 02:99:99:99:99:99 nud permanent", two.first(*v6)));
-        // Nobody's: it is on our device.
+        // No lease has this entry, and it is on our device, so the agent removes it.
         bridge(&format!("fdb add 02:99:99:99:99:98 dev {dev} dst {elsewhere} self permanent"));
     }
     site.healed_by_entries(&before, "forwarding entries deleted and pointed elsewhere");
@@ -211,7 +211,7 @@ fn without_nexthop_objects(kind: Kind) {
     site.healed("a deleted route and the uplink down and up");
 }
 
-/// True once the kernel has dropped a notification because a socket of this namespace was full.
+/// Returns true if the kernel has dropped a notification because a socket of this namespace was full.
 fn dropped() -> bool {
     let sockets = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
     // The columns are sk, Eth, Pid, Groups, Rmem, Wmem, Dump, Locks, Drops and Inode.
@@ -222,7 +222,7 @@ fn notifications_that_the_kernel_drops(kind: Kind) {
     let mut site = Site::running(kind);
     let before = site.quiet();
     kill(site.pid(), Signal::SIGSTOP).unwrap();
-    // Routes of another table matter to nobody, so only the loss itself can tell the agent to look at the kernel.
+    // The agent ignores routes of another table. So only the lost notifications can make it compare everything.
     let adds = (0..20_000).map(|n| format!("route add 198.18.{}.{}/32 dev lo table 77\n", n / 256, n % 256));
     fs::write(site.path("batch"), adds.collect::<String>()).unwrap();
     ip(&format!("-batch {}", site.path("batch").display()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The fence for forwarded packets (`--fail-closed`): who takes it down, what an earlier version left, and what goes with it.
+//! The fence for forwarded packets (`--fail-closed`): it is repaired, replaces the routes of earlier versions, and is removed when it is not wanted.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use crate::site::{Kind, Site, array, each, fence, ip, observed, run};
 
 each! {
     deleted_rules_and_routes_come_back: Vxlan VxlanDual HostGwDual;
-    what_others_put_among_it_goes: VxlanDual;
+    what_others_add_to_the_fence_is_removed: VxlanDual;
     rules_of_others_stay: VxlanDual;
     routes_of_an_earlier_version_are_replaced: VxlanDual HostGw;
     routes_of_an_earlier_version_do_not_wait_for_the_store: VxlanDual;
-    it_holds_without_an_agent_and_goes_with_cleanup: VxlanDual;
-    it_goes_when_it_is_not_wanted: VxlanDual;
+    the_fence_stays_without_an_agent_and_cleanup_removes_it: VxlanDual;
+    the_fence_is_removed_when_it_is_not_wanted: VxlanDual;
     another_own_subnet_moves_its_fence: Vxlan;
     another_network_moves_its_fence_without_a_gap: Vxlan HostGw;
 }
@@ -24,7 +24,7 @@ fn families(kind: Kind) -> &'static [&'static str] {
     if kind.dual() { &["-4", "-6"] } else { &["-4"] }
 }
 
-/// Preference of the first rule, and the table.
+/// Returns the preference of the first rule, and the table.
 fn numbers(family: &str) -> (u64, String) {
     let rules = array(&run("ip", &format!("{family} -j rule")));
     let ours: Vec<&Json> = rules.iter().filter(|rule| rule["protocol"] == "90").collect();
@@ -57,7 +57,7 @@ fn deleted_rules_and_routes_come_back(kind: Kind) {
     }
 }
 
-fn what_others_put_among_it_goes(kind: Kind) {
+fn what_others_add_to_the_fence_is_removed(kind: Kind) {
     let mut site = Site::running(kind);
     for family in families(kind) {
         let (pref, table) = numbers(family);
@@ -101,7 +101,7 @@ fn routes_of_an_earlier_version_are_replaced(kind: Kind) {
     site.healed("the start");
 }
 
-/// The store may be behind them.
+/// They may refuse packets to the store itself.
 fn routes_of_an_earlier_version_do_not_wait_for_the_store(kind: Kind) {
     let mut site = Site::new(kind);
     std::fs::create_dir_all(site.path("run")).unwrap();
@@ -118,7 +118,7 @@ fn routes_of_an_earlier_version_do_not_wait_for_the_store(kind: Kind) {
     site.healed("a store that answers late");
 }
 
-fn it_holds_without_an_agent_and_goes_with_cleanup(kind: Kind) {
+fn the_fence_stays_without_an_agent_and_cleanup_removes_it(kind: Kind) {
     let mut site = Site::running(kind);
     let before = observed();
     assert_eq!(fences(&before).len(), 6);
@@ -133,7 +133,7 @@ fn it_holds_without_an_agent_and_goes_with_cleanup(kind: Kind) {
     assert_eq!(observed(), BTreeSet::new());
 }
 
-fn it_goes_when_it_is_not_wanted(kind: Kind) {
+fn the_fence_is_removed_when_it_is_not_wanted(kind: Kind) {
     let mut site = Site::running(kind);
     site.stop(Signal::SIGTERM);
     site.flags.push("--fail-closed=false".to_owned());
@@ -143,7 +143,7 @@ fn it_goes_when_it_is_not_wanted(kind: Kind) {
     assert!(!rules.contains("proto 90"), "{rules}");
 }
 
-/// The same agent, another prefix to fence: nothing of the former one is left.
+/// The agent gets another subnet. Nothing of the fence of the earlier one is left.
 fn another_own_subnet_moves_its_fence(kind: Kind) {
     let mut site = Site::new(kind);
     site.flags.push("--ip-blackhole-route".to_owned());
@@ -163,7 +163,7 @@ fn another_own_subnet_moves_its_fence(kind: Kind) {
     site.until("the fences of the new subnet", fenced("10.5.60.0/24"));
 }
 
-/// A restart with a wider Network, in which all leases are still good. The kernel's own news tell that the old fence went last.
+/// A restart with a wider Network that contains all leases. The notifications of the kernel show that the old fence is removed last.
 fn another_network_moves_its_fence_without_a_gap(kind: Kind) {
     let mut site = Site::running(kind);
     site.stop(Signal::SIGTERM);
@@ -174,7 +174,7 @@ fn another_network_moves_its_fence_without_a_gap(kind: Kind) {
     let heard = |site: &Site| std::fs::read_to_string(site.path("news")).unwrap();
     let mut metric = 0;
     site.until("the monitor to listen", |site| {
-        // The same route once more would be no news.
+        // The kernel would not announce the same route again.
         metric += 1;
         ip(&format!("route add unreachable 198.51.100.1 table 77 metric {metric}"));
         heard(site).contains("198.51.100.1 ")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Somebody with the rights of one node writes huge and ever changing leases. The others' memory, logs and devices stay bounded, and
-//! the changes of honest leases get through meanwhile.
+//! Somebody with the rights of one node writes huge leases, and leases that change all the time. The memory, the log and the devices of other
+//! nodes stay bounded, and changes of honest leases are applied meanwhile.
 
 use std::fs;
 
@@ -8,19 +8,19 @@ use serde_json::json;
 
 use crate::site::{Kind, Lease, Site, in_namespace, ip, run};
 
-/// Updates of the hostile leases, each of which is followed by one of an honest lease.
+/// Number of updates of the hostile leases. After each one, an honest lease changes.
 const ROUNDS: u32 = 150;
-/// Bytes of each text.
+/// Size of each text in bytes.
 const HUGE: usize = 200_000;
 
-/// The most memory that the agent ever had, in kB.
+/// Returns the largest amount of memory that the agent has had, in kB.
 fn peak(site: &Site) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", site.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// The number that the namespace gives to its next device: every device takes one, for good.
+/// Returns the index of a new device. An index is used once, so two calls show how many devices were made in between.
 fn next_device(name: &str) -> u64 {
     ip(&format!("link add {name} type bridge"));
     let links: serde_json::Value = serde_json::from_str(&run("ip", &format!("-j link show dev {name}"))).unwrap();
@@ -28,13 +28,13 @@ fn next_device(name: &str) -> u64 {
 }
 
 #[test]
-fn a_lease_that_is_huge_and_never_the_same() {
+fn huge_leases_and_leases_that_change_all_the_time_are_bounded() {
     in_namespace(|| {
         let mut site = Site::running(Kind::Vxlan);
         let (memory, log, device) = (peak(&site), site.log().len(), next_device("probe0"));
         let (shouting, restless) = (Lease::new(200), Lease::new(201));
         for round in 0..ROUNDS {
-            // Each one has another type, of which nothing is the same as before.
+            // Each update has another type, which has no text in common with the one before.
             let kind = format!("\u{1b}[2J{round}").repeat(HUGE / 5);
             let mut value = shouting.value(site.kind);
             value["BackendType"] = json!(kind);

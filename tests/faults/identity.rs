@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which address a node publishes, and which lease it takes for its own, while addresses come, go and wander.
+//! Which address a node publishes, and which lease it takes for its own, while addresses are added, removed and moved to other machines.
 
 use std::fs;
 
@@ -17,8 +17,9 @@ each! {
 
 const VIP: &str = "10.0.0.100/32";
 
-/// What `ip` says now has been looked at: another MTU of the uplink comes after it in the kernel's news, and reaches the devices.
-fn looked_at(site: &mut Site, what: &str) {
+/// Waits until the agent has read everything that `ip` changed so far. The kernel announces another MTU of the uplink after it, and the agent
+/// then changes the devices.
+fn wait_until_read(site: &mut Site, what: &str) {
     site.mtu = if site.mtu == 1500 { 1480 } else { 1500 };
     ip(&format!("link set up0 mtu {}", site.mtu));
     site.healed(what);
@@ -35,18 +36,18 @@ fn a_vip_on_the_uplink(kind: Kind) {
     let mut site = Site::running(kind);
     let before = site.own_lease();
     add_vip(kind);
-    looked_at(&mut site, "a VIP beside a permanent address");
+    wait_until_read(&mut site, "a VIP beside a permanent address");
     ip("addr change 10.0.0.1/24 dev up0 valid_lft 3600 preferred_lft 3600");
-    looked_at(&mut site, "a VIP beside a dynamic address");
+    wait_until_read(&mut site, "a VIP beside a dynamic address");
     site.stop(Signal::SIGTERM);
     site.start();
-    looked_at(&mut site, "a start with a VIP beside a dynamic address");
-    // With the prefix of the subnet a VIP looks like any other address: the one in use stays.
+    wait_until_read(&mut site, "a start with a VIP beside a dynamic address");
+    // A VIP with the prefix of the subnet looks like any other address. The address in use stays.
     ip("addr add 10.0.0.101/24 dev up0");
-    looked_at(&mut site, "a permanent address of the same subnet");
+    wait_until_read(&mut site, "a permanent address of the same subnet");
     site.stop(Signal::SIGTERM);
     site.start();
-    looked_at(&mut site, "a start with a permanent address of the same subnet");
+    wait_until_read(&mut site, "a start with a permanent address of the same subnet");
     assert_eq!(site.own_lease(), before, "nothing else was published");
 }
 
@@ -58,11 +59,12 @@ fn the_address_comes_back_behind_a_vip(kind: Kind) {
     site.until("the loss to be told", |site| problems(site).contains("up0 lost 10.0.0.1"));
     assert_eq!(site.own_lease(), before, "the VIP is not published");
     ip("addr add 10.0.0.1/24 dev up0");
-    looked_at(&mut site, "the address is behind the VIP");
+    wait_until_read(&mut site, "the address is behind the VIP");
     assert_eq!(site.own_lease(), before, "nor later");
 }
 
-/// A cloud gives the node a single address, and somebody adds one of a subnet. The node says once what a restart will do, and does it.
+/// A cloud gives the node a single address (/32), and somebody adds one with a subnet. The node logs once what a restart will change, and a restart
+/// changes it.
 fn a_single_address_in_use_stays_until_a_restart(kind: Kind) {
     let mut site = Site::new(kind);
     ip("addr del 10.0.0.1/24 dev up0");
@@ -78,7 +80,7 @@ fn a_single_address_in_use_stays_until_a_restart(kind: Kind) {
     if kind.dual() {
         ip("-6 addr add fd00::c8/64 dev up0 nodad");
     }
-    (0..3).for_each(|_| looked_at(&mut site, "an address of a subnet beside the single one"));
+    (0..3).for_each(|_| wait_until_read(&mut site, "an address of a subnet beside the single one"));
     assert_eq!(site.own_lease(), before, "nothing was published");
     let said = site.log().lines().filter(|line| line.contains("to publish 10.0.0.200")).count();
     assert_eq!(said, 1, "{}", site.log());
@@ -92,7 +94,7 @@ fn problems(site: &Site) -> String {
     site.status().map(|status| status["problems"].to_string()).unwrap_or_default()
 }
 
-/// Another node publishes our address, too: an older lease than ours, with another subnet and MAC.
+/// Another node also publishes our address, in a lease that is older than ours and has another subnet and MAC.
 fn another_lease_with_our_address(kind: Kind) {
     let mut site = Site::running(kind);
     let mut other = Lease { host: 1, mac: 0x61, ..Lease::new(61) }.value(kind);
@@ -106,7 +108,7 @@ fn another_lease_with_our_address(kind: Kind) {
         site.healed("a restart beside a lease with our address");
         assert_eq!(site.own_lease(), mine);
     }
-    // Ours goes while the agent is away: the other one is still not ours.
+    // If our lease is deleted while the agent is down, the other lease is still not ours.
     site.stop(Signal::SIGTERM);
     fs::remove_file(site.lease_file(&site.own.key(kind))).unwrap();
     site.start();
@@ -115,13 +117,13 @@ fn another_lease_with_our_address(kind: Kind) {
     assert_eq!(serde_json::from_str::<Json>(&text).unwrap(), other, "the other lease is as it was");
 }
 
-/// The uplink has no address for a while: no device of ours is taken instead.
+/// The uplink has no address for a while. Neither the bridge of the pods nor a device of weft becomes the uplink.
 fn away(uplink: &str) {
     in_namespace(|| {
         let mut site = Site::new(Kind::Vxlan);
         site.uplink = uplink.to_owned();
         ip("route add default via 10.0.0.254 dev up0");
-        // The bridge of the pods, and a veth of a routed pod.
+        // Add the bridge of the pods, and the veth of a routed pod.
         ip("link add cni0 type bridge");
         ip("addr add 10.5.1.1/24 dev cni0");
         ip("link set cni0 up");
@@ -134,7 +136,7 @@ fn away(uplink: &str) {
         ip("link set cni0 mtu 1400");
         ip("addr add 10.0.0.1/24 dev up0");
         ip("route replace default via 10.0.0.254 dev up0");
-        looked_at(&mut site, "the address of the uplink away and back");
+        wait_until_read(&mut site, "the address of the uplink away and back");
         assert_eq!(site.own_lease(), before, "nothing was published");
         let same = |text: &str| text.split(':').next().map(str::to_owned);
         assert_eq!(same(&ip("-o link show flannel.1")), same(&index), "the device was not made anew");
@@ -156,7 +158,7 @@ fn away_with_a_default_route() {
     away("--public-ip=10.0.0.1");
 }
 
-/// A VPN whose route is more specific does not win; when the uplink is gone for good, it does.
+/// A VPN with a more specific route does not become the uplink, unless the uplink is deleted.
 #[test]
 fn a_vpn_appears() {
     in_namespace(|| {
@@ -171,7 +173,7 @@ fn a_vpn_appears() {
         ip("link set vpn0 up");
         ip("addr add 10.8.0.2/24 dev vpn0");
         ip("route add 192.0.2.9/32 dev vpn0");
-        looked_at(&mut site, "a VPN with a more specific route");
+        wait_until_read(&mut site, "a VPN with a more specific route");
         assert_eq!(site.own_lease(), before);
         ip("link del up0");
         site.until("the loss to be told", |site| problems(site).contains("up0 is gone"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process: its end, its murder, its restart, its answers.
+//! The process: it is ended, killed and restarted, and answers requests for its health.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,7 +26,7 @@ fn a_signal_ends_it_at_once(kind: Kind) {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let said = site.log().lines().count();
         assert_eq!(site.stop(signal), Some(0), "{}", site.log());
-        // How long an end takes is a row of the bench. Here it does nothing else first, such as another pass.
+        // The bench measures how long the end takes. Here, the agent does nothing else before it ends, such as another pass.
         let log = site.log();
         let rest: Vec<&str> = log.lines().skip(said).collect();
         assert!(matches!(rest[..], [end] if end.contains("weft ends")), "{rest:#?}");
@@ -38,7 +38,7 @@ fn a_signal_ends_it_at_once(kind: Kind) {
     }
 }
 
-/// `ip monitor` into a file, until dropped.
+/// `ip monitor`, which writes into a file until this is dropped.
 struct Monitor(Child);
 
 impl Monitor {
@@ -51,7 +51,7 @@ impl Monitor {
         monitor
     }
 
-    /// What was announced before this mark; a mark is a route that comes and goes.
+    /// Adds and deletes a route until the monitor has shown it. Returns everything that the monitor has shown so far.
     fn mark(&self, site: &Site, mark: &str) -> String {
         let mut text = String::new();
         let deadline = Instant::now() + PATIENCE;
@@ -94,7 +94,7 @@ fn a_restart_writes_nothing(kind: Kind) {
 
 fn killed_fifty_times(kind: Kind) {
     let mut site = Site::new(kind);
-    // A fixed sequence: what happens is the same each time, only the moment of death is the machine's.
+    // The sequence of events is fixed. Only the moment of each kill depends on the speed of the machine.
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = move |limit: u64| {
         random ^= random << 13;
@@ -179,7 +179,7 @@ fn cleanup_refuses_then_removes_all(kind: Kind) {
     assert!(said.contains("stop it first"), "{said}");
     assert_eq!(observed(), before);
     site.stop(Signal::SIGKILL);
-    // Orphans: of a route that someone deleted, and of one that never came to be.
+    // The nexthop of a deleted route is left alone, and cleanup removes it, too.
     let v6 = kind.families()[0];
     ip(&format!("{} route del {}", if v6 { "-6" } else { "-4" }, site.peers[&7].net(v6)));
     let out = site.cleanup();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node where flannel ran before: its entries are taken over in place, its leftovers removed.
+//! A node where flannel ran before. weft takes over flannel's entries in place, and removes those that no lease needs.
 
 use std::fs;
 
@@ -12,12 +12,12 @@ each! {
     from_flannel_vxlan: Vxlan VxlanDual;
     from_flannel_host_gw: HostGw HostGwDual;
     from_flannel_vxlan_to_host_gw: HostGw HostGwDual;
-    stays_of_another_network: HostGw;
+    routes_stay_if_flannel_had_another_network: HostGw;
     flannel_between_two_runs_of_weft: HostGw HostGwDual;
-    stays_after_a_plain_restart: HostGw HostGwDual;
+    routes_of_the_same_form_stay_after_a_plain_restart: HostGw HostGwDual;
 }
 
-/// The device and the entries as flannel writes them, for the first ten peers and for two that are gone.
+/// Writes the device and the entries as flannel does, for the first ten peers and for two that have left.
 fn flannel_vxlan(site: &Site) {
     let families: &[bool] = if site.kind.dual() { &[false, true] } else { &[false] };
     for v6 in families.iter().copied() {
@@ -74,7 +74,7 @@ fn flannel_host_gw(site: &Site) {
     flannel_leftovers(site);
 }
 
-/// Routes for two peers that are gone.
+/// Adds routes for two peers that have left.
 fn flannel_leftovers(site: &Site) {
     flannel_routes(site, [70, 71].map(Lease::new).iter());
 }
@@ -104,7 +104,7 @@ fn from_flannel_host_gw(kind: Kind) {
     site.until("flannel's leftovers to go", |_| left().is_empty());
 }
 
-/// flannel leaves the devices of vxlan when it is started with host-gw.
+/// When flannel is started with host-gw, the devices of its vxlan stay. weft removes them.
 fn from_flannel_vxlan_to_host_gw(kind: Kind) {
     let mut site = Site::new(kind);
     fs::create_dir_all(site.path("run")).unwrap();
@@ -117,13 +117,13 @@ fn from_flannel_vxlan_to_host_gw(kind: Kind) {
         ip(&format!("link set {dev} up"));
     }
     site.start();
-    // This includes that no device of flannel is there.
+    // This also checks that no device of flannel is left.
     site.healed("the takeover");
     assert_eq!(said(&site), families.len(), "{}", site.log());
 }
 
-/// Without a subnet.env that names our Network nobody says that those routes were flannel's: only what we want is taken over.
-fn stays_of_another_network(kind: Kind) {
+/// If no subnet.env names our Network, the routes need not be flannel's. Those of peers are taken over, and the others stay.
+fn routes_stay_if_flannel_had_another_network(kind: Kind) {
     let mut site = Site::new(kind);
     flannel_host_gw(&site);
     site.start();
@@ -131,7 +131,7 @@ fn stays_of_another_network(kind: Kind) {
     assert_eq!(left().len(), 2, "{:#?}", left());
 }
 
-/// Writes subnet.env as flannel does: aside, then renamed, with the same content as weft's.
+/// Writes subnet.env as flannel does, under another name that is then changed. The content is the same as weft's.
 fn flannel_env(site: &Site) {
     let aside = site.path("run/.subnet.env");
     fs::write(&aside, site.expected_env()).unwrap();
@@ -142,7 +142,7 @@ fn said(site: &Site) -> usize {
     site.log().lines().filter(|line| line.contains("flannel left this entry")).count()
 }
 
-/// weft was tried, flannel went back to work, and weft comes again: what flannel left since is removed once, and named.
+/// weft ran, then flannel ran again, and then weft starts once more. It removes what flannel left in between, once, and names it.
 fn flannel_between_two_runs_of_weft(kind: Kind) {
     let mut site = Site::running(kind);
     site.stop(Signal::SIGTERM);
@@ -153,7 +153,7 @@ fn flannel_between_two_runs_of_weft(kind: Kind) {
     site.until("flannel's leftovers to go", |_| left().is_empty());
     let count = if kind.dual() { 4 } else { 2 };
     assert_eq!(said(&site), count, "{}", site.log());
-    // The same routes written later are somebody else's.
+    // If the same routes are written later, they belong to another program.
     site.stop(Signal::SIGTERM);
     flannel_leftovers(&site);
     site.start();
@@ -161,8 +161,8 @@ fn flannel_between_two_runs_of_weft(kind: Kind) {
     assert_eq!((left().len(), said(&site)), (count, count), "{}", site.log());
 }
 
-/// A person's route of the same form, on a node where weft alone runs and writes subnet.env anew.
-fn stays_after_a_plain_restart(kind: Kind) {
+/// A person adds routes of the same form on a node where only weft runs. They stay when weft writes subnet.env again.
+fn routes_of_the_same_form_stay_after_a_plain_restart(kind: Kind) {
     let mut site = Site::running(kind);
     flannel_leftovers(&site);
     let count = if kind.dual() { 4 } else { 2 };

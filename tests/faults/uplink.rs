@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The external interface goes away, comes back, or becomes another.
+//! The uplink goes down, comes back, is deleted, or gets another address or MTU.
 
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -16,7 +16,7 @@ each! {
     policy_routing_chooses_the_uplink: Vxlan VxlanV6;
 }
 
-/// Linux drops the IPv6 addresses of a link that goes down; whoever configures it gives them back.
+/// Adds the IPv6 address again, as a network daemon does. Linux removes the IPv6 addresses of a link that goes down.
 fn give_back_v6() {
     ip("-6 addr replace fd00::1/64 dev up0 nodad");
 }
@@ -61,7 +61,7 @@ fn deleted_and_created_again(kind: Kind) {
     site.until("the node not to be ready", |site| {
         site.status().is_some_and(|status| status["ready"] == json!(false) && status["problems"] != json!([]))
     });
-    // Another index, another MAC.
+    // The new link has another index and another MAC.
     ip("link add between0 type veth peer name between1");
     add_uplink();
     site.healed("uplink deleted and created again");
@@ -71,7 +71,7 @@ fn readdressed(kind: Kind) {
     let mut site = Site::running(kind);
     ip("addr add 10.0.0.200/24 dev up0");
     ip("addr del 10.0.0.1/24 dev up0");
-    // The second of one subnet went along with the first.
+    // Linux removes the second address of a subnet together with the first one.
     ip("addr replace 10.0.0.200/24 dev up0");
     if kind.dual() {
         ip("-6 addr add fd00::c8/64 dev up0 nodad");
@@ -79,10 +79,10 @@ fn readdressed(kind: Kind) {
     }
     site.own.host = 200;
     site.healed("another address of the uplink");
-    // Dual-stack: the two families may follow in two steps.
+    // With both families, the lease may be written twice.
     let want = site.own.value(kind);
     site.until("the lease to follow, the rest of it unchanged", |site| site.own_lease().as_ref() == Some(&want));
-    // Peers in a subnet that is no longer ours are out of reach for host-gw, and within reach for vxlan.
+    // The prefix changes, too. It still contains all peers, because host-gw reaches only peers on the link.
     if !kind.dual() {
         ip("addr add 10.0.0.201/16 dev up0");
         ip("addr del 10.0.0.200/24 dev up0");
@@ -100,7 +100,7 @@ fn another_mtu(kind: Kind) {
     }
 }
 
-/// A VPN comes with a better default route while weft runs. The old uplink lives, so weft keeps it, also over a restart, until the
+/// A VPN comes with a better default route while weft runs. The old uplink still works, so weft keeps it, also over a restart, until the
 /// flags name another one.
 fn a_vpn_does_not_take_the_uplink_at_a_restart(kind: Kind) {
     let mut site = Site::new(kind);
@@ -157,7 +157,7 @@ fn policy_routing_chooses_the_uplink(kind: Kind) {
     site.start();
     site.healed("a start with a rule and a second table");
 
-    // The uplink goes, and the routes with it. Another interface is there, but no rule leads to it yet.
+    // The uplink is deleted, and its routes with it. There is another interface, but no rule leads to it yet.
     ip(&format!("{option} route del default table main"));
     ip("link del up0");
     site.until("the loss of the uplink to be reported", |site| {

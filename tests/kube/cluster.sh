@@ -1,32 +1,32 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# cluster.sh DIRECTORY: a Kubernetes cluster in namespaces of this machine: etcd, API server, controller manager and scheduler in one
-# network namespace, each node (node.sh) in namespaces and cgroups of its own. As root. It is told by its environment:
-#   BIN      where tools/kube-binaries put them        TREE    the source tree
+# cluster.sh DIRECTORY: runs a Kubernetes cluster in namespaces of this machine, as root. etcd, API server, controller manager and scheduler share
+# one network namespace. Each node (node.sh) has namespaces and cgroups of its own. These variables describe the cluster:
+#   BIN      the directory of tools/kube-binaries      TREE    the source tree
 #   PROXIES  mode of kube-proxy on n1, n2, ...         IMAGES  archives that every node imports
-#   FAMILY   ipv4, ipv6, or dual: both                 GRACE   seconds after which a silent node is not ready
+#   FAMILY   ipv4, ipv6, or dual (both)                GRACE   seconds after which a silent node is not ready
 #   DNS      address of the cluster's DNS service, or empty
-# Says "ready" once nodes are started, then takes orders, one a line, and says "done" after each:
-#   off NODE    power off: everything on the node is killed        on NODE    power on: the same disk, an empty /run
-# It ends with its input, and leaves nothing behind.
+# It prints "ready" when the nodes are started. Then it reads orders, one on each line, and prints "done" after each:
+#   off NODE    power off: everything on the node is killed        on NODE    power on: with the same disk and an empty /run
+# It ends when its input ends, and leaves nothing behind.
 set -eu
 [ "${1:-}" = inside ] || exec unshare --net --mount --propagation private "$0" inside "$@"
 dir=$2
 pki=$dir/pki log=$dir/log
 api=10.77.0.1 server=10.77.0.1
-# IPv6 alone: no node has an address of IPv4.
+# With IPv6 alone, no node has an IPv4 address.
 if [ "$FAMILY" = ipv6 ]; then api=fd77::1 server='[fd77::1]'; fi
 export DIR=$dir
 mkdir -p "$pki" "$log" "$dir/run" "$dir/mem"
-# Held as long as anything of this cluster runs: tools/clean-lab looks at it.
+# The lock is held while anything of this cluster runs. tools/clean-lab looks at it.
 exec 9>"$dir/lock"
 flock --nonblock 9
 exec 3>&1 >>"$log/cluster" 2>&1
 
-# The cgroup of this shell in every hierarchy: one line each.
+# cgroups: prints the cgroup of this shell in every hierarchy, one on each line.
 cgroups() {
     if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-        # Version 2: groups with processes have no children, but for the root.
+        # In version 2 a group that has processes cannot have children, except the root.
         echo /sys/fs/cgroup
         return
     fi
@@ -41,7 +41,7 @@ cgroup_name="weft-kube-$$"
 declare -A holder
 mapfile -t parents < <(cgroups)
 
-# enter_cgroups NODE: moves the calling subshell.
+# enter_cgroups NODE: moves the calling subshell into new cgroups of this node.
 enter_cgroups() {
     local parent group file
     for parent in "${parents[@]}"; do
@@ -49,7 +49,7 @@ enter_cgroups() {
         mkdir -p "$group"
         if [ -e "$parent/cgroup.controllers" ]; then
             for file in $(cat "$parent/cgroup.controllers"); do echo "+$file" >"$parent/cgroup.subtree_control" || true; done
-            # The root of the node's cgroups, whose children are the kubelet's, may have no process itself.
+            # The kubelet makes children of the node's root group, so that group itself must have no process.
             mkdir "$group/node"
         fi
         for file in cpuset.cpus cpuset.mems; do
@@ -59,7 +59,7 @@ enter_cgroups() {
     done
 }
 
-# leave_no_cgroup NAME: groups of dead processes; the last of them may still be on its way out.
+# leave_no_cgroup NAME: removes cgroups whose processes were killed. The last process may not have ended yet.
 leave_no_cgroup() {
     local parent try
     for try in $(seq 100); do
@@ -77,7 +77,7 @@ leave_no_cgroup() {
 teardown() {
     local node
     for node in "${!holder[@]}"; do
-        # Its holder waits for it, and then ends too.
+        # The process that started the node waits for it, and then ends, too.
         kill -9 "$(cat "$dir/run/$node.pid")" || kill -9 "${holder[$node]}"
         wait "${holder[$node]}"
     done
@@ -90,28 +90,28 @@ teardown() {
     rm -rf --one-file-system "$dir"
 }
 finish() {
-    # Whoever started this reads the logs first.
+    # The test reads the logs before it ends the input.
     [ $? = 0 ] || { echo failed >&3; cat >/dev/null || true; }
     set +e
     teardown
 }
 trap finish EXIT
 
-# start NAME PROGRAM...: ends with this shell, however that ends.
+# start NAME PROGRAM...: starts a program that ends with this shell, however that ends.
 start() {
     local name=$1
     shift
     setpriv --pdeathsig KILL "$@" </dev/null >>"$log/$name" 2>&1 3>&- &
 }
 
-# certificate NAME SUBJECT [ALTERNATIVE NAMES]
+# certificate NAME SUBJECT [ALTERNATIVE NAMES]: makes NAME.key and NAME.pem.
 certificate() {
     openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$1.key" -out "$1.csr" -subj "$2"
     printf 'subjectAltName=%s\n' "${3:-DNS:$1}" >"$1.san"
     openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile "$1.san" -out "$1.pem"
 }
 
-# user NAME SUBJECT [ALTERNATIVE NAMES]: a certificate, and NAME.conf to use it with.
+# user NAME SUBJECT [ALTERNATIVE NAMES]: makes a certificate, and the kubeconfig NAME.conf that uses it.
 user() {
     certificate "$@"
     cat >"$1.conf" <<END
@@ -147,7 +147,7 @@ control_plane() {
         ;;
     ipv6) services=fd00:10:96::/112 pods=fd00:10:244::/48 mask=--node-cidr-mask-size=64 ;;
     esac
-    # Nothing here outlives the machine.
+    # The data need not survive a crash of this machine.
     start etcd "$BIN/etcd" --data-dir "$dir/mem/etcd" --unsafe-no-fsync --log-level warn
     start apiserver "$BIN/kube-apiserver" --etcd-servers http://127.0.0.1:2379 --advertise-address $api --secure-port 6443 \
         --tls-cert-file "$pki/api.pem" --tls-private-key-file "$pki/api.key" --client-ca-file "$pki/ca.pem" \
@@ -162,7 +162,7 @@ control_plane() {
         [ "$try" != 600 ] || { echo "the API server is not ready"; exit 1; }
         sleep 0.2
     done
-    # With the default of 20 requests a second pod CIDRs come five seconds later.
+    # With the default of 20 requests a second, nodes get their pod CIDRs five seconds later.
     # shellcheck disable=SC2086 # a list of words
     start controller-manager "$BIN/kube-controller-manager" --kubeconfig "$pki/controller-manager.conf" --leader-elect=false \
         --allocate-node-cidrs --cluster-cidr $pods --service-cluster-ip-range $services $mask --root-ca-file "$pki/ca.pem" \
@@ -175,8 +175,8 @@ control_plane() {
 on() {
     local node=$1 index=${1#n} addresses=
     ip netns add "$node"
-    # The port bears the node's name: set it down for a network fault.
-    # A machine keeps its address when it boots: its neighbours need not notice.
+    # The port of the bridge has the name of the node, so that a test can set it down.
+    # A machine has the same MAC address after a boot.
     ip link add "$node" type veth peer name eth0 address "02:00:0a:4d:00:1$index" netns "$node"
     ip link set "$node" master br0 up
     ip -n "$node" link set lo up
@@ -196,7 +196,7 @@ on() {
     (
         enter_cgroups "$node"
         export NODE=$node ADDRESSES=$addresses PROXY=$proxy
-        # unshare ends the node when it is ended, and is ended with this shell.
+        # unshare is killed when this shell ends, and the node is killed with it.
         # shellcheck disable=SC2016 # for the inner shell
         exec setpriv --pdeathsig KILL nsenter --net="/run/netns/$node" unshare --cgroup sh -c '
             [ ! -e "$0/node" ] || echo 0 >"$0/node/cgroup.procs"
@@ -206,14 +206,14 @@ on() {
     holder[$node]=$!
 }
 off() {
-    # Its first process: all others of its namespace are gone when that is.
+    # When the first process of a PID namespace ends, the kernel kills all others.
     kill -9 "$(cat "$dir/run/$1.pid")"
     wait "${holder[$1]}" || true
     rm "$dir/run/$1.pid"
     unset "holder[$1]"
     ip link del "$1"
     ip netns del "$1"
-    # Each group of an old container would cost the kubelet three seconds at its start.
+    # The kubelet would need three seconds more at its start for each cgroup of an old container.
     leave_no_cgroup "$cgroup_name-$1"
 }
 
@@ -224,7 +224,7 @@ ip link add br0 type bridge
 ip link set br0 up
 [ "$FAMILY" = ipv6 ] || ip addr add 10.77.0.1/24 dev br0
 [ "$FAMILY" = ipv4 ] || ip addr add fd77::1/64 dev br0 nodad
-# The wire between nodes is no place for this machine's netfilter.
+# The rules of this machine must not filter packets between the nodes.
 for file in iptables ip6tables; do
     if [ -e /proc/sys/net/bridge/bridge-nf-call-$file ]; then echo 0 >/proc/sys/net/bridge/bridge-nf-call-$file; fi
 done
@@ -236,7 +236,7 @@ credentials
 mkdir "$dir/mem/images"
 # shellcheck disable=SC2086 # a list of words
 cp $IMAGES "$dir/mem/images"
-# One program is what every pod stands on and what test pods run.
+# busybox is the program of the pause container and of the test pods.
 root=$dir/mem/busybox
 mkdir -p "$root/bin"
 cp /bin/busybox "$root/bin"

@@ -1,11 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# node.sh: process 1 of a node that cluster.sh started: containerd, kubelet and kube-proxy on a root file system of its own (the machine's,
-# with what the node writes in memory), so that every default path is private. Told by its environment: NODE, ADDRESSES, PROXY
-# and those of cluster.sh.
+# node.sh: process 1 of a node that cluster.sh has started. It runs containerd, kubelet and kube-proxy. The node has a root file system of its own: that
+# of the machine, with everything that the node writes in memory. So every default path is private. The variables NODE, ADDRESSES and PROXY, and
+# those of cluster.sh, describe the node.
 set -eu
 
-# Seen in the machine's /proc: the number by which tests enter.
+# /proc is still that of the machine, so this is the process ID by which tests enter the node.
 read -r pid _ </proc/self/stat
 echo "$pid" >"$DIR/run/$NODE.pid"
 hostname "$NODE"
@@ -19,12 +19,12 @@ mount -t sysfs sysfs sys
 mount -t tmpfs tmpfs run
 mount -t tmpfs -o mode=1777 tmpfs tmp
 mount --rbind /dev dev
-# An overlay cannot be written through another one.
+# An overlay cannot have its files in another overlay, and containerd makes overlays.
 for name in containerd kubelet; do
     mkdir -p "var/lib/$name"
     mount --bind "$disk/$name" "var/lib/$name"
 done
-# Other file systems than the root's do not come along.
+# The overlay does not contain other file systems than the root.
 for path in "$DIR" "$BIN" "$TREE"; do
     mkdir -p ".$path"
     mount --rbind "$path" ".$path"
@@ -47,13 +47,13 @@ umount -l .
 cd /
 mount --make-rshared /
 
-# cover PATH VALUE: a file in the place of one that belongs to the whole machine.
+# cover PATH VALUE: puts a file in the place of a sysctl of the whole machine.
 cover() {
     mkdir -p /run/cover
     echo "$2" >"/run/cover/${1##*/}"
     mount --bind "/run/cover/${1##*/}" "/proc/sys/$1"
 }
-# The kubelet would write these; it finds what it wants and does not.
+# The kubelet would write these sysctls. It finds the values that it wants, and writes nothing.
 cover vm/overcommit_memory 1
 cover vm/panic_on_oom 0
 cover kernel/panic 10
@@ -62,14 +62,14 @@ cover kernel/keys/root_maxkeys 1000000
 cover kernel/keys/root_maxbytes 25000000
 cover kernel/random/boot_id "$(cat /proc/sys/kernel/random/uuid)"
 
-# A new machine, the first time.
+# At its first start, the node is a new machine.
 if [ ! -e /etc/weft-kube-node ]; then
     rm -rf /etc/cni /opt/cni /var/lib/cni /var/lib/weft
     mkdir -p /etc/cni/net.d /opt/cni/bin /etc/containerd
     for name in bandwidth bridge host-local loopback portmap; do cp "/usr/lib/cni/$name" /opt/cni/bin; done
     tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id
     : >/etc/resolv.conf
-    # Without CAP_SYS_RESOURCE no process may take a score below its own.
+    # Without CAP_SYS_RESOURCE, no process may lower its OOM score.
     restrict=false
     (echo -1 >/proc/self/oom_score_adj) 2>/dev/null || restrict=true
     cat >/etc/containerd/config.toml <<END
@@ -93,7 +93,7 @@ tlsPrivateKeyFile: $DIR/pki/kubelet-$NODE.key
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 cgroupDriver: cgroupfs
 failSwapOn: false
-# The disk of the machine must not decide.
+# A full disk of this machine must not lead to evictions.
 evictionHard: {imagefs.available: 0%, imagefs.inodesFree: 0%, memory.available: 0%, nodefs.available: 0%, nodefs.inodesFree: 0%}
 imageGCHighThresholdPercent: 100
 END
@@ -104,13 +104,13 @@ kind: KubeProxyConfiguration
 mode: $PROXY
 hostnameOverride: $NODE
 clientConnection: {kubeconfig: $DIR/pki/proxy.conf}
-# Limits of the machine are not a node's to set.
+# A node must not change limits of the whole machine.
 conntrack: {maxPerCore: 0}
 END
     touch /etc/weft-kube-node
 fi
 
-# keep NAME COMMAND...: starts it again whenever it ends, as systemd would.
+# keep NAME COMMAND...: starts a command, and starts it again whenever it ends, as systemd would.
 keep() {
     local name=$1
     shift
@@ -128,10 +128,10 @@ if [ ! -e /var/lib/containerd/imported ]; then
     touch /var/lib/containerd/imported
 fi
 until [ -e "$DIR/run/api" ]; do sleep 0.1; done
-# Its time is that of the kubelet's start.
+# The time of this file is the start of the kubelet.
 touch "$DIR/run/$NODE.kubelet"
 keep kubelet "$BIN/kubelet" --config /etc/kubelet.yaml --kubeconfig "$DIR/pki/kubelet-$NODE.conf" --hostname-override "$NODE" \
     --node-ip "$ADDRESSES" -v 2
 keep kube-proxy "$BIN/kube-proxy" --config /etc/kube-proxy.yaml
-# Whatever processes are left without a parent come here, and are waited for.
+# As process 1, this shell waits for processes whose parents have ended.
 wait

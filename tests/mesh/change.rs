@@ -17,7 +17,7 @@ use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Without held removals, because the first node finds an empty store, and would remove nothing for five minutes.
+/// Removals are not held, because the first node finds an empty store, and would remove nothing for five minutes.
 fn lab_options(store: StoreKind, ipv6: bool) -> LabOptions {
     let agent_flags = ["--change-grace=3s", "--hold-removals=0s"].map(str::to_owned).to_vec();
     LabOptions { store, ipv6, agent_flags, ..options() }
@@ -27,7 +27,7 @@ fn host_gw() -> Value {
     json!({ "Type": "host-gw" })
 }
 
-/// Ends the streams, which must have lost nothing.
+/// Ends the streams, and checks that they have lost nothing.
 async fn nothing_lost(lab: &Lab, streams: Streams) -> Result<()> {
     let (loss, names) = streams.stop().await.with_context(|| lab.logs(20))?;
     ensure!(loss.lost == 0, "{} of {} packets lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
@@ -84,7 +84,7 @@ fn vxlan_to_host_gw_and_back_and_another_vni_over_a_directory_dual_stack() {
     on_this_thread(walk(lab_options(StoreKind::Dir, true), &types_and_vnis(true)));
 }
 
-/// A tunnel of the agent runs before a lease names it, and until nobody needs it any more.
+/// The agent starts its tunnel before a lease names it, and keeps it until no peer needs it any more.
 #[test]
 fn to_udp_and_back() {
     let udp = || json!({ "Type": "udp" });
@@ -97,7 +97,7 @@ fn to_udp_and_back() {
     on_this_thread(async move { walk(lab_options(StoreKind::Etcd, false), &steps).await });
 }
 
-/// The operator changes his mind before the nodes have followed, several times.
+/// net-conf is changed several times, before the nodes have followed.
 #[test]
 fn back_again_in_the_middle_of_a_change() {
     on_this_thread(async {
@@ -120,7 +120,7 @@ fn back_again_in_the_middle_of_a_change() {
     });
 }
 
-/// One agent is down during the change. Its pods run on, and the others reach them by the earlier backend.
+/// One agent is down during the change. Its pods keep running, and the others reach them by the earlier backend.
 #[test]
 fn a_node_whose_agent_is_down_follows_when_it_comes_back() {
     on_this_thread(async {
@@ -216,7 +216,7 @@ fn a_node_that_cannot_follow_says_so_and_is_reached_the_earlier_way() {
     });
 }
 
-/// What a newcomer runs: the lab changes to the other backend and back, and prints what was lost.
+/// `weft lab --change-backend` changes to the other backend and back, and prints how many packets were lost.
 #[test]
 fn weft_lab_changes_its_backend_and_back_without_loss() {
     on_this_thread(async {
@@ -243,7 +243,7 @@ fn weft_lab_changes_its_backend_and_back_without_loss() {
     });
 }
 
-/// n1 runs flanneld, which follows no change. The others name it, and packets go the earlier way in both directions.
+/// n1 runs flanneld, which does not follow a change. The other nodes name it, and packets take the earlier way in both directions.
 #[test]
 #[ignore = "needs FLANNELD"]
 fn a_node_with_flanneld_is_named_and_reached_the_earlier_way() {

@@ -46,7 +46,7 @@ fn all_nodes_are_asked_and_a_broken_pair_comes_first() {
         let measured = async || as_json(n1).await.is_ok_and(|nodes| ways(&nodes).1 == 6);
         wait_for("all ways to be measured", LIMIT, measured).await.with_context(|| lab.logs(5))?;
         ensure!(mesh(n1, &[]).await?.status.code() == Some(0));
-        // Nothing else passes between the other two nodes. n1 itself sees no fault.
+        // The firewall is between the other two nodes, so n1 itself sees no fault.
         let rule = format!("ip saddr {} udp dport 8472", n3.uplink[0]);
         for text in [
             "add table inet test; add chain inet test in { type filter hook input priority -300; }",
@@ -98,7 +98,7 @@ fn nodes_that_do_not_answer_are_named_and_strangers_get_no_row() {
         );
         let text = String::from_utf8(mesh(&lab.nodes[2], &["--port", "8081"]).await?.stdout)?;
         ensure!(text.starts_with("3 nodes, 2 answered;"), "{text}");
-        // The fabric has no lease.
+        // No lease names the address of the fabric.
         let mut ask = lab.fabric.command("bash");
         ask.args(["-c", "exec 3<>/dev/tcp/192.168.77.11/8081; printf 'GET /mesh HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"]);
         let refused = checked(&mut ask).await?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods wired by the CNI plugin reach all others, over bridges and over routed veths.
+//! Pods that the CNI plugin connects reach all other pods, with bridges and with routed veths.
 
 use anyhow::{Result, ensure};
 use weft_lab::{Lab, LabOptions, Pods, StoreKind, Wiring};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two agents share one subnet and one VTEP MAC, as a machine and its clone do: both want the same lease to name their own address.
+//! Two agents share one subnet and one VTEP MAC, as a machine and its clone do. Each writes its own address into the same lease.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -15,10 +15,11 @@ use crate::exe::weft_exe;
 use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// The fault ends when nobody else has written the lease for longer than the other agent may wait: the pauses double from 5 s.
+/// How long to wait for the end of the fault. It ends when the lease has stayed unchanged for longer than the next pause of the other agent.
+/// The pauses begin with 5 s, and each is twice as long as the one before.
 const RECOVERY: Duration = Duration::from_secs(240);
 
-/// How many records the store has, and how often the record of this key was written since it was created.
+/// Returns the number of records of the store, and how often the record of this key was written since it was created.
 async fn writes(lab: &mut Lab, key: &str) -> Result<(usize, i64)> {
     let etcd = lab.store.etcd()?;
     let leases = etcd.leases().await?.len();
@@ -44,7 +45,7 @@ async fn clone(lab: &Lab) -> Result<String> {
     Ok(key)
 }
 
-/// The node is not ready and names the other one's address, or neither.
+/// Waits until the node is not ready and names the address of the other one, or until neither is so.
 async fn contested(node: &Node, other: &str, wanted: bool, limit: Duration) -> Result<()> {
     let said = async || {
         node.status_as::<weft::observe::status::Status>().await.is_ok_and(|status| {
@@ -72,7 +73,7 @@ async fn a_clone(store: StoreKind) -> Result<()> {
         let (leases, version) = writes(&mut lab, &key).await?;
         ensure!(leases == 1, "the two nodes have one lease");
         ensure!(version <= 12, "the lease was written {version} times before both nodes noticed");
-        // Both go on trying. Between one write and the next lies a pause of one of them: half of 5 s at least.
+        // Both go on writing. Between two writes there is a pause of at least 2.5 s, half of the first pause.
         let began = Instant::now();
         let mut now = version;
         while now < version + 2 {
@@ -87,10 +88,10 @@ async fn a_clone(store: StoreKind) -> Result<()> {
         let (held, said) = (lines(node, "own lease held")?, lines(node, " WARN 192.168.77.1")?);
         ensure!(held <= 2 && said == 1, "{held} and {said} lines:\n{}", node.log_tail(40));
     }
-    // The other one is silent: the fault ends by itself.
+    // The other agent writes no more, so the fault ends by itself.
     lab.nodes[1].stop(Signal::SIGKILL).await?;
     contested(&lab.nodes[0], "192.168.77.12", false, RECOVERY).await?;
-    // What the message says to do gives the clone a subnet of its own.
+    // The remedy that the message names gives the clone a subnet of its own.
     let second = &lab.nodes[1];
     let mut cleanup = second.ns.command(weft_exe());
     cleanup.arg("cleanup").arg(format!("--subnet-file={}", second.subnet_file().display()));

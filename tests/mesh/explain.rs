@@ -48,7 +48,7 @@ async fn explain(node: &Node, from: IpAddr, to: IpAddr, flags: &[&str]) -> Resul
     Ok(Explained { code: output.status.code(), answer })
 }
 
-/// A lab of two nodes. The first one is the one that is asked.
+/// A lab of two nodes. `weft explain` is called on the first one.
 struct Pair {
     lab: Lab,
     from: IpAddr,
@@ -63,7 +63,7 @@ impl Pair {
         Ok(Pair { lab, from, to })
     }
 
-    /// The same, and the agent of the first node is killed. What it wrote stays.
+    /// Starts a lab and kills the agent of the first node. What it wrote into the kernel stays.
     async fn without_agent(backend: BackendKind) -> Result<Pair> {
         let mut pair = Pair::start(backend).await?;
         pair.lab.nodes[0].stop(Signal::SIGKILL).await?;
@@ -217,7 +217,7 @@ fn a_longer_route_of_another_program_is_named_with_the_command_that_removes_it()
     on_this_thread(async {
         let pair = Pair::start(BackendKind::Vxlan).await?;
         let (net, first) = pair.other_subnet().await?;
-        // The agent does not remove it: it is not in the place of one of its own.
+        // The agent does not remove this route, because it is not in the place of one that it wants.
         pair.ip(&format!("route add {first}/25 via 192.168.77.99 dev eth0 proto static")).await?;
         let explained = pair.explain(&[]).await?;
         explained.ends(2, &format!("is used instead of the route of weft for {net}"))?;
@@ -253,14 +253,14 @@ fn a_policy_and_a_rule_that_drop_forwarded_packets_are_quoted() {
         run("-P FORWARD DROP").await?;
         let explained = pair.explain(&[]).await?;
         explained.ends(2, "iptables-nft FORWARD drops the packet: policy DROP of FORWARD")?;
-        // A rule before it accepts the packets, and one before that drops a port.
+        // A rule before it accepts the packets, and a rule before that one drops a port.
         run(&format!("-A FORWARD -s {} -j ACCEPT", pair.from)).await?;
         pair.explain(&[]).await?.ends(0, WORKS)?;
         run("-I FORWARD -p tcp --dport 7099 -j DROP").await?;
         pair.explain(&["--port", "7099"]).await?.ends(2, "-A FORWARD -p tcp -m tcp --dport 7099 -j DROP")?;
         pair.explain(&["--port", "80"]).await?.ends(0, WORKS)?;
         pair.explain(&["--port", "7099", "--proto", "udp"]).await?.ends(0, WORKS)?;
-        // What is not evaluated is quoted, and not taken for an accept.
+        // A rule that is not evaluated is quoted. It does not count as an accept.
         run("-F FORWARD").await?;
         run("-A FORWARD -m length --length 0:100 -j ACCEPT").await?;
         pair.explain(&[]).await?.ends(1, "which is not evaluated: -A FORWARD -m length --length 0:100 -j ACCEPT")
@@ -281,7 +281,7 @@ fn a_chain_of_nftables_that_drops_forwarded_packets_is_named() {
     });
 }
 
-/// What explain says of rules is compared with what the kernel does with real packets.
+/// The explanation of rules is compared with what the kernel does with real packets.
 #[test]
 fn jumps_sets_and_maps_of_nftables_are_followed_as_the_kernel_does() {
     on_this_thread(async {
@@ -331,7 +331,7 @@ fn chains_of_nftables_at_every_hook_are_read() {
     on_this_thread(async {
         let pair = Pair::without_agent(BackendKind::Vxlan).await?;
         let (from, to, node) = (pair.from, pair.to, pair.node());
-        // Before and behind the routing decision, where filters are rare.
+        // Chains before and after the routing decision, where filters are rare.
         for hook in ["prerouting", "postrouting"] {
             let text = format!(
                 "table ip early {{ chain {hook} {{ type filter hook {hook} priority -200; ip daddr {to} drop; }}; }}"
@@ -343,7 +343,7 @@ fn chains_of_nftables_at_every_hook_are_read() {
             checked(node.ns.command("nft").arg("delete table ip early")).await?;
         }
         pair.explain(&[]).await?.ends(0, WORKS)?;
-        // A packet for this host, and one of this host.
+        // A packet to this host, and one that this host sends.
         let own: IpAddr = "192.168.77.11".parse()?;
         for (hook, from, to) in [("input", from, own), ("output", own, to)] {
             explain(node, from, to, &[]).await?.ends(0, WORKS)?;
@@ -421,7 +421,7 @@ fn a_service_is_followed_to_an_endpoint_and_a_packet_to_the_outside_is_masquerad
         ensure!(step.contains(&format!("-A KUBE-SVC-A -p tcp -j DNAT --to-destination {to}:8080")), "{step}");
         ensure!(explained.answer["to"] == to.to_string(), "{:#}", explained.answer);
         explained.step("fdb").map(drop)?;
-        // The shape of the rules of kube-proxy with nftables.
+        // These rules have the form of those of kube-proxy with nftables.
         let service: IpAddr = "10.96.0.11".parse()?;
         let rules = format!(
             "table ip kube-proxy {{
@@ -438,7 +438,7 @@ fn a_service_is_followed_to_an_endpoint_and_a_packet_to_the_outside_is_masquerad
         let step = explained.step("service")?["is"].as_str().unwrap_or_default();
         ensure!(step.contains(&format!("dnat to {to}:8080")), "{step}");
         ensure!(explained.answer["to"] == to.to_string(), "{:#}", explained.answer);
-        // Another port is none of a service.
+        // No service has this port.
         let explained = explain(node, from, service, &["--port", "81"]).await?;
         ensure!(explained.step("service").is_err(), "{:#}", explained.answer);
         Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clusters of the backend extension: commands of net-conf make the routes, the agents run them and touch nothing that they made.
+//! Clusters with the backend extension. The agents run the commands of net-conf, and change nothing that the commands made.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -67,7 +67,7 @@ fn nodes_reach_each_other_by_routes_of_commands_which_weft_leaves_alone() {
         fs::write(&file, env)?;
         lab.nodes[0].start()?;
         lab.nodes[0].ready().await?;
-        // The command runs again, and this one cannot: the operator sees why.
+        // This command fails, and the operator sees why.
         says(&lab.nodes[0], "SubnetAddCommand: exit status: 2: RTNETLINK answers: File exists").await?;
         let mut changes = node_passes(&lab.nodes[0]).await?;
         // Audits compare everything, and leave the route alone.
@@ -86,7 +86,7 @@ fn nodes_reach_each_other_by_routes_of_commands_which_weft_leaves_alone() {
         let keys = etcd.ctl(&["get", "--prefix", "--keys-only", LEASES]).await?;
         let subnet = before[0].split('/').next().context("a route has a subnet")?;
         let key = keys.lines().find(|key| key.contains(subnet)).context("the lease of n2")?;
-        // Another lease is there, so the first list is not that of a wiped store.
+        // There is another lease, so the first list does not look like that of a wiped store.
         let other = r#"{"PublicIP":"192.168.77.99","PublicIPv6":null,"BackendType":"extension"}"#;
         etcd.ctl(&["put", &format!("{LEASES}10.244.99.0-24"), other]).await?;
         etcd.ctl(&["del", key]).await?;
@@ -135,7 +135,7 @@ fn pods_wait_for_the_command_after_the_lease() {
         fs::write(&gate, "")?;
         lab.nodes[0].ready().await?;
         ensure!(fs::read_to_string(lab.nodes[0].subnet_file())?.contains("FLANNEL_MTU=1500"));
-        // A running agent takes no other commands.
+        // A running agent does not begin to run other commands.
         let options = LabOptions { nodes: 2, ..options() };
         lab.store.set_net_conf(&options.net_conf_with(&json!({ "Type": "vxlan" }))).await?;
         says(&lab.nodes[0], "restart the agent on each node to apply the change of Backend.").await?;
@@ -147,7 +147,7 @@ fn pods_wait_for_the_command_after_the_lease() {
     });
 }
 
-/// Writes its words, its variables and its input to a file with the address of the node and the first word in its name.
+/// A command that writes its arguments, its variables and its input into a file. The name of the file contains the address of the node and the first argument.
 const RECORDER: &str = r#"#!/bin/sh
 file="$0.$(ip -4 -o addr show dev eth0 | sed 's/.*inet \([0-9.]*\).*/\1/').$1"
 {
@@ -167,7 +167,7 @@ fn record(script: &Path, node: &Node, name: &str) -> PathBuf {
     PathBuf::from(format!("{}.{}.{name}", script.display(), node.uplink[0]))
 }
 
-/// What the commands got, by the name of the command.
+/// The input of each command, by its name.
 fn recorded(script: &Path, node: &Node) -> Result<BTreeMap<&'static str, Vec<String>>> {
     let mut all = BTreeMap::new();
     for name in ["pre", "post", "add", "remove"] {
@@ -180,7 +180,7 @@ fn recorded(script: &Path, node: &Node) -> Result<BTreeMap<&'static str, Vec<Str
     Ok(all)
 }
 
-/// n2 comes and leaves, and n1 records what its commands get. Returns that with the values of the leases.
+/// n2 joins and leaves, and n1 records what its commands get. Returns these records and the values of the leases.
 async fn peer_comes_and_leaves(
     lab: &mut Lab,
     script: &Path,
@@ -190,7 +190,7 @@ async fn peer_comes_and_leaves(
     wait_for("the command after the lease", LIMIT, async || exists(lab, "post")).await?;
     lab.nodes[1].start_other(flanneld)?;
     wait_for("the command for a peer", LIMIT, async || exists(lab, "add")).await?;
-    // n2 has its lease, and has written it.
+    // Wait until n2 has written its lease.
     wait_for("the command of the peer after its lease", LIMIT, async || record(script, &lab.nodes[1], "post").exists())
         .await?;
     let leases = lab.store.etcd()?.ctl(&["get", "--prefix", LEASES]).await?;

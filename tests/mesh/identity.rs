@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Addresses that wander between nodes, and two nodes with one address: each node keeps its lease, its MAC and its traffic.
+//! An address moves from node to node, or two nodes have one address. Each node keeps its lease, its MAC and its traffic.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::{on_this_thread, options};
 
 const VIP: &str = "192.168.77.100/32";
 
-/// All leases, as the store holds them.
+/// Returns all leases: the keys and values of the store.
 async fn leases(lab: &mut Lab) -> Result<BTreeMap<String, String>> {
     if let Store::Dir(path) = &lab.store {
         let files = fs::read_dir(path.join("subnets"))?.collect::<Result<Vec<_>, _>>()?;
@@ -33,8 +33,8 @@ async fn leases(lab: &mut Lab) -> Result<BTreeMap<String, String>> {
     Ok(all)
 }
 
-/// Waits until the agent has looked at what `ip` did before: another MTU of its uplink comes later in the kernel's news.
-async fn looked_at(node: &Node, mtu: u32) -> Result<()> {
+/// Waits until the agent has read everything that `ip` changed so far. The kernel announces another MTU of the uplink after it.
+async fn wait_until_read(node: &Node, mtu: u32) -> Result<()> {
     node.ns.ip(&format!("link set eth0 mtu {mtu}")).await?;
     let seen = async || {
         node.status_as::<weft::observe::status::Status>()
@@ -56,40 +56,40 @@ async fn mac(node: &Node) -> Result<String> {
     words.nth(1).map(str::to_owned).context("a MAC")
 }
 
-async fn a_vip_wanders(store: StoreKind) -> Result<()> {
+async fn a_vip_moves(store: StoreKind) -> Result<()> {
     let mut lab = Lab::start(&LabOptions { nodes: 2, store, ..options() }).await?;
     let before = leases(&mut lab).await?;
     lab.nodes[0].ns.ip(&format!("addr add {VIP} dev eth0")).await?;
-    looked_at(&lab.nodes[0], 1480).await?;
+    wait_until_read(&lab.nodes[0], 1480).await?;
     restart(&mut lab.nodes[0], Signal::SIGTERM).await?;
     lab.nodes[0].ns.ip(&format!("addr del {VIP} dev eth0")).await?;
     lab.nodes[1].ns.ip(&format!("addr add {VIP} dev eth0")).await?;
-    // The address of the second node goes, and comes back behind the VIP.
+    // The address of the second node is removed, and added again after the VIP.
     lab.nodes[1].ns.ip("addr del 192.168.77.12/24 dev eth0").await?;
     lab.nodes[1].ns.ip("addr add 192.168.77.12/24 dev eth0").await?;
-    looked_at(&lab.nodes[0], 1500).await?;
-    looked_at(&lab.nodes[1], 1480).await?;
+    wait_until_read(&lab.nodes[0], 1500).await?;
+    wait_until_read(&lab.nodes[1], 1480).await?;
     restart(&mut lab.nodes[1], Signal::SIGKILL).await?;
-    looked_at(&lab.nodes[1], 1500).await?;
+    wait_until_read(&lab.nodes[1], 1500).await?;
     ensure!(leases(&mut lab).await? == before, "each has the lease that it had");
     lab.reach_all().await.map(drop)
 }
 
 #[test]
-fn a_vip_wanders_etcd() {
-    on_this_thread(a_vip_wanders(StoreKind::Etcd));
+fn a_vip_moves_etcd() {
+    on_this_thread(a_vip_moves(StoreKind::Etcd));
 }
 
 #[test]
-fn a_vip_wanders_dir() {
-    on_this_thread(a_vip_wanders(StoreKind::Dir));
+fn a_vip_moves_dir() {
+    on_this_thread(a_vip_moves(StoreKind::Dir));
 }
 
 async fn one_address(store: StoreKind) -> Result<()> {
     let mut lab = Lab::start(&LabOptions { nodes: 2, store, ..options() }).await?;
     let macs = [mac(&lab.nodes[0]).await?, mac(&lab.nodes[1]).await?];
     let alone = leases(&mut lab).await?;
-    // The second node publishes the address of the first one, as two nodes do that were given one address.
+    // The second node publishes the address of the first one, as if both had been given one address.
     lab.nodes[1].set_flag("--public-ip=192.168.77.11");
     restart(&mut lab.nodes[1], Signal::SIGTERM).await?;
     let both = leases(&mut lab).await?;
@@ -102,7 +102,7 @@ async fn one_address(store: StoreKind) -> Result<()> {
         let now = [mac(&lab.nodes[0]).await?, mac(&lab.nodes[1]).await?];
         ensure!(now == macs, "a restart of n{}: {now:?}, not {macs:?}", at + 1);
     }
-    // With its own address again, all is as it was.
+    // When the node has its own address again, everything is as before.
     lab.nodes[1].remove_flag("--public-ip");
     restart(&mut lab.nodes[1], Signal::SIGTERM).await?;
     ensure!(leases(&mut lab).await? == alone, "each has the lease that it had");
@@ -119,7 +119,7 @@ fn two_nodes_with_one_address_dir() {
     on_this_thread(one_address(StoreKind::Dir));
 }
 
-/// A boot takes subnet.env and the device away; what was saved tells a node which of two leases with its address is its own.
+/// A boot removes subnet.env and the device. The saved file shows the node which of two leases with its address is its own.
 #[test]
 fn a_boot_of_two_nodes_with_one_address() {
     on_this_thread(async {

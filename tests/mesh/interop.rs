@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One node of three is flanneld (the program that `FLANNELD` names): all to all, each side restarted, and one replaced by the
-//! other in place, with its lease and its MAC, and no packet lost.
+//! One of three nodes runs flanneld (the program that `FLANNELD` names). All pods reach each other, each side is restarted, and each is replaced
+//! by the other in place, with its lease and its MAC, without a lost packet.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// n1 is flannel's, n2 and n3 are weft's.
+/// n1 runs flannel, n2 and n3 run weft.
 async fn mixed(options: LabOptions, flanneld: &Path) -> Result<()> {
     let mut lab = Lab::build(&options).await?;
     lab.nodes[0].start_other(flanneld)?;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft lab` killed with SIGKILL: its processes end with it, and `tools/clean-lab` removes its files, but not those of a lab that
-//! runs.
+//! `weft lab` is killed with SIGKILL. Its processes end with it, and `tools/clean-lab` removes its files, but not those of a running lab.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +15,7 @@ use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Processes that have the directory in their command line, and so belong to the lab in it.
+/// Returns the processes whose command line contains this directory. They belong to the lab in it.
 fn processes(dir: &Path) -> Vec<String> {
     let dir = dir.to_string_lossy();
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -58,7 +57,7 @@ fn killed_lab_leaves_only_files_and_those_are_cleaned() {
 
         let said = clean(tmp.path()).await?;
         ensure!(said.contains("is running") && labs(tmp.path())? == 1, "a running lab is left alone: {said}");
-        // Two agents and etcd, at least; the lab's own command line does not name the directory.
+        // There are at least two agents and etcd. The command line of the lab itself does not contain the directory.
         let before = processes(tmp.path());
         ensure!(before.len() >= 3, "processes of the lab: {before:?}");
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other options and another Network in net-conf while the cluster runs, with the directory store: all nodes follow, and no packet between
-//! any two pods is lost.
+//! Options and Network are changed in net-conf while a cluster with the directory store runs. All nodes follow, and no packet between two pods
+//! is lost.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Without held removals, because the first node finds an empty store, and would remove nothing for five minutes.
+/// Removals are not held, because the first node finds an empty store, and would remove nothing for five minutes.
 fn lab_options() -> LabOptions {
     let agent_flags = ["--change-grace=3s", "--hold-removals=0s"].map(str::to_owned).to_vec();
     LabOptions { store: StoreKind::Dir, agent_flags, ..options() }
@@ -124,8 +124,8 @@ async fn has_problem(lab: &Lab, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// The families of the network need a restart of the agents. Until then the nodes go on as they are, and lose nothing. Every pod keeps its
-/// IPv4 address, and is reached again after the restart of its node's agent. (The lease gets another key, so a few packets are lost.)
+/// A change of the families needs a restart of the agents. Until then nothing changes, and no packet is lost. Every pod keeps its IPv4 address,
+/// and is reached again after the restart of its node's agent. (The lease gets another key, so a few packets are lost.)
 #[test]
 fn ipv6_is_turned_on_and_off_by_a_restart_of_the_agents() {
     on_this_thread(async {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Probes find ways on which the kernel's entries are right and packets vanish, and say why.
+//! Probes find ways on which packets are lost although the entries of the kernel are right, and name the cause.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ async fn drop_incoming(ns: &Netns, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// A probe changes nothing: the node is ready, and the way is still in the kernel.
+/// Checks that probes change nothing: the node is ready, and the entries are still in the kernel.
 async fn still_ready(node: &Node) -> Result<Status> {
     let status: Status = node.status_as().await?;
     ensure!(status.ready, "{:?}", status.problems);
@@ -112,7 +112,7 @@ fn a_link_with_a_small_mtu_is_found_with_the_value_to_set() {
     on_this_thread(async {
         let lab = Lab::start(&options()).await?;
         all_reached(&lab, 1450).await?;
-        // The end of n2's uplink in the fabric drops what is larger, as a switch does. The kernel leaves room for a VLAN tag of 4 bytes.
+        // The end of n2's uplink in the fabric drops larger packets, as a switch does. The kernel allows 4 bytes more, for a VLAN tag.
         lab.fabric.ip("link set n2 mtu 1400").await?;
         let (n1, n2, n3) = (&lab.nodes[0], &lab.nodes[1], &lab.nodes[2]);
         let reason = unreachable((n1, n2), "mtu").await?;

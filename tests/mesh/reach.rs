@@ -58,7 +58,7 @@ fn plain_routes_reach_as_nexthop_objects_do() {
     });
 }
 
-/// n1 and n2 share a link, n3 is behind the router: n1 reaches n2 without the tunnel and n3 through it.
+/// n1 and n2 are on one link, and n3 is behind the router. n1 reaches n2 without the tunnel, and n3 through it.
 #[test]
 fn direct_routing_uses_the_tunnel_behind_a_router_only() {
     on_this_thread(async {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leases in etcd that are handled by hand: `weft release`, `weft lease ls` and `weft lease rm`.
+//! Commands that list, remove and give back leases in etcd: `weft lease ls`, `weft lease rm` and `weft release`.
 
 use std::fs;
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn a_lease_in_etcd_is_listed_released_and_removed() {
         ensure!(!lab.store.etcd()?.leases().await?.contains(&keys[0]), "the key is gone from etcd");
         let files = fs::read_dir(lab.nodes[0].state_dir())?.collect::<std::io::Result<Vec<_>>>()?;
         let names: Vec<String> = files.iter().map(|file| file.file_name().to_string_lossy().into_owned()).collect();
-        // The history tells what happened, with and without a lease.
+        // The history shows what was changed, with a lease and without one.
         ensure!(
             names.iter().all(|name| name.starts_with("history-")),
             "the saved peers stay without the lease: {names:?}"
@@ -82,7 +82,7 @@ fn a_lease_in_etcd_is_listed_released_and_removed() {
         ensure!(lab.store.etcd()?.leases().await? == [keys[1].clone()], "one lease is left");
         route(&lab.nodes[1], &keys[2], false).await?;
 
-        // A lease of another machine under our subnet is not ours to release.
+        // If another machine has the lease of our subnet, it is not released.
         let theirs = lab.store.etcd()?;
         let value = r#"{"PublicIP":"192.168.77.99","BackendType":"host-gw"}"#;
         theirs.ctl(&["put", &format!("/coreos.com/network/subnets/{}", keys[0]), value]).await?;

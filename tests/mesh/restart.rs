@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An agent that restarts, however it ended, costs no packet; what it broke on the way is repaired.
+//! Restarts of agents lose no packet, however the agent ended, and what was broken meanwhile is repaired.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Every agent in turn is ended and started, under a ping of 100 packets a second in each direction.
+/// Each agent is ended and started in turn, under a ping of 100 packets a second in each direction.
 async fn restart_each(options: LabOptions, signal: Signal) -> Result<()> {
     let mut lab = Lab::start(&options).await?;
     lab.reach_all().await?;
@@ -70,7 +70,7 @@ fn host_gw_kill_loses_nothing() {
     on_this_thread(restart_each(LabOptions { backend, ..options() }, Signal::SIGKILL));
 }
 
-/// What `weft lab` shows, as a test: every fault that the cluster can have heals.
+/// The faults of `weft lab`: each of them heals.
 async fn every_fault(options: LabOptions, at_least: usize) -> Result<()> {
     let mut lab = Lab::start(&options).await?;
     lab.reach_all().await?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! etcd is down when nodes start: they go on with the peers that were saved, and compare when etcd answers.
+//! etcd is down when nodes start. They use the saved peers, and compare them with the leases when etcd answers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use weft_subnet::saved_peers::{self, Expiry, Head};
 use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Peers without a machine: one that goes while nodes are down, and one that comes.
+/// Peers without a machine. While nodes are down, one of them leaves and the other one joins.
 const GOES: (&str, &str) = ("10.244.250.0", "192.168.77.250");
 const COMES: (&str, &str) = ("10.244.251.0", "192.168.77.251");
 
@@ -28,7 +28,7 @@ fn value((_, public): (&str, &str)) -> String {
     )
 }
 
-/// The file; not one that is being written.
+/// Returns the file with the saved peers. A file that is still being written has another name.
 fn file(node: &Node) -> Option<PathBuf> {
     let mut all = fs::read_dir(node.state_dir()).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     all.find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("peers-")))
@@ -45,7 +45,7 @@ async fn stop(lab: &mut Lab) -> Result<()> {
     Ok(())
 }
 
-/// A lab whose nodes have saved each other and a peer that is no machine; then all agents are dead.
+/// Builds a lab whose nodes have saved each other and a peer without a machine. Then all agents are killed.
 async fn remembered() -> Result<Lab> {
     let mut lab = Lab::start(&LabOptions { store: StoreKind::Etcd, ..options() }).await?;
     lab.reach_all().await?;
@@ -65,7 +65,7 @@ async fn remembered() -> Result<Lab> {
     Ok(lab)
 }
 
-/// What a boot takes away.
+/// Removes what a boot removes.
 async fn boot(node: &Node) -> Result<()> {
     node.ns.ip("link del flannel.1").await?;
     node.ns.ip("nexthop flush").await?;
@@ -98,7 +98,7 @@ fn a_boot_without_etcd() {
         etcd.ctl(&["del", &key(GOES)]).await?;
         etcd.ctl(&["put", &key(COMES), &value(COMES)]).await?;
         let leases = etcd.leases().await?;
-        // Another net-conf, too: what is saved has the old one.
+        // net-conf is changed, too. The saved file has the old one.
         let (key_of_conf, old) = ("/coreos.com/network/config", r#""Backend":{"#);
         let conf = etcd.ctl(&["get", "--print-value-only", key_of_conf]).await?;
         let changed = conf.trim().replace(old, r#""EnableNFTables":true,"Backend":{"#);
@@ -127,7 +127,7 @@ fn a_boot_without_etcd() {
     });
 }
 
-/// The lease in the file is no claim: who got the subnet meanwhile keeps it.
+/// The saved lease gives no right to the subnet. Another node that got it meanwhile keeps it.
 #[test]
 fn a_subnet_that_another_node_got_meanwhile() {
     on_this_thread(async {
@@ -154,7 +154,7 @@ fn a_subnet_that_another_node_got_meanwhile() {
     });
 }
 
-/// The head of what was saved is another one now.
+/// Changes the head of the saved file.
 fn alter(node: &Node, change: impl FnOnce(&mut Head)) -> Result<()> {
     let file = file(node).context("a file")?;
     let text = fs::read(&file)?;
@@ -170,7 +170,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Nodes that were away for longer than their leases live, that were upgraded meanwhile, and whose clocks are wrong.
+/// Nodes were away for longer than their leases live, were upgraded meanwhile, or have wrong clocks. They wait for etcd.
 #[test]
 fn a_lease_that_may_have_ended_is_no_start() {
     on_this_thread(async {
@@ -181,7 +181,7 @@ fn a_lease_that_may_have_ended_is_no_start() {
             boot(node).await?;
         }
         alter(&lab.nodes[0], |head| {
-            // An etcd lease of a day, as it was renewed last.
+            // The etcd lease lives for a day from its last renewal.
             assert!(
                 matches!(head.expires, Expiry::At(end) if end > now() + 80_000 && end <= now() + 86_400),
                 "{head:?}"
@@ -233,21 +233,21 @@ fn what_was_saved_does_not_count_for_another_address_nor_damaged() {
         lab.nodes[1].start()?;
         waits(&lab.nodes[1], "it is damaged").await?;
         boot(&lab.nodes[2]).await?;
-        // The same etcd by another prefix is another store.
+        // The same etcd with another prefix is another store.
         lab.nodes[2].set_flag("--etcd-prefix=/other");
         lab.nodes[2].start()?;
         waits(&lab.nodes[2], "it was saved for another store").await
     });
 }
 
-/// The subnet of this node in the form of its key.
+/// Returns the subnet of this node in the form that a key has.
 fn own(node: &Node) -> Result<String> {
     let env = fs::read_to_string(node.subnet_file())?;
     let gateway = env.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).context("a subnet")?;
     Ok(gateway.replace(".1/24", ".0"))
 }
 
-/// Waits until the node has saved itself with a lease that lives, so that a start without etcd would go on from it.
+/// Waits until the node has saved its own lease with the time of its end, so that a start without etcd would use it.
 async fn saved_alive(node: &Node) -> Result<()> {
     let alive = async || saved(node).is_some_and(|text| text.contains("\"expires\":"));
     wait_for("the node to be saved", LIMIT, alive).await.with_context(|| node.log_tail(20))
@@ -260,7 +260,7 @@ async fn intrude(lab: &mut Lab) -> Result<()> {
     etcd.ctl(&["put", &key((&subnet, "")), &value((&subnet, "192.168.77.99"))]).await.map(drop)
 }
 
-/// The agent does not run any more: a boot, and a start without etcd, must not use the lease that was lost.
+/// Checks that a boot followed by a start without etcd does not use the lost lease. The agent has ended before.
 async fn is_not_used_again(lab: &mut Lab) -> Result<()> {
     lab.store.etcd()?.kill().await?;
     let node = &mut lab.nodes[0];
@@ -301,7 +301,7 @@ fn a_lease_that_was_lost_right_before_a_kill_is_not_used_again() {
     });
 }
 
-/// etcd is down when a node starts for the first time: nothing was saved.
+/// etcd is down when a node starts for the first time, so nothing was saved.
 #[test]
 fn a_first_start_without_etcd_waits_and_writes_nothing() {
     on_this_thread(async {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! etcd killed, stopped, wiped, compacted: the data path never notices, and the agents come back by themselves.
+//! etcd is killed, stopped, wiped and compacted. No packet is lost, and the agents connect again by themselves.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// A lease in another node's name, inside the lab's network.
+/// A lease of a node that has no machine, inside the network of the lab.
 const KEY: &str = "/coreos.com/network/subnets/10.244.250.0-24";
 const VALUE: &str = r#"{"PublicIP":"192.168.77.250","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"0e:00:00:00:00:fa"}}"#;
 
@@ -35,7 +35,7 @@ async fn nothing_lost(mut stream: Stream) -> Result<()> {
     Ok(())
 }
 
-/// Every agent has heard of a lease that was just written: all are connected and watching.
+/// Checks that every agent follows a lease that is written and deleted now. So all are connected, and watch etcd.
 async fn all_follow(lab: &mut Lab) -> Result<()> {
     lab.store.etcd()?.ctl(&["put", KEY, VALUE]).await?;
     routes(lab, true).await?;
@@ -43,7 +43,7 @@ async fn all_follow(lab: &mut Lab) -> Result<()> {
     routes(lab, false).await
 }
 
-/// The same after a flood of removals: another removal would be held with them, so only what is added counts.
+/// Checks that every agent follows a lease that is written now. Its removal is not checked, because it would be held together with many others.
 async fn all_hear(lab: &mut Lab) -> Result<()> {
     lab.store.etcd()?.ctl(&["put", KEY, VALUE]).await?;
     routes(lab, true).await
@@ -101,7 +101,7 @@ fn etcd_stopped_and_continued() {
     });
 }
 
-/// Another cluster id, revision 1, no lease: every node writes its own back, and no packet is lost meanwhile.
+/// etcd comes back with another cluster id, revision 1 and no lease. Every node writes its own lease again, and no packet is lost meanwhile.
 #[test]
 fn etcd_wiped_keeps_every_subnet() {
     on_this_thread(async {
@@ -114,7 +114,7 @@ fn etcd_wiped_keeps_every_subnet() {
     });
 }
 
-/// `etcdctl del --prefix`: the flood of removals is held while the leases come back.
+/// All leases are deleted with `etcdctl del --prefix`. The removals are held while the nodes write their leases again.
 #[test]
 fn leases_deleted_by_hand_come_back() {
     on_this_thread(async {
@@ -127,7 +127,7 @@ fn leases_deleted_by_hand_come_back() {
     });
 }
 
-/// An agent that sleeps while its revision is compacted away lists again, and sees what was added and removed meanwhile.
+/// An agent is stopped while etcd compacts its revision. It then lists again, and sees what was added and removed meanwhile.
 #[test]
 fn compaction_leads_to_a_list() {
     on_this_thread(async {

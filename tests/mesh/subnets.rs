@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who gets which subnet when many want one, or two want the same.
+//! Which subnets nodes get when many start at once, and when two want the same one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,7 +23,7 @@ async fn own_subnets(lab: &mut Lab) -> Result<Vec<PodNet>> {
     Ok(nets)
 }
 
-/// Both were 10.244.77.0/24 before (a cloned disk): one keeps it, the other takes another.
+/// Two nodes had the subnet 10.244.77.0/24 before, as after a cloned disk. One of them keeps it, and the other one takes another subnet.
 #[test]
 fn two_nodes_that_want_one_subnet_end_with_two() {
     on_this_thread(async {
@@ -37,7 +37,7 @@ fn two_nodes_that_want_one_subnet_end_with_two() {
         let leases = lab.store.etcd()?.leases().await?;
         ensure!(leases.len() == 2, "two leases: {leases:?}");
         ensure!(leases.contains(&"10.244.77.0-24".to_owned()), "one keeps its old subnet: {leases:?}");
-        // subnet.env of the loser is rewritten before it is ready: read it now.
+        // The node that gets another subnet rewrites subnet.env before it is ready, so the file is read now.
         let mut seen = BTreeSet::new();
         for node in &mut lab.nodes {
             seen.insert(node.pod_net().await?.gateways);
@@ -48,8 +48,8 @@ fn two_nodes_that_want_one_subnet_end_with_two() {
     });
 }
 
-/// The inotify instances of a user are limited to 128 by default, and all tests and all other programs of root share them. This is
-/// what one lab may take of that; an agent has one, and one more with the directory store.
+/// The most inotify instances that one lab may use. A user has 128 by default, which all tests and all other programs of root share. An agent
+/// uses one, and with the directory store a second one.
 const INSTANCES: usize = 64;
 
 async fn each_its_own(nodes: u8, store: StoreKind) -> Result<()> {
@@ -66,11 +66,11 @@ async fn each_its_own(nodes: u8, store: StoreKind) -> Result<()> {
     Ok(())
 }
 
-/// How many inotify instances the agent with this subnet.env has.
+/// Returns the number of inotify instances of the agent with this subnet.env.
 fn instances_of(subnet_file: &Path) -> Result<usize> {
     let flag = format!("--subnet-file={}", subnet_file.display());
     for process in fs::read_dir("/proc")?.flatten().map(|entry| entry.path()) {
-        // A process may end while it is looked at.
+        // A process may end meanwhile.
         let words = fs::read(process.join("cmdline")).unwrap_or_default();
         if words.split(|byte| *byte == 0).any(|word| word == flag.as_bytes()) {
             let files = fs::read_dir(process.join("fd"))?.flatten();
@@ -81,7 +81,7 @@ fn instances_of(subnet_file: &Path) -> Result<usize> {
     bail!("no process has {flag}")
 }
 
-/// One lab after the other, so that their inotify instances never add up.
+/// The labs run one after the other, so that only one of them uses inotify instances.
 #[test]
 fn fifty_agents_at_once_each_get_their_own() {
     on_this_thread(async {

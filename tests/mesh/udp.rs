@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clusters of the backend udp, whose packets the agents carry themselves. A restart of an agent therefore costs packets, and a
-//! fault of its tunnel heals.
+//! Clusters with the backend udp, where the agents themselves carry the packets. So a restart of an agent loses packets. A fault of the
+//! tunnel heals.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const PORT: u16 = 8285;
-/// MTU of the uplinks less 28.
+/// The MTU of pods: that of the uplinks less 28.
 const MTU: u32 = 1472;
 
 fn udp() -> LabOptions {
@@ -32,7 +32,7 @@ async fn status(node: &Node) -> Result<(Status, TunnelStatus)> {
     Ok((status, tunnel))
 }
 
-/// Waits until the status of the tunnel is so.
+/// Waits until the status of the tunnel satisfies this condition.
 async fn until(node: &Node, what: &str, holds: impl Fn(&Status, &TunnelStatus) -> bool) -> Result<()> {
     let seen = async || status(node).await.is_ok_and(|(status, tunnel)| holds(&status, &tunnel));
     let shown = format!("{}: {what}", node.name());
@@ -84,7 +84,7 @@ fn pods_reach_each_other_at_the_full_mtu_by_one_device_and_one_route() {
             ensure!((status.backend.as_str(), status.peers.len(), tunnel.peers) == ("udp", 2, 2), "{status:?}");
             ensure!(tunnel.running && tunnel.sent.packets > 0 && tunnel.received.packets > 0, "{tunnel:?}");
         }
-        // A subnet that nobody has.
+        // No node has this subnet.
         let mut ping = lab.nodes[0].pods[0].ns.command("ping");
         let out = ping.args(["-n", "-c1", "-W5", "10.244.255.7"]).output().await?;
         let out = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -104,7 +104,7 @@ fn pods_reach_each_other_at_the_full_mtu_by_one_device_and_one_route() {
     });
 }
 
-/// flannel's default, too.
+/// Without `Backend` in net-conf the type is udp, as in flannel.
 #[test]
 fn a_net_conf_without_a_backend_is_one_of_udp() {
     on_this_thread(async {
@@ -269,7 +269,7 @@ fn a_lease_that_comes_and_goes_is_followed_and_known_without_etcd() {
         until(&lab.nodes[0], "the third peer", |_, tunnel| tunnel.peers == 3).await?;
         lab.store.etcd()?.ctl(&["del", key]).await?;
         until(&lab.nodes[0], "the third peer to be gone", |_, tunnel| tunnel.peers == 2).await?;
-        // n3 came after the first list of n1, and has no entries: it is saved all the same.
+        // n3 joined after the first list of n1, and has no entries. It is saved nevertheless.
         let saved = async || {
             let files = std::fs::read_dir(lab.nodes[0].state_dir()).into_iter().flatten().flatten();
             let texts: Vec<String> = files.filter_map(|file| std::fs::read_to_string(file.path()).ok()).collect();
@@ -301,7 +301,7 @@ fn cleanup_removes_the_device() {
     });
 }
 
-/// n1 is flannel's, n2 is weft's. Then weft takes flannel's place, and flannel weft's.
+/// n1 runs flannel, and n2 weft. Then each is replaced by the other.
 async fn beside_flanneld() -> Result<()> {
     let flanneld = flanneld();
     let mut lab = Lab::build(&LabOptions { nodes: 2, ..udp() }).await?;
@@ -320,7 +320,7 @@ async fn beside_flanneld() -> Result<()> {
             lab.nodes[0].start()?;
             lab.nodes[0].ready().await?;
         } else {
-            // flannel would take the name flannel1 beside a device of ours.
+            // Beside a device of weft, flannel would choose the name flannel1.
             let node = &lab.nodes[0];
             let mut cleanup = node.ns.command(weft_exe());
             cleanup.arg("cleanup").arg(format!("--subnet-file={}", node.subnet_file().display()));

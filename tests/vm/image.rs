@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a test machine is made of: Debian's cloud kernel (unpacked, never installed) and an initramfs of the tools of this machine.
+//! Makes a test machine from Debian's cloud kernel, which is unpacked and never installed, and an initramfs with programs of this machine.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// Depends on the current kernel package: its name changes with every ABI.
+/// The package that depends on the current kernel package, whose name changes with every ABI.
 const META: &str = "linux-image-cloud-amd64";
-/// Loaded in this order, each after what it depends on.
+/// The modules that are loaded, in this order, each after those on which it depends.
 const MODULES: [&str; 11] = [
     "dummy",
     "veth",
@@ -39,7 +39,7 @@ pub struct Kernel {
     modules: PathBuf,
 }
 
-/// Standard output of a tool; panics with its words when it fails.
+/// Returns the standard output of a program. It panics with the program's errors if that fails.
 fn tool(command: &mut Command) -> Vec<u8> {
     let output = command.output().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -61,7 +61,7 @@ fn find(dir: &Path, wanted: &dyn Fn(&str) -> bool) -> Option<PathBuf> {
     None
 }
 
-/// The kernel, fetched once into `target/vm` and kept there: later runs need neither a network nor package lists.
+/// Returns the kernel. It is downloaded once into `target/vm`, so that later runs need neither a network nor package lists.
 pub fn kernel() -> &'static Kernel {
     static KERNEL: OnceLock<Kernel> = OnceLock::new();
     KERNEL.get_or_init(|| {
@@ -73,14 +73,14 @@ pub fn kernel() -> &'static Kernel {
     })
 }
 
-/// An unpacked kernel of an earlier run.
+/// Returns the unpacked kernel of an earlier run.
 fn kept(cache: &Path) -> Option<PathBuf> {
     let names = fs::read_dir(cache).ok()?.flatten().map(|e| e.path());
     names.filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("linux-image-"))).max()
 }
 
-/// Package lists, cache and all of apt's are kept aside: this machine's may be missing (as in containers) or too old for what
-/// the mirror still has, and are not ours to change.
+/// Downloads and unpacks the kernel package. apt gets package lists and a cache of its own: those of this machine may be missing (as in
+/// containers) or older than the mirror, and a test must not change them.
 fn fetch(cache: &Path) -> PathBuf {
     fs::create_dir_all(cache).expect("create cache");
     let aside = tempfile::tempdir_in(cache).expect("temporary directory");
@@ -106,7 +106,7 @@ fn fetch(cache: &Path) -> PathBuf {
     let deb = deb.expect("apt-get download left a package");
     let (tree, root) = (aside.path().join("tree"), cache.join(package));
     tool(Command::new("dpkg-deb").arg("-x").arg(deb).arg(&tree));
-    // Unpacked aside and renamed: a broken download never looks like a kernel.
+    // Rename it at the end, so that an incomplete directory never looks like a kernel.
     if let Err(e) = fs::rename(&tree, &root) {
         assert!(root.is_dir(), "rename to {}: {e}", root.display());
     }
@@ -114,7 +114,7 @@ fn fetch(cache: &Path) -> PathBuf {
 }
 
 impl Kernel {
-    /// A module's image, unpacked if need be. `None` when this kernel has not got it (or has it built in).
+    /// Returns the unpacked file of a module. `None` if this kernel does not have it, or has it built in.
     fn module(&self, name: &str) -> Option<Vec<u8>> {
         let file = find(&self.modules, &|n| {
             n.split_once(".ko").is_some_and(|(stem, tail)| stem.replace('-', "_") == name && matches!(tail, "" | ".xz"))
@@ -125,8 +125,8 @@ impl Kernel {
         })
     }
 
-    /// Appends a module after those it depends on. The dependencies are read from the module itself: modules.dep
-    /// is made by depmod at installation, and nothing is installed here.
+    /// Appends a module after those on which it depends. The dependencies are read from the module itself, because modules.dep is made when a
+    /// kernel is installed.
     fn load(&self, name: &str, done: &mut Vec<(String, Vec<u8>)>, seen: &mut HashSet<String>) {
         if !seen.insert(name.to_owned()) {
             return;
@@ -139,7 +139,7 @@ impl Kernel {
     }
 }
 
-/// `depends=a,b` of the .modinfo section.
+/// Returns the names in `depends=a,b` of the section .modinfo.
 fn depends(image: &[u8]) -> Vec<String> {
     let tag = b"\0depends=";
     let Some(at) = image.windows(tag.len()).position(|w| w == tag) else { return Vec::new() };
@@ -159,7 +159,7 @@ impl Tree {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("chmod");
     }
 
-    /// A program of this build, without its symbols: with them, two programs fill the memory of the machine.
+    /// Adds a program of this build without its symbols. With them, two programs would fill the memory of the machine.
     fn own_program(&self, from: &Path, at: &str) {
         let stripped = tempfile::NamedTempFile::new().expect("temporary file").into_temp_path();
         assert!(
@@ -171,12 +171,12 @@ impl Tree {
         self.program(&stripped, at);
     }
 
-    /// A program under another name, with the shared libraries it needs at the places where it expects them.
+    /// Adds a program at this path, with the shared libraries that it needs.
     fn program(&self, from: &Path, at: &str) {
         let bytes =
             fs::read(from).unwrap_or_else(|e| panic!("cannot read {} for the test machine: {e}", from.display()));
         self.put(at, &bytes, 0o755);
-        // ldd fails on a static program; that is the good case.
+        // ldd fails for a static program, which needs no libraries.
         let ldd = Command::new("ldd").arg(from).output().expect("run ldd");
         for word in String::from_utf8_lossy(&ldd.stdout).split_whitespace().filter(|w| w.starts_with('/')) {
             if !self.0.join(&word[1..]).exists() {
@@ -192,7 +192,7 @@ fn which(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("the test machine needs {name} (packages busybox-static, iproute2, iputils-ping)"))
 }
 
-/// Packs tools, modules, `/init`, the scenario and its environment into `dir/initrd`.
+/// Packs programs, modules, `/init`, the scenario and its environment into `dir/initrd`.
 pub fn initrd(dir: &Path, scenario: &str, env: &str, extra: Option<&Path>) -> PathBuf {
     let tree = Tree(dir.join("root"));
     for empty in ["bin", "dev", "proc", "sys", "run", "tmp", "etc"] {

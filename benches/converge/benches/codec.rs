@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one lease, one message and one notification cost on their way through the codecs: time and allocations.
+//! Measures time and allocations of the codecs: for a lease, for messages to the kernel, and for notifications.
 
-// What cannot fail here would be a mistake in the bench.
+// If one of these calls fails, the bench itself is wrong.
 #![allow(clippy::expect_used)]
 
 use divan::counter::ItemsCount;
@@ -16,7 +16,7 @@ use weft_subnet::cidr::Subnets;
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
 
-/// Messages of one batch.
+/// Number of messages in one batch.
 const BATCH: u32 = 128;
 const LEASE: &[u8] = br#"{"PublicIP":"172.16.1.7","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:04:00:00:00:07"}}"#;
 
@@ -24,26 +24,26 @@ fn main() {
     divan::main();
 }
 
-/// A lease's value, read.
+/// Parses the value of a lease.
 #[divan::bench]
 fn lease_read() -> Attrs {
     Attrs::from_wire(black_box(LEASE)).expect("a lease")
 }
 
-/// The same, written.
+/// Writes the value of a lease.
 #[divan::bench]
 fn lease_write(bencher: Bencher<'_, '_>) {
     let attrs = Attrs::from_wire(LEASE).expect("a lease");
     bencher.bench(|| black_box(&attrs).to_wire());
 }
 
-/// A lease's key, read.
+/// Parses the key of a lease.
 #[divan::bench(args = ["10.1.7.0-24", "10.1.7.0-24&fd10:0:0:7::-64"])]
 fn key_read(key: &str) -> Subnets {
     Subnets::from_key(black_box(key)).expect("a key")
 }
 
-/// FDB entry, neighbour, nexthop and route of 32 peers: one datagram.
+/// Writes FDB entry, neighbour, nexthop and route of 32 peers into one datagram.
 fn write_batch(w: &mut Writer) {
     for peer in 0..BATCH / 4 {
         let [_, _, high, low] = peer.to_be_bytes();
@@ -61,7 +61,7 @@ fn write_batch(w: &mut Writer) {
     }
 }
 
-/// Messages of one datagram, written into a buffer that is used again.
+/// Writes the messages of one datagram into a buffer that is used again.
 #[divan::bench]
 fn encode_batch(bencher: Bencher<'_, '_>) {
     let mut w = Writer::default();
@@ -72,7 +72,7 @@ fn encode_batch(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// The same messages, read back as the monitor reads notifications.
+/// Reads these messages as the monitor reads notifications.
 #[divan::bench]
 fn decode_batch(bencher: Bencher<'_, '_>) {
     let mut w = Writer::default();

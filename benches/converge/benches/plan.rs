@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the pure core costs: one event among N peers, a whole plan, a whole comparison. Time and allocations.
+//! Measures time and allocations of the plan: one event among N peers, the plan of all leases, and the comparison with everything.
 
-// What cannot fail here would be a mistake in the bench.
+// If one of these calls fails, the bench itself is wrong.
 #![allow(clippy::expect_used)]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -78,7 +78,7 @@ fn filled((kind, peers): (&str, u32)) -> Plan {
     plan
 }
 
-/// One lease more, among N: must not depend on N.
+/// Adds and removes one lease among N. The time must not depend on N.
 #[divan::bench(args = ALL)]
 fn event_add(bencher: Bencher<'_, '_>, at: (&str, u32)) {
     let mut plan = filled(at);
@@ -95,14 +95,14 @@ fn event_add(bencher: Bencher<'_, '_>, at: (&str, u32)) {
         });
 }
 
-/// A lease that is renewed with nothing new in it: must cost next to nothing.
+/// Puts a lease that has not changed, as after a renewal.
 #[divan::bench(args = ALL)]
 fn event_renewal(bencher: Bencher<'_, '_>, at: (&str, u32)) {
     let mut plan = filled(at);
     bencher.with_inputs(|| record(at.0, at.1 / 2)).bench_local_values(|record| plan.put(record));
 }
 
-/// All leases into an empty plan.
+/// Puts all leases into an empty plan.
 #[divan::bench(args = ALL, sample_count = 10, sample_size = 1)]
 fn plan_all(bencher: Bencher<'_, '_>, at: (&str, u32)) {
     let records = || (0..at.1).map(|number| record(at.0, number)).collect::<Vec<_>>();
@@ -114,7 +114,7 @@ fn plan_all(bencher: Bencher<'_, '_>, at: (&str, u32)) {
     });
 }
 
-/// A comparison that finds everything in place: what an audit does.
+/// Compares the plan with a kernel that has everything, as an audit does.
 #[divan::bench(args = ALL, sample_count = 10, sample_size = 1)]
 fn diff_nothing(bencher: Bencher<'_, '_>, at: (&str, u32)) {
     let plan = filled(at);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::options::Options;
 use crate::site::command;
 
-/// Returns the machine, the kernel and the versions, by name.
+/// Returns the machine, the kernel, and the versions of the programs and of etcd, by name.
 ///
 /// # Errors
 /// A binary does not print its version.
@@ -21,7 +21,7 @@ pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
     Ok(about)
 }
 
-/// Returns the same for a bench that contains weft itself.
+/// Returns the machine, the kernel and the versions for a bench that runs weft's code in its own process.
 ///
 /// # Errors
 /// As [`machine`].
@@ -41,7 +41,7 @@ fn first(text: &str) -> String {
     text.lines().next().unwrap_or_default().trim().to_owned()
 }
 
-/// The processors, the memory, the kernel, and how busy they are.
+/// Returns the processors, the memory, the kernel and the load.
 fn computer() -> Result<Vec<(String, String)>> {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").context("read /proc/cpuinfo")?;
     let field = |name: &str| cpuinfo.lines().find_map(|l| l.strip_prefix(name)?.split_once(':').map(|(_, v)| v.trim()));
@@ -57,7 +57,7 @@ fn computer() -> Result<Vec<(String, String)>> {
     ])
 }
 
-/// The same for these programs, without a store.
+/// Returns the machine, the kernel, and the versions of these programs, without that of a store.
 ///
 /// # Errors
 /// As [`machine`].
@@ -81,7 +81,7 @@ pub fn load() -> String {
     text.split(' ').take(2).collect::<Vec<_>>().join(", ")
 }
 
-/// It prints its version to standard error.
+/// Returns the version of flanneld, which prints it to standard error.
 fn flanneld(path: &Path) -> Result<String> {
     let out = std::process::Command::new(path).arg("--version").output();
     let out = out.with_context(|| format!("start {}", path.display()))?;

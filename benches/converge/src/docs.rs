@@ -71,10 +71,8 @@ fn excerpt(run: &Run, plots: &[String], docs: &Path) -> String {
 
 fn render(run: &Run, plots: &[String]) -> String {
     let mut page = "<!-- Written by `make bench-docs` from the last `make bench`. -->\n# Measured\n\n".to_owned();
-    page += "Floor: the same entries as prepared batches through a bare netlink socket; for events a bare etcd watcher that\n\
-             writes one batch for what it hears; for repairs a bare netlink watcher that writes back what was deleted. All three\n\
-             columns come from the same run: trust ratios and growth, not digits. How each row is measured:\n\
-             [method.md](method.md).\n\n";
+    page += "The floor is what the kernel and the store need with any program. [method.md](method.md) says what it is, and how each row is measured.\n\
+             All columns come from the same run. Trust the ratios, and how a figure grows with the number of peers, more than its digits.\n\n";
     page += &about(run);
     for plot in plots {
         let _ = writeln!(page, "![{}]({plot})", plot.trim_end_matches(".svg"));
@@ -89,7 +87,7 @@ fn render(run: &Run, plots: &[String]) -> String {
 fn render_kube(run: &Run) -> String {
     let mut page =
         "<!-- Written by `make bench-docs` from the last `make bench-kube`. -->\n# Measured over Node objects\n\n\
-                    A real kube-apiserver; weft and flanneld one after the other. How: [method.md](method.md).\n\n"
+                    weft and flanneld are measured one after the other with a real kube-apiserver: [method.md](method.md#kubernetes).\n\n"
             .to_owned();
     page += &about(run);
     for (_, nodes) in run.sites() {

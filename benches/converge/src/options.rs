@@ -19,9 +19,9 @@ pub struct Cli {
 pub enum Task {
     /// Measure; table on the terminal, JSON and plots into a directory. Fails when a promise is broken or was not measured
     Run(Options),
-    /// The same over the Node objects of a real API server
+    /// Measure with the Node objects of a real API server
     Kube(KubeOptions),
-    /// At most 60 s: fails when a cost has the wrong shape, never on time
+    /// Check how costs grow, in at most 60 s; no time is judged
     Shape(ShapeOptions),
     /// Many nodes that start, renew, reboot and leave at once, with one etcd. Fails when a promise is broken
     Storm(StormOptions),

@@ -15,7 +15,7 @@ pub const MOST: usize = 61_440;
 pub const STORE: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 254);
 /// The address of the measured node's uplink.
 pub const NODE: Ipv4Addr = Ipv4Addr::new(172, 31, 255, 1);
-/// The IPv6 address of the same.
+/// The IPv6 address of the measured node.
 pub const NODE6: Ipv6Addr = Ipv6Addr::new(0xfd16, 0, 0, 0, 0, 0, 0xffff, 1);
 
 /// A backend with its families.
@@ -38,11 +38,11 @@ pub enum Table {
     Fdb6,
     /// Permanent IPv4 neighbours.
     Neigh,
-    /// The same, IPv6.
+    /// Permanent IPv6 neighbours.
     Neigh6,
-    /// Routes.
+    /// IPv4 routes.
     Route,
-    /// The same, IPv6.
+    /// IPv6 routes.
     Route6,
 }
 

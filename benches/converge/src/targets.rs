@@ -103,7 +103,7 @@ pub fn judge(first: Vec<Verdict>, later: &[Vec<Verdict>]) -> Vec<Judged> {
     first.into_iter().map(all).collect()
 }
 
-/// Does the same for a run that contains its later ones. A later run counts only for what was measured again in it.
+/// Judges a run together with its later runs. A later run counts only for what was measured again in it.
 pub fn judged(run: &Run) -> Vec<Judged> {
     let later: Vec<Vec<Verdict>> = run
         .again

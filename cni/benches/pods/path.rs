@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From pod to pod, on one node and from node to node: round trips and one TCP stream, all paths in turns.
+//! Measures round trips and one TCP stream from pod to pod, on one node and from node to node, all paths in turns.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -17,9 +17,9 @@ use crate::{Way, high, install, low, ms};
 
 const ROUNDS: usize = 30;
 const PINGS: usize = 5_000;
-/// Of one TCP stream: long enough to leave slow start behind, short enough for many turns.
+/// The size of one TCP stream. It is large enough that slow start does not matter, and small enough for many turns.
 const BYTES: &str = "512M";
-/// The second node.
+/// The namespace of the second node.
 const OTHER: &str = "other";
 
 /// The way from one pod to another.
@@ -34,7 +34,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// A path between two namespaces, at whose end iperf3 listens.
+    /// Returns a path between two namespaces, and starts iperf3 at its end.
     fn new(name: String, from: &str, to: &str, addr: Ipv4Addr) -> Path {
         let server = inside(to, &["iperf3", "-s"]).stdout(Stdio::null()).spawn();
         let server = server.expect("iperf3: apt-get install iperf3");
@@ -44,17 +44,17 @@ impl Path {
         Path { name, from: from.to_owned(), addr, server, trips: Vec::new(), rates: Vec::new(), costs: Vec::new() }
     }
 
-    /// A round trip, us.
+    /// Returns the time of a round trip in us.
     pub fn trip(&self) -> f64 {
         low(&self.trips)
     }
 
-    /// One TCP stream, Gbit/s.
+    /// Returns the rate of one TCP stream in Gbit/s.
     pub fn rate(&self) -> f64 {
         high(&self.rates)
     }
 
-    /// CPU time of sender and receiver, ms/GB: less disturbed by what else the machine does than the rate.
+    /// Returns the CPU time of sender and receiver in ms/GB. Other work of the machine disturbs it less than the rate.
     pub fn cost(&self) -> f64 {
         low(&self.costs)
     }
@@ -62,13 +62,13 @@ impl Path {
 
 impl Drop for Path {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The server may have ended by itself.
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
 }
 
-/// Measures a pair between two pods with nothing in between, then each way on one node, then each way from node to node.
+/// Measures a veth pair between two pods with nothing in between, each way on one node, and each way from node to node. Returns the paths in this order.
 pub fn measure(site: &Site, ways: &[Way]) -> Vec<Path> {
     second_node(site);
     let mut paths = vec![pair_alone(site)];
@@ -91,7 +91,7 @@ pub fn measure(site: &Site, ways: &[Way]) -> Vec<Path> {
     paths
 }
 
-/// A node beside ours, as the backend host-gw sees it: a link, and a route to each other's pods.
+/// Makes a second node. As with host-gw, both nodes are on one link, and each has a route to the pods of the other.
 fn second_node(site: &Site) {
     site.pod(OTHER);
     site.ip(&format!("link add up0 type veth peer name up0 netns {OTHER}"));
@@ -107,7 +107,7 @@ fn on_the_other<T>(work: impl FnOnce() -> T) -> T {
     in_netns(netns.as_fd(), work).unwrap()
 }
 
-/// What the two pods' own ends cost anybody.
+/// Connects two pods by one veth pair. No other way can be faster.
 fn pair_alone(site: &Site) -> Path {
     let ends = [("one", 1, 2), ("two", 2, 1)];
     for (pod, ..) in ends {
@@ -122,7 +122,7 @@ fn pair_alone(site: &Site) -> Path {
     Path::new("a pair alone".to_owned(), "one", "two", Ipv4Addr::new(192, 0, 2, 2))
 }
 
-/// Pods of one way: two on our node, one on the other. The path on our node, and the one to the other.
+/// Makes pods of one way: two on this node and one on the second node. Returns the path on this node, and the one to the second node.
 fn wire(site: &Site, way: &Way, number: usize) -> (Path, Path) {
     install(site, way);
     let (ours, others) = (number + 7, number + 17);
@@ -151,8 +151,8 @@ fn wire(site: &Site, way: &Way, number: usize) -> (Path, Path) {
     )
 }
 
-/// Median time from sending an ICMP echo request to reading the answer, us: the kernel answers on the same processor, so no
-/// scheduler is in it.
+/// Returns the median time from sending an ICMP echo request to reading the answer, in us. The kernel answers on the same processor, so the
+/// scheduler does not matter.
 fn round_trip(netns: &str, addr: Ipv4Addr) -> f64 {
     let netns = fs::File::open(netns).unwrap();
     let opened = in_netns(netns.as_fd(), || {
@@ -161,7 +161,7 @@ fn round_trip(netns: &str, addr: Ipv4Addr) -> f64 {
     let fd = opened.unwrap();
     socket::setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(5)).unwrap();
     socket::connect(fd.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(addr, 0))).unwrap();
-    // Type 8, code 0, checksum, id 0, sequence 0, no data: the one's complement of the type's word.
+    // Type 8, code 0, checksum, id 0, sequence 0 and no data. The checksum is the one's complement of the first two bytes.
     let request = [8, 0, 0xf7, 0xff, 0, 0, 0, 0];
     let mut answer = [0; 128];
     let mut times: Vec<f64> = (0..PINGS)
@@ -177,8 +177,8 @@ fn round_trip(netns: &str, addr: Ipv4Addr) -> f64 {
     times[times.len() / 2]
 }
 
-/// One TCP stream: Gbit/s, and ms of CPU time for each GB. Where there are processors for both, sender and receiver stay on one
-/// each: which of the two the scheduler would choose matters more than the path.
+/// Measures one TCP stream. Returns Gbit/s, and the CPU time in ms for each GB. If there are two processors, sender and receiver have one each,
+/// because the choice of the scheduler would matter more than the path.
 fn stream(path: &Path) -> (f64, f64) {
     let addr = path.addr.to_string();
     let mut words = vec!["iperf3", "-J", "-n", BYTES, "-c", &addr];

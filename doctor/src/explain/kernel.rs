@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
+use weft_backends::owner::ALIAS;
 use weft_netlink::rt::{PLAIN, family};
 use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{Writer, attrs, attrs_after, ip, messages, text, u8_at, u16_at, u32_at};
@@ -225,7 +226,7 @@ fn device(payload: &[u8]) -> Device {
         match kind {
             libc::IFLA_IFNAME => device.name = text(value).to_owned(),
             libc::IFLA_MTU => device.mtu = u32_at(value, 0),
-            libc::IFLA_IFALIAS => device.of_weft = text(value).starts_with("weft "),
+            libc::IFLA_IFALIAS => device.of_weft = text(value).starts_with(ALIAS),
             libc::IFLA_LINKINFO => {
                 let find = |wanted: u16| attrs(value).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
                 let data = find(libc::IFLA_INFO_DATA).unwrap_or_default();

@@ -5,6 +5,7 @@
 //! A rule is a list of small instructions that load parts of the packet into registers and test them. What the kernel knows and this program does
 //! not (the state of a rate limit, a random number) is unknown in a register, and a rule that tests it is followed in both cases.
 
+mod attributes;
 mod instruction;
 mod read;
 mod set;

@@ -12,9 +12,10 @@ use weft_cni::masquerade::words;
 use super::facts::{Packet, Proto, Way};
 use super::{State, Step};
 
-/// How deep jumps are followed, and how many rules are read. kube-proxy writes a hundred thousand rules.
-const MAX_DEPTH: u32 = 16;
-const MAX_RULES: u32 = 200_000;
+/// How deep jumps are followed, as in nftables (NFT_JUMP_STACK_SIZE of the kernel).
+pub(super) const MAX_DEPTH: u32 = 16;
+/// How many rules are read. kube-proxy writes a hundred thousand.
+pub(super) const MAX_RULES: u32 = 200_000;
 
 /// The chains of one table of a firewall.
 pub trait Chains {
@@ -168,8 +169,11 @@ pub fn follow(chains: &dyn Chains, chain: &str, tested: Tested<'_>) -> Outcome {
     walk.outcome
 }
 
-enum End {
+/// How a chain ends for a packet.
+pub(super) enum End {
+    /// This rule decides.
     Decided(Fate, String),
+    /// The packet goes on behind the chain.
     Goes,
 }
 

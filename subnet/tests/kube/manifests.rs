@@ -288,13 +288,18 @@ async fn the_health_port_answers_outside_of_the_node_unless_its_address_is_given
         ("flannel.healthz.ip=127.0.0.1", "--healthz-ip=127.0.0.1", "127.0.0.1"),
         ("flannel.healthz.ip=10.0.0.7", "--healthz-ip=10.0.0.7", "10.0.0.7"),
         ("flannel.healthz.ip=::", "--healthz-ip=::", "::1"),
+        // flannel's chart has no value for the address, so its users give the flag.
+        ("flannel.args={--kube-subnet-mgr,--healthz-ip=127.0.0.1}", "--healthz-ip=127.0.0.1", "127.0.0.1"),
+        ("flannel.args={-healthz-ip,10.0.0.7,--kube-subnet-mgr}", "--healthz-ip=10.0.0.7", "10.0.0.7"),
     ] {
         let yaml = chart(&format!("--set {values}")).unwrap();
         let set = yaml.split("\n---\n").find(|one| one.contains("kind: DaemonSet")).unwrap();
         let object: Value =
             serde_json::from_str(&kubectl(&server, "apply --dry-run=server -o json -f -", set)).unwrap();
         let agent = &object["spec"]["template"]["spec"]["containers"][0];
-        assert!(agent["args"].as_array().unwrap().contains(&json!(flag)), "{values}: {}", agent["args"]);
+        let args = agent["args"].as_array().unwrap();
+        let last = args.iter().rfind(|arg| arg.as_str().unwrap().contains("healthz-ip"));
+        assert_eq!(last, Some(&json!(flag)), "{values}: {args:?}");
         for probe in ["livenessProbe", "readinessProbe"] {
             assert_eq!(agent[probe]["httpGet"]["host"], probed, "{values}: {probe}");
         }

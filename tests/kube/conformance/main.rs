@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `make kube-conformance`: Kubernetes' own network tests (`[sig-network]` of its e2e.test) in a cluster of three nodes with weft as
-//! deploy/ ships it. Each cluster of the matrix is started, tested and removed; what was run, what was left out and what failed is kept
-//! as JSON in target/conformance, from which docs/conformance.md is written.
+//! deploy/ ships it. Each cluster of the matrix is started, tested and removed. The results are kept as JSON in target/conformance, from which
+//! docs/conformance.md is written.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "it says what it expected, and ends")]
 #![allow(clippy::disallowed_methods, reason = "binaries are named by the environment; pauses between two looks")]
 #![allow(clippy::print_stdout, reason = "it talks to its user")]
@@ -29,22 +29,22 @@ use selection::Selection;
 /// Runs Kubernetes' own network tests in clusters with weft.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Which tests.
+    /// The tests to run.
     #[arg(long, value_enum, default_value_t = Selection::All)]
     tests: Selection,
     /// The tests whose names match this regular expression, instead of those of --tests.
     #[arg(long)]
     only: Option<String>,
-    /// Only clusters with these words in their names, e.g. "ipv4 vxlan". All of the matrix otherwise.
+    /// Only clusters whose names contain these words, such as "ipv4 vxlan" [default: all].
     #[arg(long)]
     cluster: Option<String>,
-    /// Tests that run at the same time.
+    /// Number of tests that run at the same time.
     #[arg(long, default_value_t = 6)]
     procs: usize,
-    /// Where the results are kept.
+    /// Directory of the results.
     #[arg(long, default_value = "target/conformance")]
     out: PathBuf,
-    /// Runs nothing, and writes the page of the results that are there into this file.
+    /// Run nothing, and write the results of earlier runs as a page into this file.
     #[arg(long)]
     page: Option<PathBuf>,
 }
@@ -52,34 +52,34 @@ struct Args {
 /// How pods are connected to their node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pods {
-    /// By the CNI plugin bridge.
+    /// The CNI plugin bridge connects them.
     Bridge,
-    /// By weft-veth, without a bridge.
+    /// weft-veth connects them, without a bridge.
     Routed,
 }
 
 /// One cluster of the matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct Kind {
-    /// Of nodes, pods and Services.
+    /// The families of the addresses of nodes, pods and Services.
     pub family: Family,
     /// `Backend.Type` of net-conf.
     pub backend: &'static str,
     /// How pods are connected.
     pub pods: Pods,
-    /// Mode of kube-proxy.
+    /// The mode of kube-proxy.
     pub proxy: &'static str,
 }
 
 impl Kind {
-    /// As it is called on the command line and in the page: `ipv4 vxlan bridge iptables`.
+    /// Returns its name on the command line and in the page, such as `ipv4 vxlan bridge iptables`.
     pub fn name(&self) -> String {
         let pods = if self.pods == Pods::Bridge { "bridge" } else { "routed" };
         format!("{} {} {pods} {}", self.family.as_str(), self.backend, self.proxy)
     }
 }
 
-/// Each family with both backends, both ways to connect pods, and both modes of kube-proxy.
+/// The clusters. Together they have each family with both backends, both ways to connect pods, and both modes of kube-proxy.
 const MATRIX: [Kind; 6] = [
     Kind { family: Family::V4, backend: "vxlan", pods: Pods::Bridge, proxy: "iptables" },
     Kind { family: Family::V4, backend: "host-gw", pods: Pods::Routed, proxy: "nftables" },

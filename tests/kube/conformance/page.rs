@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! docs/conformance.md, from the results of the last runs.
+//! Writes docs/conformance.md from the results of the last runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -40,7 +40,7 @@ fn render(reports: &BTreeMap<String, Report>) -> String {
     page
 }
 
-/// Tests with this outcome, each with its reason and the clusters where it was so, if these are not all.
+/// Lists the tests with this outcome, each with its reason, and with the names of the clusters unless it was so in all of them.
 fn section(page: &mut String, reports: &BTreeMap<String, Report>, outcome: Outcome, title: &str) {
     let mut tests: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
     for report in reports.values() {
@@ -62,7 +62,7 @@ fn section(page: &mut String, reports: &BTreeMap<String, Report>, outcome: Outco
     }
 }
 
-/// What was left out, by reason.
+/// Returns the number of tests that were left out, for each reason.
 fn left_out(page: &mut String, reports: &BTreeMap<String, Report>) {
     let mut reasons: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for test in reports.values().flat_map(|report| &report.tests).filter(|test| test.outcome == Outcome::LeftOut) {
@@ -74,7 +74,7 @@ fn left_out(page: &mut String, reports: &BTreeMap<String, Report>) {
     }
 }
 
-/// A reason may quote what Markdown would take for its own.
+/// Escapes characters that have a meaning in Markdown.
 fn escaped(text: &str) -> String {
     text.replace('<', "&lt;").replace('|', "\\|").replace('*', "\\*")
 }

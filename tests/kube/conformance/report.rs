@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What came of a run: read from ginkgo's report, kept as JSON, and judged.
+//! The result of a run. It is read from ginkgo's report, kept as JSON, and judged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,17 +10,17 @@ use serde_json::Value;
 
 use crate::selection::{KNOWN, LeftOut};
 
-/// What became of a test.
+/// The result of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     Passed,
     Failed,
-    /// It fails with flannel, too.
+    /// It failed, and it fails with flannel, too.
     KnownFailure,
-    /// The test itself said that it cannot run here.
+    /// The test itself reported that it cannot run here.
     Skipped,
-    /// We did not ask for it.
+    /// It was left out on purpose.
     LeftOut,
 }
 
@@ -29,7 +29,7 @@ pub enum Outcome {
 pub struct Test {
     pub name: String,
     pub outcome: Outcome,
-    /// Why it was not run, or how it failed: the first line.
+    /// Why it did not run or how it failed, in one line.
     pub reason: String,
     pub seconds: f64,
 }
@@ -37,7 +37,7 @@ pub struct Test {
 /// A run in one cluster.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Of the cluster.
+    /// The name of the cluster.
     pub name: String,
     pub kubernetes: String,
     pub weft: String,
@@ -46,7 +46,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads what ginkgo wrote. `chosen` says whether the focus of the run takes a test; others are not mentioned.
+    /// Reads the report of ginkgo. Tests that neither ran nor are in `left_out` do not belong to the run.
     pub fn tests(ginkgo: &Path, left_out: &[&LeftOut]) -> Vec<Test> {
         let text = fs::read_to_string(ginkgo).expect("ginkgo writes its report");
         let suites: Value = serde_json::from_str(&text).expect("ginkgo's report is JSON");
@@ -56,18 +56,18 @@ impl Report {
         tests
     }
 
-    /// Writes it where [`read_all`] finds it.
+    /// Writes the report into the directory from which [`read_all`] reads.
     pub fn save(&self, dir: &Path) {
         let file = dir.join(format!("{}.json", self.name.replace(' ', "-")));
         fs::write(file, serde_json::to_string_pretty(self).unwrap()).expect("the report is written");
     }
 
-    /// How many tests had this outcome.
+    /// Returns the number of tests with this outcome.
     pub fn count(&self, outcome: Outcome) -> usize {
         self.tests.iter().filter(|test| test.outcome == outcome).count()
     }
 
-    /// Says what came of it. False when a test failed that was not known to, or when none passed.
+    /// Prints the result. Returns false if a test failed that does not fail with flannel, or if none passed.
     pub fn judge(&self) -> bool {
         for test in self.tests.iter().filter(|test| test.outcome == Outcome::Failed) {
             println!("FAILED: {}\n    {}", test.name, test.reason);
@@ -98,7 +98,7 @@ fn test(spec: &Value, left_out: &[&LeftOut]) -> Option<Test> {
     let (outcome, reason) = match spec["State"].as_str()? {
         "passed" => (Outcome::Passed, String::new()),
         "skipped" | "pending" if message.is_empty() => {
-            // One that the focus does not take is not of this run.
+            // The focus of the run does not contain this test.
             let out = left_out.iter().find(|out| name.contains(out.name))?;
             (Outcome::LeftOut, out.reason.to_owned())
         }
@@ -112,7 +112,7 @@ fn test(spec: &Value, left_out: &[&LeftOut]) -> Option<Test> {
     Some(Test { name, outcome, reason, seconds })
 }
 
-/// All runs that were kept, by the name of their cluster.
+/// Returns all runs that were kept, by the name of their cluster.
 pub fn read_all(dir: &Path) -> BTreeMap<String, Report> {
     let files = fs::read_dir(dir).expect("there are results: run `make kube-conformance` first");
     let json =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One run: a cluster, weft, a DNS server, and Kubernetes' tests.
+//! One run: starts a cluster with weft and a DNS server, and runs Kubernetes' tests in it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,18 +14,18 @@ use crate::report::Report;
 use crate::selection::{LeftOut, Selection, quoted};
 use crate::{Kind, Pods};
 
-/// What is run.
+/// The options of a run.
 pub struct Wanted<'a> {
     pub tests: Selection,
     pub only: Option<&'a str>,
     pub procs: usize,
 }
 
-/// Where the tests find their images.
+/// The file that names the registries of the tests' images.
 const REGISTRIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kube/conformance/registries.yml");
 const TREE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Starts a cluster of this kind, runs the tests in it, and keeps what came of it.
+/// Starts a cluster of this kind, runs the tests in it, and keeps the result.
 pub fn run(kind: &Kind, out: &Path, wanted: &Wanted<'_>) -> Report {
     fs::create_dir_all(out).expect("the directory of results is made");
     let out = out.canonicalize().unwrap();
@@ -48,7 +48,7 @@ pub fn run(kind: &Kind, out: &Path, wanted: &Wanted<'_>) -> Report {
     report
 }
 
-/// The archives of images, made anew: that takes seconds.
+/// Makes the archives of the images, which takes seconds.
 fn images(out: &Path) -> Vec<PathBuf> {
     let dir = out.join("images");
     let done =
@@ -78,7 +78,7 @@ fn start(kind: &Kind, images: &[PathBuf]) -> Cluster {
     cluster
 }
 
-/// The API server asks Services of pods by their addresses (webhooks, aggregated APIs), so its machine needs routes to them.
+/// Adds routes to pods on the machine of the API server, which calls pods by their addresses (webhooks, aggregated APIs).
 fn reach_pods_of(cluster: &Cluster, node: &Value) {
     let addresses = node["status"]["addresses"].as_array().unwrap();
     let internal =
@@ -122,7 +122,7 @@ fn dns_service(family: Family) -> Value {
     })
 }
 
-/// Runs the tests; what they say goes to a log. Returns ginkgo's report.
+/// Runs the tests, and writes their output into a log. Returns the path of ginkgo's report.
 fn ginkgo(cluster: &Cluster, out: &Path, wanted: &Wanted<'_>, left_out: &[&LeftOut]) -> PathBuf {
     let (binaries, report, log) = (cluster::binaries(), out.join("ginkgo.report"), out.join("e2e.log"));
     let _ = fs::remove_file(&report);
@@ -142,7 +142,7 @@ fn ginkgo(cluster: &Cluster, out: &Path, wanted: &Wanted<'_>, left_out: &[&LeftO
     command.stdin(Stdio::null()).stdout(to.try_clone().unwrap()).stderr(to);
     println!("running the tests; they say what they do in {}", log.display());
     let status = command.status().unwrap();
-    // Failed tests are judged by the report.
+    // The exit code does not matter, because the report shows which tests failed.
     assert!(report.is_file(), "ginkgo ended with {status} and wrote no report: see {}", log.display());
     report
 }

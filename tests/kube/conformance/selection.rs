@@ -12,7 +12,7 @@ pub enum Selection {
     All,
     /// A part of them that takes at most four minutes.
     Short,
-    /// The tests of NetworkPolicy, which nobody enforces here: the tests of enforcement fail.
+    /// The tests of NetworkPolicy. No program enforces policies here, so the tests of enforcement fail.
     Netpol,
 }
 
@@ -22,7 +22,7 @@ pub struct LeftOut {
     pub reason: &'static str,
 }
 
-/// What no cluster of the matrix can run.
+/// The tests that no cluster of the matrix can run.
 const ALWAYS: [LeftOut; 15] = [
     LeftOut { name: "[Feature:LoadBalancer]", reason: "needs the load balancer of a cloud" },
     LeftOut { name: "[Feature:Ingress]", reason: "needs an Ingress controller" },
@@ -36,7 +36,7 @@ const ALWAYS: [LeftOut; 15] = [
     LeftOut { name: "[Feature:Networking-DNS]", reason: "needs the internet" },
     LeftOut { name: "[Feature:Networking-IPv4]", reason: "needs the internet" },
     LeftOut { name: "[Feature:Networking-IPv6]", reason: "needs the internet" },
-    // It asks for the name of 8.8.8.8 before it begins.
+    // This test looks up the name of 8.8.8.8 before it begins.
     LeftOut { name: "should forward PTR records lookup to upstream nameserver", reason: "needs the internet" },
     LeftOut { name: "[Feature:Networking-Performance]", reason: "measures, and promises nothing" },
     LeftOut { name: "[Feature:PerformanceDNS]", reason: "measures a DNS server with thousands of Services" },
@@ -45,11 +45,11 @@ const ALWAYS: [LeftOut; 15] = [
     LeftOut { name: "[Alpha]", reason: "needs feature gates that are off by default" },
 ];
 
-/// What needs two families.
+/// The tests that need two families.
 const TWO_FAMILIES: LeftOut =
     LeftOut { name: "[Feature:IPv6DualStack]", reason: "needs a cluster of two families; it runs in those" };
 
-/// A test that is known to fail, and why.
+/// A test that is known to fail, and the reason.
 pub struct Known {
     pub name: &'static str,
     pub reason: &'static str,
@@ -61,7 +61,7 @@ pub const KNOWN: [Known; 1] = [Known {
     reason: "a NodePort that is reached from its own node is masqueraded with the address of the tunnel device, as with flannel",
 }];
 
-/// A few of each kind: pods, Services, DNS, host ports, session affinity.
+/// A few tests of each kind: pods, Services, DNS, host ports, session affinity.
 const SHORT: [&str; 8] = [
     r"Granular Checks: Pods .*should function for (intra-pod|node-pod) communication: (http|udp) \[",
     r"Services should serve a basic endpoint from pods",
@@ -74,7 +74,7 @@ const SHORT: [&str; 8] = [
 ];
 
 impl Selection {
-    /// Regular expressions, any of which a test must match.
+    /// Returns regular expressions. A test must match at least one of them.
     pub fn focus(self) -> Vec<String> {
         match self {
             Selection::All => vec![r"\[sig-network\]".to_owned()],
@@ -83,7 +83,7 @@ impl Selection {
         }
     }
 
-    /// What is left out of these in a cluster of this family.
+    /// Returns the tests that are left out in a cluster of this family.
     pub fn left_out(self, family: Family) -> Vec<&'static LeftOut> {
         match self {
             Selection::Netpol => Vec::new(),
@@ -93,7 +93,7 @@ impl Selection {
     }
 }
 
-/// A regular expression that matches this text and nothing else.
+/// Returns a regular expression that matches this text and nothing else.
 pub fn quoted(text: &str) -> String {
     let special = |c: char| r"\.+*?()|[]{}^$".contains(c);
     text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()

@@ -18,7 +18,7 @@ use crate::watch::Goal;
 const SAVED: Duration = Duration::from_secs(60);
 /// If nothing is written for this time, everything is done.
 const CALM: Duration = Duration::from_secs(1);
-/// The same for flanneld, which does not announce that it is done, and may wait longer before its first write.
+/// If flanneld has written nothing for this time, it has done everything. It does not announce that, and may wait longer before its first write.
 const LONG_CALM: Duration = Duration::from_secs(5);
 
 /// The result of a cold start.

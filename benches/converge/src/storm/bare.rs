@@ -88,7 +88,7 @@ impl Member for Bare {
     }
 }
 
-/// What weft publishes with the vxlan backend. It has the same length.
+/// Returns a value with the length of what weft publishes with the backend vxlan.
 fn value(number: usize) -> Result<String> {
     let ip = address(number)?;
     let [a, b, c, d] = ip.octets();

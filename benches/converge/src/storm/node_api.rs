@@ -34,7 +34,7 @@ pub struct NodeApi {
     pub updates: usize,
     /// Milliseconds of CPU time of the server for an update without any watcher.
     pub alone: f64,
-    /// The same with the watchers.
+    /// Milliseconds of CPU time of the server for an update with the watchers.
     pub watched: f64,
     /// Bytes that a watcher received for an event.
     pub event: f64,

@@ -3,18 +3,16 @@
 
 use std::cmp::Ordering;
 
+use nix::libc;
 use weft_netlink::nftables::{DATA_VALUE, DATA_VERDICT, be32_of};
 use weft_netlink::wire::{attr, attrs, text};
 
-/// NFTA_LIST_ELEM, and the attributes of an instruction in the list.
-const ELEMENT: u16 = 1;
-const NAME: u16 = 1;
-const DATA: u16 = 2;
-/// NFTA_VERDICT_CODE and NFTA_VERDICT_CHAIN.
-const CODE: u16 = 1;
-const CHAIN: u16 = 2;
+use super::attributes::expr;
+
 /// The register of the verdict (NFT_REG_VERDICT).
 const VERDICT_REGISTER: u32 = 0;
+/// NFT_BITWISE_MASK_XOR, the operation of `bitwise` without a shift.
+const MASK_XOR: i32 = 0;
 /// The bytes of all registers together.
 pub const REGISTERS: usize = 64;
 
@@ -161,6 +159,11 @@ impl<'a> Attributes<'a> {
         self.get(kind).map(be32_of)
     }
 
+    /// Returns a number with the type that numbers of the kernel have in the crate libc.
+    fn signed(&self, kind: u16) -> Option<i32> {
+        self.number(kind).map(u32::cast_signed)
+    }
+
     /// Returns the place in the registers that an attribute names.
     fn place(&self, kind: u16) -> Option<usize> {
         place(self.number(kind)?)
@@ -192,13 +195,13 @@ pub fn value(data: &[u8]) -> Option<Vec<u8>> {
 /// Returns the verdict in `NFTA_DATA_*`.
 pub fn verdict(data: &[u8]) -> Option<Verdict> {
     let verdict = Attributes(attr(data, DATA_VERDICT)?);
-    Some(match verdict.number(CODE)?.cast_signed() {
-        0 => Verdict::Drop,
-        1 => Verdict::Accept,
-        -1 => Verdict::Continue,
-        -3 => Verdict::Jump(verdict.text(CHAIN)),
-        -4 => Verdict::Goto(verdict.text(CHAIN)),
-        -5 => Verdict::Return,
+    Some(match verdict.signed(expr::VERDICT_CODE)? {
+        libc::NF_DROP => Verdict::Drop,
+        libc::NF_ACCEPT => Verdict::Accept,
+        libc::NFT_CONTINUE => Verdict::Continue,
+        libc::NFT_JUMP => Verdict::Jump(verdict.text(expr::VERDICT_CHAIN)),
+        libc::NFT_GOTO => Verdict::Goto(verdict.text(expr::VERDICT_CHAIN)),
+        libc::NFT_RETURN => Verdict::Return,
         _ => return None,
     })
 }
@@ -207,79 +210,95 @@ pub fn verdict(data: &[u8]) -> Option<Verdict> {
 pub fn list(bytes: &[u8]) -> Vec<Instruction> {
     let decode = |element: &[u8]| {
         let element = Attributes(element);
-        let (name, data) = (element.text(NAME), Attributes(element.get(DATA).unwrap_or_default()));
+        let (name, data) = (element.text(expr::NAME), Attributes(element.get(expr::DATA).unwrap_or_default()));
         known(&name, &data).unwrap_or_else(|| Instruction::Unknown { to: written(&name, &data), name })
     };
-    attrs(bytes).filter(|(kind, _)| *kind == ELEMENT).map(|(_, element)| decode(element)).collect()
+    attrs(bytes).filter(|(kind, _)| *kind == expr::LIST_ELEM).map(|(_, element)| decode(element)).collect()
 }
 
 /// Returns the register that an instruction writes whose meaning is not known here.
 fn written(name: &str, data: &Attributes<'_>) -> Option<usize> {
     match name {
-        "hash" | "socket" | "tunnel" => data.place(2),
-        "fib" | "numgen" | "rt" | "osf" | "xfrm" | "exthdr" | "payload" | "meta" | "ct" => data.place(1),
-        "bitwise" | "byteorder" => data.place(2),
+        "bitwise" | "byteorder" | "hash" | "socket" | "tunnel" => data.place(expr::SECOND_DREG),
+        "fib" | "numgen" | "rt" | "osf" | "xfrm" | "exthdr" | "payload" | "meta" | "ct" => data.place(expr::DREG),
         _ => None,
     }
 }
 
+/// Returns an instruction whose meaning is known here. `meta`, `ct`, `payload` and `exthdr` without a register to write set something instead.
 fn known(name: &str, data: &Attributes<'_>) -> Option<Instruction> {
     Some(match name {
         name if HARMLESS.contains(&name) => Instruction::Harmless,
         "meta" => return meta(data),
-        "ct" if data.get(1).is_none() => Instruction::Harmless,
+        "ct" | "payload" | "exthdr" if data.get(expr::DREG).is_none() => Instruction::Harmless,
         "ct" => {
-            let field = if data.number(2)? == 0 { Field::ConnectionState } else { Field::Other("ct".to_owned()) };
-            Instruction::Load { field, to: data.place(1)?, len: 4 }
+            let is_state = data.signed(expr::CT_KEY)? == libc::NFT_CT_STATE;
+            let field = if is_state { Field::ConnectionState } else { Field::Other("ct".to_owned()) };
+            Instruction::Load { field, to: data.place(expr::DREG)?, len: 4 }
         }
-        "payload" if data.get(1).is_none() => Instruction::Harmless,
-        "payload" => {
-            let (base, offset, len) = (data.number(2)?, data.number(3)?, data.number(4)?);
-            let field = match base {
-                1 => Field::Network(offset),
-                2 => Field::Transport(offset),
-                _ => Field::Other("payload".to_owned()),
-            };
-            Instruction::Load { field, to: data.place(1)?, len: len as usize }
+        "payload" => return payload(data),
+        "immediate" if data.number(expr::DREG)? == VERDICT_REGISTER => {
+            Instruction::Verdict(verdict(data.get(expr::IMMEDIATE_DATA)?)?)
         }
-        "immediate" if data.number(1)? == VERDICT_REGISTER => Instruction::Verdict(verdict(data.get(2)?)?),
-        "immediate" => Instruction::Value { to: data.place(1)?, data: data.bytes(2)? },
-        "bitwise" if data.number(6).unwrap_or(0) == 0 => {
-            Instruction::Mask { from: data.place(1)?, to: data.place(2)?, mask: data.bytes(4)?, xor: data.bytes(5)? }
-        }
+        "immediate" => Instruction::Value { to: data.place(expr::DREG)?, data: data.bytes(expr::IMMEDIATE_DATA)? },
+        "bitwise" if data.signed(expr::BITWISE_OP).unwrap_or(MASK_XOR) == MASK_XOR => Instruction::Mask {
+            from: data.place(expr::SREG)?,
+            to: data.place(expr::SECOND_DREG)?,
+            mask: data.bytes(expr::BITWISE_MASK)?,
+            xor: data.bytes(expr::BITWISE_XOR)?,
+        },
         "byteorder" => Instruction::ByteOrder {
-            from: data.place(1)?,
-            to: data.place(2)?,
-            len: data.number(4)? as usize,
-            size: data.number(5)? as usize,
+            from: data.place(expr::SREG)?,
+            to: data.place(expr::SECOND_DREG)?,
+            len: data.number(expr::BYTEORDER_LEN)? as usize,
+            size: data.number(expr::BYTEORDER_SIZE)? as usize,
         },
-        "cmp" => {
-            Instruction::Compare { at: data.place(1)?, comparison: comparison(data.number(2)?)?, data: data.bytes(3)? }
-        }
+        "cmp" => Instruction::Compare {
+            at: data.place(expr::SREG)?,
+            comparison: comparison(data.number(expr::CMP_OP)?)?,
+            data: data.bytes(expr::CMP_DATA)?,
+        },
         "range" => Instruction::Range {
-            at: data.place(1)?,
-            inside: data.number(2)? == 0,
-            first: data.bytes(3)?,
-            last: data.bytes(4)?,
+            at: data.place(expr::SREG)?,
+            inside: data.signed(expr::RANGE_OP)? == libc::NFT_RANGE_EQ,
+            first: data.bytes(expr::RANGE_FROM_DATA)?,
+            last: data.bytes(expr::RANGE_TO_DATA)?,
         },
-        "lookup" => {
-            let into = match data.number(3) {
-                None => Destination::Nothing,
-                Some(VERDICT_REGISTER) => Destination::Verdict,
-                Some(register) => Destination::Register(place(register)?),
-            };
-            let inside = data.number(5).unwrap_or(0) & 1 == 0;
-            Instruction::Lookup { at: data.place(2)?, set: data.text(1), inside, into }
-        }
-        "nat" => Instruction::Nat { source: data.number(1)? == 0, address: data.place(3), port: data.place(5) },
+        "lookup" => return lookup(data),
+        "nat" => Instruction::Nat {
+            source: data.signed(expr::NAT_TYPE)? == libc::NFT_NAT_SNAT,
+            address: data.place(expr::NAT_REG_ADDR_MIN),
+            port: data.place(expr::NAT_REG_PROTO_MIN),
+        },
         "masq" => Instruction::Masquerade,
-        "exthdr" if data.get(1).is_none() => Instruction::Harmless,
-        "match" if data.text(1) == "comment" => Instruction::Harmless,
+        "match" if data.text(expr::XT_NAME) == "comment" => Instruction::Harmless,
         "redir" => Instruction::Redirect,
         "reject" => Instruction::Reject,
-        "target" => target(&data.text(1)),
+        "target" => target(&data.text(expr::XT_NAME)),
         _ => return None,
     })
+}
+
+/// `payload` loads a part of a header.
+fn payload(data: &Attributes<'_>) -> Option<Instruction> {
+    let offset = data.number(expr::PAYLOAD_OFFSET)?;
+    let field = match data.signed(expr::PAYLOAD_BASE)? {
+        libc::NFT_PAYLOAD_NETWORK_HEADER => Field::Network(offset),
+        libc::NFT_PAYLOAD_TRANSPORT_HEADER => Field::Transport(offset),
+        _ => Field::Other("payload".to_owned()),
+    };
+    Some(Instruction::Load { field, to: data.place(expr::DREG)?, len: data.number(expr::PAYLOAD_LEN)? as usize })
+}
+
+/// `lookup` looks for a register in a set, and may use what the set has for it.
+fn lookup(data: &Attributes<'_>) -> Option<Instruction> {
+    let into = match data.number(expr::LOOKUP_DREG) {
+        None => Destination::Nothing,
+        Some(VERDICT_REGISTER) => Destination::Verdict,
+        Some(register) => Destination::Register(place(register)?),
+    };
+    let inside = data.signed(expr::LOOKUP_FLAGS).unwrap_or(0) & libc::NFT_LOOKUP_F_INV == 0;
+    Some(Instruction::Lookup { at: data.place(expr::LOOKUP_SREG)?, set: data.text(expr::LOOKUP_SET), inside, into })
 }
 
 /// Returns what a target of iptables does, which has a name of its own.
@@ -295,20 +314,19 @@ fn target(name: &str) -> Instruction {
 
 /// `meta` loads a property of the packet, or sets one.
 fn meta(data: &Attributes<'_>) -> Option<Instruction> {
-    const MARK: u32 = 3;
-    let key = data.number(2)?;
-    if data.get(1).is_none() {
-        return Some(if key == MARK { Instruction::SetMark } else { Instruction::Harmless });
+    let key = data.signed(expr::META_KEY)?;
+    if data.get(expr::DREG).is_none() {
+        return Some(if key == libc::NFT_META_MARK { Instruction::SetMark } else { Instruction::Harmless });
     }
     let (field, len) = match key {
-        MARK => (Field::Mark, 4),
-        6 => (Field::InputName, 16),
-        7 => (Field::OutputName, 16),
-        15 => (Field::Family, 1),
-        16 => (Field::L4Proto, 1),
+        libc::NFT_META_MARK => (Field::Mark, 4),
+        libc::NFT_META_IIFNAME => (Field::InputName, libc::IFNAMSIZ),
+        libc::NFT_META_OIFNAME => (Field::OutputName, libc::IFNAMSIZ),
+        libc::NFT_META_NFPROTO => (Field::Family, 1),
+        libc::NFT_META_L4PROTO => (Field::L4Proto, 1),
         _ => (Field::Other("meta".to_owned()), 4),
     };
-    Some(Instruction::Load { field, to: data.place(1)?, len })
+    Some(Instruction::Load { field, to: data.place(expr::DREG)?, len })
 }
 
 fn comparison(number: u32) -> Option<Comparison> {

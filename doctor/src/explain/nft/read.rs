@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 
+use nix::libc;
 use weft_netlink::nftables::{
     BaseChain, GETRULE, GETSET, GETSETELEM, NEWRULE, NEWSET, NEWSETELEM, NFGENMSG, TABLE_NAME, be32_of, handle_of,
 };
@@ -12,13 +13,10 @@ use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{Writer, attr, attr_after, attrs, attrs_after, messages};
 
 use super::super::rules::{Outcome, Tested};
+use super::attributes::{elements, rule, set};
 use super::instruction::{self, Rule};
 use super::set::{Data, Element, Set};
 use super::walk::{self, Table};
-
-/// Flags of a set and of an element.
-const SET_INTERVAL: u32 = 1 << 2;
-const ELEMENT_INTERVAL_END: u32 = 1;
 
 /// Follows a packet through a base chain. Without a decision, the outcome has no fate, and the policy decides.
 ///
@@ -50,20 +48,20 @@ impl KernelTable<'_> {
     }
 
     /// Returns whether the elements of a set are ranges, and the lengths of the fields of its key.
-    fn shape(&mut self, set: &str) -> io::Result<(bool, Vec<usize>)> {
+    fn shape(&mut self, name: &str) -> io::Result<(bool, Vec<usize>)> {
         let ask = |w: &mut Writer| {
             w.begin(GETSET, 0, &[self.family, 0, 0, 0]);
             w.attr_str(TABLE_NAME, self.name);
-            w.attr_str(2, set);
+            w.attr_str(set::NAME, name);
         };
         let data = self.netlink.request(ask)?.map_err(|refusal| io::Error::from(refusal.errno))?;
         let Some(found) = messages(&data).find(|message| message.kind == NEWSET) else {
             return Ok((false, Vec::new()));
         };
         let get = |kind: u16| attr_after(found.payload, NFGENMSG, kind);
-        let fields = get(9).and_then(|shape| attr(shape, 2)).unwrap_or_default();
-        let len = |(_, field): (u16, &[u8])| attr(field, 1).map(|len| be32_of(len) as usize);
-        Ok((get(3).is_some_and(|flags| be32_of(flags) & SET_INTERVAL != 0), attrs(fields).filter_map(len).collect()))
+        let fields = get(set::DESC).and_then(|shape| attr(shape, set::DESC_CONCAT)).unwrap_or_default();
+        let len = |(_, field): (u16, &[u8])| attr(field, set::FIELD_LEN).map(|len| be32_of(len) as usize);
+        Ok((has_flag(get(set::FLAGS), libc::NFT_SET_INTERVAL), attrs(fields).filter_map(len).collect()))
     }
 }
 
@@ -72,20 +70,20 @@ impl Table for KernelTable<'_> {
         if let Some(rules) = self.rules.get(chain) {
             return Ok(Rc::clone(rules));
         }
-        let data = self.dump(GETRULE, (2, chain))?;
-        let rule = |payload: &[u8]| {
-            let mut rule = Rule::default();
+        let data = self.dump(GETRULE, (rule::CHAIN, chain))?;
+        let read = |payload: &[u8]| {
+            let mut read = Rule::default();
             for (kind, value) in attrs_after(payload, NFGENMSG) {
                 match kind {
-                    3 => rule.handle = handle_of(value),
-                    4 => rule.instructions = instruction::list(value),
+                    rule::HANDLE => read.handle = handle_of(value),
+                    rule::EXPRESSIONS => read.instructions = instruction::list(value),
                     _ => {}
                 }
             }
-            rule
+            read
         };
         let rules = messages(&data).filter(|message| message.kind == NEWRULE);
-        let rules: Rc<Vec<Rule>> = Rc::new(rules.map(|message| rule(message.payload)).collect());
+        let rules: Rc<Vec<Rule>> = Rc::new(rules.map(|message| read(message.payload)).collect());
         self.rules.insert(chain.to_owned(), Rc::clone(&rules));
         Ok(rules)
     }
@@ -95,9 +93,11 @@ impl Table for KernelTable<'_> {
             return Ok(Rc::clone(set));
         }
         let (has_ranges, fields) = self.shape(name)?;
-        let data = self.dump(GETSETELEM, (2, name))?;
+        let data = self.dump(GETSETELEM, (elements::LIST_SET, name))?;
         let lists = messages(&data).filter(|message| message.kind == NEWSETELEM);
-        let lists = lists.flat_map(|message| attrs_after(message.payload, NFGENMSG).filter(|(kind, _)| *kind == 3));
+        let lists = lists.flat_map(|message| {
+            attrs_after(message.payload, NFGENMSG).filter(|(kind, _)| *kind == elements::LIST_ELEMENTS)
+        });
         let elements = lists.flat_map(|(_, list)| attrs(list)).map(|(_, one)| element(one)).collect();
         let set = Rc::new(Set { elements, has_ranges, fields });
         self.sets.insert(name.to_owned(), Rc::clone(&set));
@@ -105,16 +105,20 @@ impl Table for KernelTable<'_> {
     }
 }
 
+fn has_flag(flags: Option<&[u8]>, flag: i32) -> bool {
+    flags.is_some_and(|flags| be32_of(flags).cast_signed() & flag != 0)
+}
+
 fn element(bytes: &[u8]) -> Element {
     let get = |kind: u16| attr(bytes, kind);
-    let data = get(2).and_then(|data| {
+    let data = get(elements::DATA).and_then(|data| {
         let verdict = instruction::verdict(data).map(Data::Verdict);
         verdict.or_else(|| instruction::value(data).map(Data::Value))
     });
     Element {
-        key: get(1).and_then(instruction::value),
-        last: get(10).and_then(instruction::value),
-        is_end: get(3).is_some_and(|flags| be32_of(flags) & ELEMENT_INTERVAL_END != 0),
+        key: get(elements::KEY).and_then(instruction::value),
+        last: get(elements::KEY_END).and_then(instruction::value),
+        is_end: has_flag(get(elements::FLAGS), libc::NFT_SET_ELEM_INTERVAL_END),
         data: data.unwrap_or(Data::Nothing),
     }
 }

@@ -8,14 +8,11 @@ use std::rc::Rc;
 use weft_netlink::wire::octets;
 
 use super::super::facts::{Packet, Proto};
-use super::super::rules::{Fate, Matches, Outcome, Tested};
+use super::super::rules::{End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
 use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
 use super::set::{Data, Found, Set};
 use super::text;
 
-/// How deep jumps are followed (NFT_JUMP_STACK_SIZE of the kernel), and how many rules are read.
-const MAX_DEPTH: u32 = 16;
-const MAX_RULES: u32 = 200_000;
 /// The bit of the first packet of a connection (NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h).
 const NEW: u32 = 1 << 3;
 /// Bytes of the name of a device in a register (IFNAMSIZ).
@@ -46,11 +43,6 @@ pub fn follow(table: &mut dyn Table, chain: &str, tested: Tested<'_>) -> io::Res
         walk.outcome.fate = Some((fate, rule));
     }
     Ok(walk.outcome)
-}
-
-enum End {
-    Decided(Fate, String),
-    Goes,
 }
 
 /// What a rule does with the packets that match.

@@ -14,12 +14,10 @@ use weft_cni::record::{self, Record};
 use weft_cni::rtnl::Rtnl;
 use weft_cni::veth::ALIAS;
 
+use super::Sources;
 use super::namespaces::{self, Namespace};
-use super::processes::Processes;
-use super::{Sources, processes};
-
-/// The bridge of flannel's CNI plugin, unless a record names another.
-const BRIDGE: &str = "cni0";
+use crate::node::BRIDGE;
+use crate::processes::{self, Processes};
 
 /// An address that host-local reserves.
 #[derive(Debug, Clone)]
@@ -91,6 +89,7 @@ pub fn read(sources: &Sources) -> anyhow::Result<Facts> {
     // The files are read first. A pod that is started meanwhile is missing in the files then, so nothing of it can look
     // like a leak.
     let records = record::list(&sources.records)?;
+    // A record may name another bridge than the usual one.
     let bridges: BTreeSet<String> = records.iter().filter_map(bridge).chain([BRIDGE.to_owned()]).collect();
     facts.records = records.into_iter().map(|record| RecordFile { age: age(&record.path), record }).collect();
     facts.addresses = addresses(&sources.networks)?;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use weft_cni::rtnl::Rtnl;
 
-use super::processes::{Id, Processes, id};
+use crate::processes::{Id, Processes, id};
 
 /// A network namespace other than our own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

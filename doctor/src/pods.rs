@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `weft doctor pods`: finds what deleted pods left behind on a node, and the command that removes each of it.
+//!
+//! A container runtime calls the CNI command GC for this purpose, but many runtimes do not. Three kinds of things can be
+//! left behind: addresses of host-local, records of the CNI plugin, and veth pairs.
+//!
+//! [`facts`] reads the files and the kernel. [`findings`] compares them, without side effects. Whether a pod is running
+//! is decided first by the kernel (addresses and processes in network namespaces), then by the runtime's cache and by
+//! processes whose command line or control group contains the container's ID. Whatever may belong to a running pod is
+//! listed, but never removed.
+
+mod facts;
+mod findings;
+mod namespaces;
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use weft_cni::env::{Request, Verb};
+use weft_cni::rtnl::Rtnl;
+use weft_cni::{flannel, hostlocal, plugin};
+
+pub use findings::{Finding, Verdict};
+
+/// What is examined.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The directory of host-local, which has a subdirectory for each network.
+    pub networks: PathBuf,
+    /// The directory of the CNI plugin's records.
+    pub records: PathBuf,
+    /// The runtime's cache of CNI results. The directory may be missing.
+    pub results: PathBuf,
+    /// The directory of named network namespaces.
+    pub netns: PathBuf,
+    /// The value of CNI_PATH, for the plugins that remove what a record describes.
+    pub plugins: String,
+    /// The age from which a file counts as left behind. A younger one may belong to a pod that is being started.
+    pub min_age: Duration,
+}
+
+/// Something that was left behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Leak {
+    /// A record of the CNI plugin. The plugin's DEL removes everything that the record describes.
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Name of the network.
+        network: String,
+        /// ID of the container.
+        container: String,
+        /// Name of the pod's interface.
+        ifname: String,
+    },
+    /// A veth pair.
+    VethPair {
+        /// Name of the host's end.
+        name: String,
+        /// Interface index of the host's end.
+        index: u32,
+    },
+    /// An address that host-local reserves.
+    Address {
+        /// The file.
+        path: PathBuf,
+        /// ID of the container that the address is reserved for.
+        container: String,
+    },
+}
+
+/// The result of an examination.
+#[derive(Debug)]
+pub struct Report {
+    /// Everything that does not certainly belong to a running pod, in the order in which it should be removed.
+    pub findings: Vec<Finding>,
+    /// What could not be read. If there is anything, no finding is certain.
+    pub unreadable: Vec<String>,
+    /// How much was examined, in words.
+    examined: String,
+}
+
+/// Examines this node.
+///
+/// # Errors
+/// A directory or the kernel's tables cannot be read, so that nothing is known.
+pub fn examine(sources: &Sources) -> anyhow::Result<Report> {
+    let facts = facts::read(sources)?;
+    let count = |n: usize, one: &str, many: &str| format!("{n} {}", if n == 1 { one } else { many });
+    let examined = [
+        count(facts.addresses.len(), "address", "addresses"),
+        count(facts.records.len(), "record", "records"),
+        count(facts.veth_pairs.len(), "veth pair", "veth pairs"),
+        count(facts.namespaces.len(), "network namespace", "network namespaces"),
+    ];
+    Ok(Report {
+        findings: findings::findings(&facts, sources.min_age),
+        examined: examined.join(", "),
+        unreadable: facts.unreadable,
+    })
+}
+
+impl Report {
+    /// Returns the findings that are certain.
+    pub fn leaks(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().filter(|finding| finding.verdict == Verdict::Leak)
+    }
+
+    /// Formats the report for people.
+    pub fn render(&self, sources: &Sources) -> String {
+        let mut text = String::new();
+        for (verdict, title) in [(Verdict::Leak, "leaked"), (Verdict::Doubt, "in doubt (check before you remove it)")] {
+            let found: Vec<_> = self.findings.iter().filter(|finding| finding.verdict == verdict).collect();
+            if found.is_empty() {
+                continue;
+            }
+            let _ = writeln!(text, "{title}:");
+            for finding in found {
+                let _ = writeln!(text, "  {}: {}", finding.what, finding.why);
+                let _ = writeln!(text, "    {}", command(&finding.leak, sources));
+            }
+        }
+        for what in &self.unreadable {
+            let _ = writeln!(text, "not everything can be read: {what}");
+        }
+        let (leaks, doubts) = (self.leaks().count(), self.findings.len() - self.leaks().count());
+        let _ = writeln!(text, "{leaks} leaked, {doubts} in doubt; examined {}", self.examined);
+        text
+    }
+}
+
+/// Returns the shell command that removes a leak.
+fn command(leak: &Leak, sources: &Sources) -> String {
+    match leak {
+        Leak::Record { network, container, ifname, .. } => {
+            let program = sources.plugins.split(':').next().unwrap_or_default();
+            format!(
+                "echo '{}' | CNI_COMMAND=DEL CNI_CONTAINERID={container} CNI_IFNAME={ifname} CNI_PATH={} {program}/flannel",
+                Value::Object(conf(network, &sources.records)),
+                sources.plugins
+            )
+        }
+        Leak::VethPair { name, .. } => format!("ip link del {name}"),
+        Leak::Address { path, .. } => format!("rm {}", path.display()),
+    }
+}
+
+/// Why a leak was not removed.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}: {source}")]
+pub struct FixError {
+    /// The leak.
+    what: String,
+    source: weft_cni::spec::Error,
+}
+
+/// Removes every certain leak. Returns for each what was done, or why it failed. A failure does not stop the others.
+pub fn fix(report: &Report, sources: &Sources) -> Vec<Result<String, FixError>> {
+    let remove = |finding: &Finding| match remove(&finding.leak, sources) {
+        Ok(()) => Ok(format!("cleared {}", finding.what)),
+        Err(source) => Err(FixError { what: finding.what.to_string(), source }),
+    };
+    report.leaks().map(remove).collect()
+}
+
+fn remove(leak: &Leak, sources: &Sources) -> Result<(), weft_cni::spec::Error> {
+    match leak {
+        Leak::Record { network, container, ifname, .. } => {
+            let request = Request {
+                verb: Verb::Del,
+                container: container.clone(),
+                netns: String::new(),
+                ifname: ifname.clone(),
+                args: String::new(),
+                path: sources.plugins.clone(),
+                netns_override: false,
+            };
+            plugin::within(request, &Value::Object(conf(network, &sources.records)), flannel::answer).map(drop)
+        }
+        Leak::VethPair { name, index } => {
+            let mut host = Rtnl::open()?;
+            // Another link may have got the name since the examination.
+            match host.link(name)?.filter(|link| link.index == *index) {
+                Some(link) => host.remove_link(link.index),
+                None => Ok(()),
+            }
+        }
+        Leak::Address { path, container } => {
+            let dir = path.parent().unwrap_or(Path::new("/"));
+            // host-local's lock is held here. The address may have been given to another container since the examination.
+            hostlocal::release(dir, |now| now.path == *path && now.container == *container).map(drop)
+        }
+    }
+}
+
+/// Returns a CNI configuration with which the plugin's DEL finds its record.
+fn conf(network: &str, records: &Path) -> Map<String, Value> {
+    let conf = json!({"cniVersion": "0.4.0", "name": network, "type": "flannel", "dataDir": records});
+    conf.as_object().cloned().unwrap_or_default()
+}
