@@ -18,7 +18,7 @@ use weft_netlink::wire::{Writer, attrs_after, i32_at, messages, u8_at};
 
 use crate::spec::Error;
 pub use decode::links;
-use decode::{addr, neigh, route};
+use decode::{addr, neigh, qdisc, route};
 
 /// Attributes of RTM_GETNSID (linux/net_namespace.h).
 const NETNSA_NSID: u16 = 1;
@@ -81,6 +81,12 @@ pub struct Link {
     pub up: bool,
     /// What tells a vxlan device from others; `None` for other kinds.
     pub vxlan: Option<Vxlan>,
+    /// True if the link takes all packets, also those for other MAC addresses (IFF_PROMISC).
+    pub promiscuous: bool,
+    /// Whether the bridge sends packets back to the port by which they came; `None` if the link is no port of a bridge.
+    pub hairpin: Option<bool>,
+    /// True if an XDP program sees the packets first.
+    pub xdp: bool,
 }
 
 /// What tells a vxlan device from others in the kernel.
@@ -105,9 +111,11 @@ pub struct Addr {
     pub len: u8,
     /// True if the scope of the address is wider than the link.
     pub global: bool,
+    /// True if the kernel found that another host has this IPv6 address.
+    pub duplicate: bool,
 }
 
-/// A unicast route of the main table.
+/// A route of the main table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// Destination; `None` for the default route.
@@ -122,6 +130,8 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// What wrote the route, as /etc/iproute2/rt_protos names it.
     pub protocol: u8,
+    /// True if the route refuses packets (blackhole, unreachable, prohibit).
+    pub refuses: bool,
 }
 
 /// An entry of the neighbour table.
@@ -206,6 +216,14 @@ impl Rtnl {
     /// # Errors
     /// The dump fails.
     pub fn routes(&mut self) -> Result<Vec<Route>, Error> {
+        Ok(self.main_table()?.into_iter().filter(|route| !route.refuses).collect())
+    }
+
+    /// Returns the unicast routes of the main table and those that refuse packets, of both families.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn main_table(&mut self) -> Result<Vec<Route>, Error> {
         let data = self.dump("routes", libc::RTM_GETROUTE, &[0; 12])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).filter_map(|m| route(m.payload)).collect())
     }
@@ -217,6 +235,15 @@ impl Rtnl {
     pub fn neighbours(&mut self) -> Result<Vec<Neigh>, Error> {
         let data = self.dump("neighbours", libc::RTM_GETNEIGH, &[0; 12])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload)).collect())
+    }
+
+    /// Returns the queueing disciplines of all links: for each the index of its link, and its name.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn qdiscs(&mut self) -> Result<Vec<(u32, String)>, Error> {
+        let data = self.dump("queueing disciplines", libc::RTM_GETQDISC, &[0; 20])?;
+        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWQDISC).filter_map(|m| qdisc(m.payload)).collect())
     }
 
     /// Returns true if the kernel delivers packets to this address locally. For a new IPv6 address the kernel arranges
