@@ -61,7 +61,6 @@ async fn ask_agent(sources: &mut NodeSources) {
     if !socket::answers(&sources.socket) {
         return;
     }
-    sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
     let status = match socket::ask_status(&sources.socket).await {
         Ok(status) => status,
         Err(error) => {
@@ -70,6 +69,7 @@ async fn ask_agent(sources: &mut NodeSources) {
         }
     };
     let (store, peers) = (store_problem(&status), broken_peers(&status.peers));
+    sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
     sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
     sources.peers = peers_to_follow(&status.peers);
