@@ -255,7 +255,7 @@ impl Prober {
             if !is_answered && self.examined.len() < MAX_EXAMINED {
                 let mut examination = Examination::new(sent.target.mtu, sent.target.published.is_some());
                 if sample.is_silent() {
-                    examination.begin_with_connection();
+                    examination.begin_briefly();
                 }
                 let examined = Examined { target: sent.target, examination, due: now, is_open: false };
                 self.examined.insert(sent.target.place, examined);

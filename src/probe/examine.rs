@@ -47,8 +47,8 @@ pub enum Step {
 enum Stage {
     /// Small packets, of which this many were lost in a row.
     Small(u8),
-    /// A TCP connection. `is_first`: the peer answered one before, so no small packets were sent yet.
-    Connection { is_first: bool },
+    /// A TCP connection, after small packets were lost.
+    Connection,
     /// Packets to the published address.
     Published(u8),
     /// Packets of full size, after a small one was answered.
@@ -76,9 +76,10 @@ impl Examination {
         Examination { stage: Stage::Small(1), mtu, has_tunnel, heard: 0 }
     }
 
-    /// Begins with a TCP connection, because the peer answered one before and no echo request.
-    pub fn begin_with_connection(&mut self) {
-        self.stage = Stage::Connection { is_first: true };
+    /// Begins anew with one small packet before the TCP connection, because the peer answered a connection before and no echo request. If it
+    /// answers the small packet now, it has another fault.
+    pub fn begin_briefly(&mut self) {
+        self.stage = Stage::Small(LOSSES - 1);
     }
 
     /// Returns the packet that is to be sent next.
@@ -88,7 +89,7 @@ impl Examination {
             Stage::Published(_) => Packet::Published,
             Stage::Full(_) => Packet::Full,
             Stage::Search { reached, lost, .. } => Packet::Size(reached + (lost - reached) / 2),
-            Stage::Connection { .. } => Packet::Connection,
+            Stage::Connection => Packet::Connection,
             Stage::Unreachable { next, .. } => next,
             Stage::TooSmall { asks_full: true, .. } => Packet::Full,
             Stage::TooSmall { reached, .. } => Packet::Size(reached),
@@ -112,11 +113,7 @@ impl Examination {
                 // The peer runs, but not at the address that it publishes.
                 (false, _) => Cause::Underlay,
             }),
-            Stage::Small(_)
-            | Stage::Connection { .. }
-            | Stage::Published(_)
-            | Stage::Full(_)
-            | Stage::Search { .. } => None,
+            Stage::Small(_) | Stage::Connection | Stage::Published(_) | Stage::Full(_) | Stage::Search { .. } => None,
         }
     }
 
@@ -130,7 +127,7 @@ impl Examination {
         }
         match packet {
             Packet::Full if is_answered => return Step::Reached,
-            Packet::Connection if is_answered => return Step::Silent,
+            Packet::Connection if is_answered && self.stage == Stage::Connection => return Step::Silent,
             _ => {}
         }
         self.stage = if is_answered { self.after_answer() } else { self.after_loss() };
@@ -144,20 +141,19 @@ impl Examination {
             }
             Stage::Search { lost, reached, .. } => self.searched(reached + (lost - reached) / 2, lost),
             Stage::TooSmall { reached, .. } => Stage::TooSmall { reached, asks_full: true, losses: 0 },
-            Stage::Small(_) | Stage::Connection { .. } | Stage::Full(_) | Stage::Unreachable { .. } => Stage::Full(0),
+            // Whether echo requests are answered by now decides what it means.
+            Stage::Unreachable { next: Packet::Connection, .. } => Stage::Small(LOSSES - 1),
+            Stage::Small(_) | Stage::Connection | Stage::Full(_) | Stage::Unreachable { .. } => Stage::Full(0),
         }
     }
 
     fn after_loss(&self) -> Stage {
         match self.stage {
             Stage::Small(lost) if lost + 1 < LOSSES => Stage::Small(lost + 1),
-            Stage::Small(_) => Stage::Connection { is_first: false },
-            Stage::Connection { is_first: true } => Stage::Small(1),
-            Stage::Connection { .. } if self.has_tunnel => Stage::Published(0),
+            Stage::Small(_) => Stage::Connection,
+            Stage::Connection if self.has_tunnel => Stage::Published(0),
             Stage::Published(lost) if lost + 1 < MORE_LOSSES => Stage::Published(lost + 1),
-            Stage::Connection { .. } | Stage::Published(_) => {
-                Stage::Unreachable { is_answering: false, next: Packet::Small }
-            }
+            Stage::Connection | Stage::Published(_) => Stage::Unreachable { is_answering: false, next: Packet::Small },
             Stage::Full(lost) if lost + 1 < MORE_LOSSES => Stage::Full(lost + 1),
             Stage::Full(_) => self.searched(SMALL, self.mtu),
             Stage::Search { reached, lost, losses } if losses + 1 < MORE_LOSSES => {
@@ -277,8 +273,12 @@ mod tests {
             let mut examination = Examination::new(1450, true);
             assert_eq!(examine(&mut examination, &path), (None, 3));
             let mut again = Examination::new(1450, true);
-            again.begin_with_connection();
-            assert_eq!(examine(&mut again, &path), (None, 1), "it is known by now");
+            again.begin_briefly();
+            assert_eq!(examine(&mut again, &path), (None, 2), "it is known by now");
+            again.begin_briefly();
+            let narrow = Path { tunnel: 1300, ..path };
+            assert_eq!(examine(&mut again, &narrow).0, Some(Cause::Mtu(1300)), "another fault is found nevertheless");
+            let again = Examination::new(1450, true);
             let broken = Path { connection: false, ..path };
             for mut one in [examination, again] {
                 while one.cause().is_none() {
