@@ -3,8 +3,8 @@
 //! datagram where possible.
 
 mod decode;
+mod refused;
 
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -19,6 +19,7 @@ use weft_netlink::wire::{Writer, attrs_after, i32_at, messages, u8_at};
 use crate::spec::Error;
 pub use decode::links;
 use decode::{addr, neigh, qdisc, route};
+pub use refused::Refused;
 
 /// Attributes of RTM_GETNSID (linux/net_namespace.h).
 const NETNSA_NSID: u16 = 1;
@@ -28,32 +29,6 @@ const NETNSA_FD: u16 = 3;
 #[derive(Debug)]
 pub struct Rtnl {
     socket: Netlink,
-}
-
-/// The first message of a batch that the kernel refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    /// The purpose of the message, as a verb phrase: "add an address".
-    pub what: &'static str,
-    /// The error number.
-    pub errno: Errno,
-    /// The kernel's explanation; may be empty.
-    pub text: String,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.errno.desc())?;
-        if self.text.is_empty() { Ok(()) } else { write!(f, " ({})", self.text) }
-    }
-}
-
-impl std::error::Error for Refused {}
-
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Error {
-        Error::new(crate::spec::code::OTHER, refused.to_string())
-    }
 }
 
 /// A link.

@@ -27,12 +27,19 @@ pub struct PathLink {
     pub master: Option<(String, String)>,
     /// True if it has the published address or a default route, and neither weft nor a CNI plugin made it.
     pub is_uplink: bool,
-    /// True if the queueing discipline netem works on it.
-    pub netem: bool,
-    /// True if an XDP program works on it.
-    pub xdp: bool,
-    /// True if filters of tc may work on packets that arrive.
-    pub filters: bool,
+    /// What may drop packets on it.
+    pub suspects: Vec<Suspect>,
+}
+
+/// Something on a link that may drop packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Suspect {
+    /// The queueing discipline netem.
+    Netem,
+    /// An XDP program.
+    Xdp,
+    /// Filters of tc for packets that arrive or leave.
+    Filters,
 }
 
 /// Everything that was read.
@@ -56,6 +63,14 @@ pub fn read(
     let has_qdisc = |link: &Link, names: &[&str]| {
         qdiscs.iter().any(|(index, name)| *index == link.index && names.contains(&name.as_str()))
     };
+    let suspects = |link: &Link| {
+        let all = [
+            (Suspect::Netem, has_qdisc(link, &[NETEM])),
+            (Suspect::Xdp, link.xdp),
+            (Suspect::Filters, has_qdisc(link, &FILTERED)),
+        ];
+        all.into_iter().filter(|(_, is_there)| *is_there).map(|(suspect, _)| suspect).collect()
+    };
     let path_link = |link: &Link| {
         let is_default = routes.iter().any(|route| route.dst.is_none() && route.index == link.index);
         let is_published = addrs.iter().any(|addr| addr.index == link.index && published.contains(&addr.addr));
@@ -68,9 +83,7 @@ pub fn read(
                 .filter(|master| master.name != BRIDGE)
                 .map(|master| (master.name.clone(), master.kind.clone())),
             is_uplink,
-            netem: has_qdisc(link, &[NETEM]),
-            xdp: link.xdp,
-            filters: has_qdisc(link, &FILTERED),
+            suspects: suspects(link),
         })
     };
     let duplicates = addrs.iter().filter(|addr| addr.duplicate);
@@ -86,7 +99,7 @@ pub(super) fn traffic_control(facts: &NodeFacts) -> Vec<NodeFinding> {
     let mut findings = Vec::new();
     for link in &facts.path_links.links {
         let name = &link.name;
-        if link.netem {
+        if link.suspects.contains(&Suspect::Netem) {
             let evidence = format!(
                 "the queueing discipline netem of {name} delays, drops or changes packets, as a test of faults wants it"
             );
@@ -97,7 +110,7 @@ pub(super) fn traffic_control(facts: &NodeFacts) -> Vec<NodeFinding> {
         if facts.unreachable == 0 || !link.is_uplink {
             continue;
         }
-        if link.xdp {
+        if link.suspects.contains(&Suspect::Xdp) {
             let evidence = format!(
                 "packets do not reach {} peers, and an XDP program on {name} sees all packets before the firewall and may drop those of the tunnel",
                 facts.unreachable
@@ -107,7 +120,7 @@ pub(super) fn traffic_control(facts: &NodeFacts) -> Vec<NodeFinding> {
             );
             findings.push(finding(evidence, remedy));
         }
-        if link.filters {
+        if link.suspects.contains(&Suspect::Filters) {
             let evidence = format!(
                 "packets do not reach {} peers, and filters of tc on {name} see all packets before the firewall and may drop those of the tunnel",
                 facts.unreachable
@@ -178,9 +191,9 @@ mod tests {
     fn netem_is_always_a_finding_and_xdp_only_if_peers_are_not_reached() {
         let link = PathLink { name: "eth0".to_owned(), is_uplink: true, ..PathLink::default() };
         assert_eq!(traffic_control(&facts(link.clone(), 3)), []);
-        let netem = traffic_control(&facts(PathLink { netem: true, ..link.clone() }, 0));
+        let netem = traffic_control(&facts(PathLink { suspects: vec![Suspect::Netem], ..link.clone() }, 0));
         assert!(netem.len() == 1 && netem[0].remedy.ends_with("tc qdisc del dev eth0 root"), "{netem:?}");
-        let xdp = PathLink { xdp: true, ..link };
+        let xdp = PathLink { suspects: vec![Suspect::Xdp], ..link };
         assert_eq!(traffic_control(&facts(xdp.clone(), 0)), []);
         let found = traffic_control(&facts(xdp.clone(), 3));
         assert!(found.len() == 1 && found[0].evidence.contains("do not reach 3 peers"), "{found:?}");
@@ -196,7 +209,8 @@ mod tests {
             [(2, "fq_codel".to_owned()), (2, "clsact".to_owned()), (3, "netem".to_owned()), (4, "netem".to_owned())];
         let addr = Addr { index: 2, addr: [192, 0, 2, 1].into(), len: 24, global: true, duplicate: false };
         let found = read(&links, (&[addr], &[]), &qdiscs, &[addr.addr]);
-        let wanted: Vec<_> = found.links.iter().map(|link| (link.name.as_str(), link.netem, link.filters)).collect();
-        assert_eq!(wanted, [("eth0", false, true), ("flannel.1", true, false)], "eth9 is not on the way");
+        let named: Vec<_> = found.links.into_iter().map(|link| (link.name, link.suspects)).collect();
+        let wanted = [("eth0".to_owned(), vec![Suspect::Filters]), ("flannel.1".to_owned(), vec![Suspect::Netem])];
+        assert_eq!(named, wanted, "eth9 is not on the way");
     }
 }
