@@ -49,6 +49,8 @@ fn pods_that_lost_their_bridge_are_found() {
         ip("link del veth0a1b2c3d");
         ip("link add veth7f00aaf type veth peer name eth1");
         assert_eq!(doctor(file, "bridge"), [], "another program made this one");
+        ip("link add veth0a1b2c3d type veth peer name eth2");
+        assert_eq!(doctor(file, "bridge"), [], "its other end is in no pod");
     });
 }
 
