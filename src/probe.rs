@@ -5,6 +5,7 @@
 //! ([`examine`]) until it is known what is wrong. Probes change nothing in the kernel and decide nothing. Their results are shown.
 
 pub mod cause;
+pub mod connection;
 pub mod echo;
 pub mod examine;
 pub mod samples;
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 use weft_subnet::lease::Id;
 
 use cause::Cause;
-use echo::{Answer, Echo};
+use echo::{Answer, Echo, EchoError};
 use examine::{Examination, Packet, Step};
 use samples::{Sample, Samples};
 
@@ -68,6 +69,19 @@ pub struct Outgoing {
     pub packet: Packet,
     /// The echo request.
     pub echo: Echo,
+}
+
+impl Outgoing {
+    /// Sends the packet and waits for the answer.
+    ///
+    /// # Errors
+    /// There is no socket for echo requests.
+    pub async fn send(&self) -> Result<Answer, EchoError> {
+        match self.packet {
+            Packet::Connection => Ok(Answer { round_trip: connection::answers(self.echo.to).await, heard: false }),
+            _ => self.echo.send().await,
+        }
+    }
 }
 
 /// The peer whose turn it is.
@@ -178,10 +192,11 @@ impl Prober {
         let due = self.examined.values_mut().filter(|one| !one.is_open && one.due <= now);
         let one = due.min_by_key(|one| one.due)?;
         let packet = one.examination.packet();
-        let wait = if one.examination.is_over() { long_wait(one.target.tag, self.counts.lost) } else { WAIT };
+        let is_over = one.examination.is_over() && packet != Packet::Connection;
+        let wait = if is_over { long_wait(one.target.tag, self.counts.lost) } else { WAIT };
         let (to, size) = match packet {
             Packet::Full => (one.target.address, one.target.mtu),
-            Packet::Small => (one.target.address, examine::SMALL),
+            Packet::Small | Packet::Connection => (one.target.address, examine::SMALL),
             Packet::Size(size) => (one.target.address, size),
             Packet::Published => (one.target.published.unwrap_or(one.target.address), examine::SMALL),
         };
@@ -226,7 +241,9 @@ impl Prober {
     /// reached again.
     pub fn ended(&mut self, sent: &Outgoing, answer: Answer, now: Instant) -> Option<Option<Cause>> {
         let is_answered = answer.round_trip.is_some();
-        *(if is_answered { &mut self.counts.answered } else { &mut self.counts.lost }) += 1;
+        if sent.packet != Packet::Connection {
+            *(if is_answered { &mut self.counts.answered } else { &mut self.counts.lost }) += 1;
+        }
         if is_answered || answer.heard {
             self.last_answer = Some(now);
         }
@@ -236,7 +253,10 @@ impl Prober {
         }
         let Some(one) = self.examined.get_mut(&sent.target.place).filter(|one| one.target == sent.target) else {
             if !is_answered && self.examined.len() < MAX_EXAMINED {
-                let examination = Examination::new(sent.target.mtu, sent.target.published.is_some());
+                let mut examination = Examination::new(sent.target.mtu, sent.target.published.is_some());
+                if sample.is_silent() {
+                    examination.begin_briefly();
+                }
                 let examined = Examined { target: sent.target, examination, due: now, is_open: false };
                 self.examined.insert(sent.target.place, examined);
             }
@@ -253,7 +273,7 @@ impl Prober {
             one.due = now;
         }
         match step {
-            Step::Reached => {
+            Step::Reached | Step::Silent => {
                 self.examined.remove(&sent.target.place);
                 before.map(|_| None)
             }

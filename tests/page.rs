@@ -115,6 +115,11 @@ fn every_view_shows_a_real_cluster() {
             ensure!(wanted, "{view}: {dom}");
             picture(browser(), dir.path(), &url, view).await?;
         }
+        // A link that names no packet puts nothing into a command.
+        let dom =
+            open(n1.ns.command("chromium").into_std(), dir.path(), &format!("{}#explain/$(id)/10.244.0.1", url.trim()))
+                .await?;
+        ensure!(!dom.contains("ssh root@"), "{dom}");
         // A link may name the packet. n1 has a rule against the second one.
         checked(
             n1.ns
@@ -129,6 +134,9 @@ fn every_view_shows_a_real_cluster() {
             let browser = || n1.ns.command("chromium").into_std();
             let dom = open(browser(), dir.path(), &url).await?;
             ensure!(data(&dom, "verdict") == Some(verdict) && dom.contains(words), "{to}: {dom}");
+            let node = if to == n2 { "192.168.77.12" } else { "192.168.77.13" };
+            let there = format!("ssh root@{node} 'PATH=$PATH:/opt/cni/bin; weft explain {from} {to}'");
+            ensure!(dom.contains(&there), "{there}: {dom}");
             picture(browser(), dir.path(), &url, &format!("explain-{verdict}")).await?;
         }
         Ok(())

@@ -3,8 +3,8 @@
 //! datagram where possible.
 
 mod decode;
+mod refused;
 
-use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -19,7 +19,8 @@ use weft_netlink::wire::{Writer, attr_after, i32_at, messages, u8_at};
 
 use crate::spec::Error;
 pub use decode::links;
-use decode::{addr, neigh, route};
+use decode::{addr, neigh, qdisc, route};
+pub use refused::Refused;
 
 /// Attributes of RTM_GETNSID (linux/net_namespace.h).
 const NETNSA_NSID: u16 = 1;
@@ -29,32 +30,6 @@ const NETNSA_FD: u16 = 3;
 #[derive(Debug)]
 pub struct Rtnl {
     socket: Netlink,
-}
-
-/// The first message of a batch that the kernel refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    /// The purpose of the message, as a verb phrase: "add an address".
-    pub what: &'static str,
-    /// The error number.
-    pub errno: Errno,
-    /// The kernel's explanation; may be empty.
-    pub text: String,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.errno.desc())?;
-        if self.text.is_empty() { Ok(()) } else { write!(f, " ({})", self.text) }
-    }
-}
-
-impl std::error::Error for Refused {}
-
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Error {
-        Error::new(crate::spec::code::OTHER, refused.to_string())
-    }
 }
 
 /// A link.
@@ -82,6 +57,12 @@ pub struct Link {
     pub up: bool,
     /// What tells a vxlan device from others; `None` for other kinds.
     pub vxlan: Option<Vxlan>,
+    /// True if the link takes all packets, also those for other MAC addresses (IFF_PROMISC).
+    pub promiscuous: bool,
+    /// Whether the bridge sends packets back to the port by which they came; `None` if the link is no port of a bridge.
+    pub hairpin: Option<bool>,
+    /// True if an XDP program sees the packets first.
+    pub xdp: bool,
 }
 
 /// What tells a vxlan device from others in the kernel.
@@ -106,9 +87,11 @@ pub struct Addr {
     pub len: u8,
     /// True if the scope of the address is wider than the link.
     pub global: bool,
+    /// True if the kernel found that another host has this IPv6 address.
+    pub duplicate: bool,
 }
 
-/// A unicast route of the main table.
+/// A route of the main table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// Destination; `None` for the default route.
@@ -123,6 +106,8 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// What wrote the route, as /etc/iproute2/rt_protos names it.
     pub protocol: u8,
+    /// True if the route refuses packets (blackhole, unreachable, prohibit).
+    pub refuses: bool,
 }
 
 /// An entry of the neighbour table.
@@ -207,6 +192,14 @@ impl Rtnl {
     /// # Errors
     /// The dump fails.
     pub fn routes(&mut self) -> Result<Vec<Route>, Error> {
+        Ok(self.main_table()?.into_iter().filter(|route| !route.refuses).collect())
+    }
+
+    /// Returns the unicast routes of the main table and those that refuse packets, of both families.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn main_table(&mut self) -> Result<Vec<Route>, Error> {
         let data = self.dump("routes", libc::RTM_GETROUTE, &[0; 12])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).filter_map(|m| route(m.payload)).collect())
     }
@@ -218,6 +211,15 @@ impl Rtnl {
     pub fn neighbours(&mut self) -> Result<Vec<Neigh>, Error> {
         let data = self.dump("neighbours", libc::RTM_GETNEIGH, &[0; 12])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload)).collect())
+    }
+
+    /// Returns the queueing disciplines of all links: for each the index of its link, and its name.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn qdiscs(&mut self) -> Result<Vec<(u32, String)>, Error> {
+        let data = self.dump("queueing disciplines", libc::RTM_GETQDISC, &[0; 20])?;
+        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWQDISC).filter_map(|m| qdisc(m.payload)).collect())
     }
 
     /// Returns true if the kernel delivers packets to this address locally. For a new IPv6 address the kernel arranges

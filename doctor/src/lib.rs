@@ -7,15 +7,22 @@
 
 mod certificates;
 mod chains;
+pub mod cni_files;
 pub mod explain;
+mod forwarding;
+mod limits;
 pub mod node;
 pub mod node_findings;
+mod other_networks;
 pub mod other_rules;
+mod pod_links;
 pub mod pods;
 mod processes;
 mod rule_findings;
 pub mod store;
 mod store_findings;
+mod tunnel_rules;
+mod uplinks;
 mod way_findings;
 pub mod ways;
 

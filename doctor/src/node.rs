@@ -14,16 +14,26 @@ use nix::unistd::{AccessFlags, access, geteuid};
 use weft_cni::rtnl::{Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
 
+use super::cni_files::{self, CniFiles, CniSources};
+use super::forwarding::{self, Forwarding};
+use super::limits::{self, Limits};
+use super::other_networks::{self, Leftover};
 use super::other_rules::{self, RuleFacts};
+use super::pod_links::{self, PodLinks};
 use super::processes;
 use super::store::{self, StoreAnswer, StoreFacts, StoreSources};
+use super::tunnel_rules::{self, DroppingRule};
+use super::uplinks::{self, PathLinks};
 use super::ways::{self, WayFacts};
 
 /// The bridge of flannel's CNI plugin.
 pub const BRIDGE: &str = "cni0";
 
+/// With this backend, or without a known one, packets between nodes are those of a vxlan device.
+const VXLAN: &str = "vxlan";
+
 /// What is examined.
-#[derive(Debug, Clone)]
+#[derive(Debug, Default, Clone)]
 pub struct NodeSources {
     /// The subnet file of the agent.
     pub subnet_file: PathBuf,
@@ -35,6 +45,18 @@ pub struct NodeSources {
     pub agent: AgentAnswer,
     /// The backend of the agent; empty if this is not known.
     pub backend: String,
+    /// The addresses that this node publishes, if the agent named them.
+    pub published: Vec<IpAddr>,
+    /// Published addresses of peers: of those that packets do not reach, and of one more.
+    pub peers: Vec<IpAddr>,
+    /// Number of peers that packets do not reach.
+    pub unreachable: usize,
+    /// Agents of flannel that run with the same subnet file, for people.
+    pub other_agents: Vec<String>,
+    /// The directory in which the agent keeps what survives a restart.
+    pub state_dir: PathBuf,
+    /// The files of CNI.
+    pub cni: CniSources,
     /// The store, if it is examined.
     pub store: StoreSources,
 }
@@ -106,8 +128,26 @@ pub struct NodeFacts {
     pub neighbours: Vec<(&'static str, Fill)>,
     /// What concerns packets between nodes.
     pub ways: WayFacts,
+    /// The links of pods.
+    pub pods: PodLinks,
+    /// Whether packets are forwarded.
+    pub forwarding: Forwarding,
+    /// The links by which packets between nodes pass.
+    pub path_links: PathLinks,
+    /// Number of peers that packets do not reach.
+    pub unreachable: usize,
     /// The rules of other programs.
     pub rules: RuleFacts,
+    /// The rules that drop packets of the tunnel.
+    pub dropping: Vec<DroppingRule>,
+    /// What other networks for pods left behind.
+    pub leftovers: Vec<Leftover>,
+    /// Agents of flannel that run beside ours.
+    pub other_agents: Vec<String>,
+    /// The files of CNI.
+    pub cni: CniFiles,
+    /// Limits of the machine.
+    pub limits: Limits,
     /// The store, net-conf and certificates.
     pub store: StoreFacts,
     /// What the agent answered.
@@ -136,7 +176,13 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         SubnetFile::Good(env) => env.subnets.iter().collect(),
         _ => Vec::new(),
     };
-    let ways = ways::read(&links, &addrs, &kernel.routes()?)?;
+    let (routes, neighbours) = (kernel.main_table()?, kernel.neighbours()?);
+    let ways = ways::read(&links, &addrs, &routes, &subnets)?;
+    let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
+    let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
+    let peers = if has_vxlan { sources.peers.as_slice() } else { &[] };
+    // A kernel without queueing disciplines has none that matters.
+    let qdiscs = kernel.qdiscs().unwrap_or_default();
     Ok(NodeFacts {
         path: sources.subnet_file.clone(),
         subnet_file,
@@ -145,10 +191,19 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         port_users: port_users(sources.port).context("look for the programs that use UDP ports")?,
         bridge,
         bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),
-        ipv6_disabled: ipv6_disabled(&links),
+        ipv6_disabled: ipv6_disabled(&links, &ways),
         conntrack: conntrack.map(|(entries, max)| Fill { entries, max }),
-        neighbours: neighbour_tables(&kernel.neighbours()?),
-        rules: other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers),
+        neighbours: neighbour_tables(&neighbours),
+        pods: pod_links::read(&links, &addrs, &routes),
+        forwarding: forwarding::read(&links, &routes),
+        path_links: uplinks::read(&links, (&addrs, &routes), &qdiscs, &sources.published),
+        unreachable: sources.unreachable,
+        dropping: tunnel_rules::read(peers, ways.port().unwrap_or(sources.port), &rules.iptables)?,
+        leftovers: other_networks::read(&links, &rules.iptables),
+        other_agents: sources.other_agents.clone(),
+        cni: cni_files::read(&sources.cni),
+        limits: limits::read(&[&sources.state_dir, &sources.cni.networks]),
+        rules,
         ways,
         store: store::read(&sources.store),
         agent: sources.agent.clone(),
@@ -194,7 +249,7 @@ pub(crate) fn read_subnet_file(path: &Path) -> SubnetFile {
 }
 
 /// Returns why the agent could not write a file. It makes missing directories, so the nearest one that exists counts.
-fn unwritable(path: &Path) -> Option<String> {
+pub(super) fn unwritable(path: &Path) -> Option<String> {
     let mut dirs = path.ancestors().skip(1);
     let dir = dirs.find(|dir| dir.exists()).filter(|dir| !dir.as_os_str().is_empty())?;
     if !dir.is_dir() {
@@ -212,8 +267,10 @@ fn unwritable(path: &Path) -> Option<String> {
 
 /// Returns the IPv6 entries that are switched off: those of the links that pods' packets pass, and the one for links that are
 /// made later.
-fn ipv6_disabled(links: &[Link]) -> Vec<String> {
-    let ours = links.iter().filter(|link| link.name == BRIDGE || link.name.starts_with("flannel-v6."));
+fn ipv6_disabled(links: &[Link], ways: &WayFacts) -> Vec<String> {
+    let carries = |link: &Link| ways.to_peers.iter().any(|(name, dst)| *name == link.name && dst.addr().is_ipv6());
+    let is_ours = |link: &Link| link.name == BRIDGE || link.name.starts_with("flannel-v6.") || carries(link);
+    let ours = links.iter().filter(|link| is_ours(link));
     let names = ours.map(|link| link.name.as_str()).chain(["default"]);
     let disabled =
         names.filter(|name| sysctl(&format!("ipv6/conf/{name}/disable_ipv6")).is_none_or(|value| value != 0));

@@ -6,9 +6,15 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use weft_subnet::env::SubnetEnv;
 
+use super::cni_files;
+use super::forwarding::forwarding;
+use super::limits;
 use super::node::{AgentAnswer, BRIDGE, NodeFacts, SubnetFile};
+use super::other_networks;
+use super::pod_links;
 use super::rule_findings;
 use super::store_findings;
+use super::uplinks;
 use super::way_findings;
 
 /// A table of the kernel is reported from this share of its limit, in percent. Bursts fill the rest.
@@ -35,8 +41,9 @@ pub struct NodeFinding {
 }
 
 /// Every check, in the order in which findings are shown.
-pub const CHECKS: [Check; 21] = [
+pub const CHECKS: [Check; 32] = [
     Check { name: "agent", about: "problems that the running agent reports", decide: agent },
+    Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_networks::other_agent },
     Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file },
     Check {
         name: "store",
@@ -58,17 +65,43 @@ pub const CHECKS: [Check; 21] = [
         decide: way_findings::network,
     },
     Check { name: "managed", about: "another program manages weft's devices", decide: way_findings::managed },
+    Check { name: "uplink", about: "a bridge or bond takes the packets of a link", decide: uplinks::uplink },
+    Check {
+        name: "duplicate-address",
+        about: "another host has an IPv6 address of this node",
+        decide: uplinks::duplicate_address,
+    },
+    Check {
+        name: "traffic-control",
+        about: "netem, XDP programs or filters of tc may drop packets",
+        decide: uplinks::traffic_control,
+    },
+    Check { name: "forwarding", about: "the kernel does not forward packets of pods", decide: forwarding },
+    Check { name: "bridge", about: "cni0 or links of pods are down or not connected", decide: pod_links::bridge },
     Check { name: "bridge-subnet", about: "cni0 has an address of an old subnet", decide: bridge_subnet },
-    Check { name: "mtu", about: "cni0 lets packets pass that are too large for the tunnel", decide: mtu },
+    Check { name: "mtu", about: "cni0 or pods send packets that are too large for the tunnel", decide: mtu },
     Check { name: "br-netfilter", about: "packets between pods of the bridge bypass the rules", decide: br_netfilter },
     Check { name: "masquerade", about: "a rule hides pods from other nodes", decide: rule_findings::masquerade },
-    Check { name: "services", about: "the rules of kube-proxy are gone", decide: rule_findings::services },
-    Check { name: "firewall", about: "ufw or firewalld drops tunnel packets", decide: rule_findings::firewall },
+    Check {
+        name: "services",
+        about: "kube-proxy's rules are gone, or do not fit this cluster",
+        decide: rule_findings::services,
+    },
+    Check { name: "firewall", about: "a firewall of this node drops tunnel packets", decide: rule_findings::firewall },
+    Check {
+        name: "leftovers",
+        about: "rules or links of another network for pods that does not run",
+        decide: other_networks::leftovers,
+    },
     Check { name: "rp-filter", about: "the kernel drops packets from some nodes", decide: way_findings::rp_filter },
     Check { name: "checksum", about: "packets arrive with wrong checksums", decide: way_findings::checksum },
     Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: ipv6 },
     Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack },
     Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours },
+    Check { name: "cni", about: "CNI configurations or plugins are missing, broken or others", decide: cni_files::cni },
+    Check { name: "addresses", about: "nearly all addresses for pods are taken", decide: cni_files::addresses },
+    Check { name: "disk", about: "a directory of the agent or of CNI cannot be written", decide: limits::disk },
+    Check { name: "limits", about: "inotify instances or open files are at the limit", decide: limits::limits },
 ];
 
 /// The result of an examination.
@@ -187,9 +220,11 @@ fn bridge_subnet(facts: &NodeFacts) -> Vec<NodeFinding> {
 }
 
 fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let (Some(env), Some(bridge)) = (env(facts), &facts.bridge) else { return Vec::new() };
+    let (Some(env), Some(bridge)) = (env(facts), &facts.bridge) else {
+        return pod_links::mtu(facts).into_iter().collect();
+    };
     if env.mtu == 0 || bridge.mtu <= env.mtu {
-        return Vec::new();
+        return pod_links::mtu(facts).into_iter().collect();
     }
     let evidence = format!("{BRIDGE} has MTU {}, but the way to other nodes has {}", bridge.mtu, env.mtu);
     let remedy = format!("drain the node, `ip link del {BRIDGE}`, and let its pods be made again");

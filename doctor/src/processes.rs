@@ -64,3 +64,12 @@ pub fn unreadable() -> Option<String> {
     (ours != Path::new(HOST_PID_NAMESPACE))
         .then(|| "processes of the host: run weft doctor on the host itself, or with hostPID".to_owned())
 }
+
+/// Returns one of these programs that runs in our PID namespace, with its number.
+pub fn running(names: &[&str]) -> Option<String> {
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok()).find_map(|pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        names.contains(&name.trim_end()).then(|| format!("{} (pid {pid})", name.trim_end()))
+    })
+}

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides which rules of other programs keep packets from pods, without side effects.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
 use super::chains::{PodPacket, masquerading_rule};
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, env, finding};
 use super::other_rules::{NftRule, SavedRules};
+use super::pod_links;
+use super::tunnel_rules::DroppingRule;
 
 /// A rule of another program that hides the addresses of pods from other nodes.
 pub(super) fn masquerade(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -54,29 +60,96 @@ fn second_masquerade(saved: &SavedRules, rule: &str) -> NodeFinding {
     finding(evidence, remedy)
 }
 
-/// kube-proxy runs, and its rules are gone.
+/// Services do not work as they should.
 pub(super) fn services(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let flushed = flushed(facts).into_iter();
+    flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(pod_links::hairpin(facts)).collect()
+}
+
+/// kube-proxy runs, and its rules are gone.
+fn flushed(facts: &NodeFacts) -> Option<NodeFinding> {
     let rules = &facts.rules;
-    let (Some(process), Some(nft), false) = (&rules.kube_proxy, &rules.nft, rules.ipvs) else { return Vec::new() };
+    let (Some(process), Some(nft), false) = (&rules.kube_proxy, &rules.nft, rules.ipvs) else { return None };
     let in_iptables = |saved: &SavedRules| {
         let jumps = |line: &str| line.starts_with("-A PREROUTING ") && line.ends_with("-j KUBE-SERVICES");
         saved.nat.lines().any(jumps)
     };
     let in_nft = nft.lines().any(|line| line.starts_with("table ") && line.ends_with(" kube-proxy {"));
     if in_nft || rules.unreadable.is_some() || rules.iptables.iter().any(in_iptables) {
-        return Vec::new();
+        return None;
     }
     let evidence = format!(
         "{process} runs, and its rules are gone: nothing in PREROUTING leads to KUBE-SERVICES, and nftables has no table kube-proxy"
     );
     let remedy = "restart kube-proxy, which writes its rules again; then find what flushes them (`iptables -F` of a script, a \
                   firewall that starts later)";
-    vec![finding(evidence, remedy.to_owned())]
+    Some(finding(evidence, remedy.to_owned()))
 }
 
-/// A firewall of the distribution that drops tunnel packets.
+/// The lines of kube-proxy's rules for services, of iptables and of nftables.
+fn service_lines(facts: &NodeFacts) -> impl Iterator<Item = &str> {
+    let saved = facts.rules.iptables.iter().flat_map(|saved| saved.nat.lines());
+    let tables = facts.rules.nft.iter().flat_map(|nft| nft.split("\ntable "));
+    let of_kube_proxy = tables.filter(|table| table.lines().next().is_some_and(|head| head.ends_with(" kube-proxy {")));
+    saved.filter(|line| line.starts_with("-A KUBE-S")).chain(of_kube_proxy.flat_map(str::lines))
+}
+
+/// Returns the word behind these words, as an address range.
+fn net_behind(line: &str, words: &str) -> Option<IpNet> {
+    let word = line.split_once(words)?.1.split(' ').next()?;
+    word.parse().ok().or_else(|| word.parse::<IpAddr>().ok().map(IpNet::from))
+}
+
+/// kube-proxy has another range for pods than this cluster, so it takes pods for strangers.
+fn cluster_cidr(facts: &NodeFacts) -> Option<NodeFinding> {
+    let env = env(facts)?;
+    let ranges: Vec<IpNet> = service_lines(facts)
+        .filter_map(|line| net_behind(line, " ! -s ").or_else(|| net_behind(line, "saddr != ")))
+        .collect();
+    let wrong = |subnet: IpNet| {
+        let mut of_family = ranges.iter().filter(|range| range.addr().is_ipv4() == subnet.addr().is_ipv4()).peekable();
+        let first = **of_family.peek()?;
+        of_family.all(|range| !range.contains(&subnet.trunc())).then_some((first, subnet))
+    };
+    let (range, subnet) = env.subnets.iter().find_map(wrong)?;
+    let network =
+        env.networks.iter().map(|network| network.trunc()).find(|network| network.contains(&subnet.addr()))?;
+    let evidence = format!(
+        "kube-proxy takes {range} for the addresses of pods, and Network is {network}: it replaces the source address of pods that use a \
+         service, so network policies and logs see this node"
+    );
+    let remedy =
+        format!("set `clusterCIDR: {network}` in the configuration of kube-proxy (--cluster-cidr), and restart it");
+    Some(finding(evidence, remedy))
+}
+
+/// A service has an address of a pod.
+fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
+    let env = env(facts)?;
+    // A map of nftables has several services in a line; the key of each ends before `: goto`.
+    let in_map = |line: &'_ str| -> Vec<IpAddr> {
+        let keys = line.split(" : goto service-").take(line.matches(" : goto service-").count());
+        keys.filter_map(|key| key.split([' ', ',']).rev().find_map(|word| word.parse().ok())).collect()
+    };
+    let addresses = service_lines(facts).flat_map(|line| {
+        let cluster_ip = net_behind(line, " -d ").filter(|_| line.contains("cluster IP"));
+        in_map(line).into_iter().chain(cluster_ip.map(|net| net.addr()))
+    });
+    let mut inside = addresses.filter(|addr| env.networks.iter().any(|network| network.contains(addr)));
+    let addr = inside.next()?;
+    let network = env.networks.iter().map(|network| network.trunc()).find(|network| network.contains(&addr))?;
+    let evidence = format!("the service address {addr} is inside Network {network}: services and pods share addresses");
+    let remedy =
+        "give services another range (--service-cluster-ip-range of kube-apiserver), or the cluster another Network";
+    Some(finding(evidence, remedy.to_owned()))
+}
+
+/// A firewall drops tunnel packets.
 pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let port = facts.port;
+    if !["", "vxlan"].contains(&facts.backend.as_str()) {
+        return Vec::new();
+    }
+    let port = facts.ways.port().unwrap_or(facts.port);
     let mut findings = Vec::new();
     if facts.rules.iptables.iter().any(|saved| ufw_drops(saved, port)) {
         let evidence = format!("ufw is active, and none of its rules accepts UDP port {port} from other nodes");
@@ -90,7 +163,18 @@ pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
         let remedy = format!("firewall-cmd --permanent --add-port={port}/udp && firewall-cmd --reload");
         findings.push(finding(evidence, remedy));
     }
+    if findings.is_empty() {
+        findings.extend(facts.dropping.iter().map(|rule| dropping(rule, port)));
+    }
     findings
+}
+
+/// A rule on this node drops packets of the tunnel.
+fn dropping(found: &DroppingRule, port: u16) -> NodeFinding {
+    let DroppingRule { chain, rule, incoming, peer, command } = found;
+    let direction = if *incoming { "from" } else { "to" };
+    let evidence = format!("chain {chain} drops packets of the tunnel (UDP port {port}) {direction} {peer}: {rule}");
+    finding(evidence, format!("{command}; then write this into the configuration of the program that makes the rules"))
 }
 
 /// Returns true if ufw certainly accepts no packets to this port. A rule for some source and all ports may be meant for the nodes.

@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
+use weft_subnet::cidr::Subnets;
+
 use super::certificates::{CertificateFact, date};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
+use super::node_findings::{NodeFinding, env, finding};
 use super::store::StoreAnswer;
 
 /// A store that takes longer for one answer is slow. A sound etcd answers within milliseconds.
@@ -41,7 +43,27 @@ pub(super) fn store(facts: &NodeFacts) -> Vec<NodeFinding> {
     if let Some(Err(why)) = &store.net_conf {
         findings.push(finding(format!("net-conf in {place}: {why}"), "correct the key that is named".to_owned()));
     }
+    findings.extend(other_cluster(facts));
     findings
+}
+
+/// net-conf has other networks than this node. It may be that of another cluster.
+fn other_cluster(facts: &NodeFacts) -> Option<NodeFinding> {
+    let (Some(Ok(net_conf)), env) = (&facts.store.net_conf, env(facts)?) else { return None };
+    if net_conf.networks == env.networks {
+        return None;
+    }
+    let text = |networks: Subnets| networks.iter().map(|net| net.trunc().to_string()).collect::<Vec<_>>().join(",");
+    let evidence = format!(
+        "net-conf in {} has the network {}, and {} of this node has {}: the store is that of another cluster, or net-conf was changed",
+        facts.store.place,
+        text(net_conf.networks),
+        facts.path.display(),
+        text(env.networks)
+    );
+    let remedy = "compare the endpoints (and --etcd-prefix) with those of another node; if net-conf was changed on purpose, restart the \
+                  agents node by node";
+    Some(finding(evidence, remedy.to_owned()))
 }
 
 /// The kernel lacks what the backend of net-conf needs.

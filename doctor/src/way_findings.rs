@@ -59,6 +59,8 @@ pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
     let in_own = |dst: &IpNet| own.iter().any(|subnet| subnet.trunc().contains(dst));
     let mut findings: Vec<NodeFinding> = facts.ways.bypasses.iter().map(bypass).collect();
     for network in networks.into_iter().flat_map(|networks| networks.iter()).map(|network| network.trunc()) {
+        let refused = facts.ways.refusals.iter().filter(|(dst, _)| network.contains(dst));
+        findings.extend(refused.filter_map(|route| refusal(*route, &own)));
         for route in facts.ways.other_routes.iter().filter(|route| !in_own(&route.dst)) {
             let is_inside = network.contains(&route.dst) && !may_be_of_flannel(facts, route);
             // A wider route of a program takes no packets from the routes to peers. A wider network of a link does: its hosts
@@ -74,18 +76,45 @@ pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// A policy rule comes before all routes of the main table, however specific they are.
 fn bypass(bypass: &Bypass) -> NodeFinding {
-    let Bypass { table, link, example, count } = bypass;
+    let Bypass { table, of_pods, link, example, count } = bypass;
+    let family = if example.addr().is_ipv6() { "-6 " } else { "" };
+    let whose = if *of_pods { "packets of pods" } else { "packets" };
+    let subnets = format!("{count} of the subnets of peers, such as {example}");
+    let Some(table) = table else {
+        let evidence =
+            format!("a policy rule refuses {whose} to {subnets} (blackhole or prohibit), before any route is asked");
+        return finding(
+            evidence,
+            format!("`ip {family}rule` shows the rule; `ip {family}rule del` with its preference"),
+        );
+    };
     let way = link.as_ref().map_or_else(|| "refuses them".to_owned(), |link| format!("sends them over {link}"));
     let evidence = format!(
-        "a policy rule asks table {table} before the main table: for packets to {count} of the subnets of peers, such as {example}, \
-         it {way} instead of to the peer"
+        "a policy rule asks table {table} before the main table: for {whose} to {subnets}, it {way} instead of to the peer"
     );
-    let family = if example.addr().is_ipv6() { "-6 " } else { "" };
     let remedy = format!(
         "exclude Network in the configuration of the program that made the rule (a VPN): `ip {family}rule` shows the rule, \
          `ip {family}route show table {table}` its routes"
     );
     finding(evidence, remedy)
+}
+
+/// A route of another program that refuses packets to some pods. One for a wider range than a subnet concerns no pods that a node has.
+fn refusal((dst, protocol): (IpNet, u8), own: &[IpNet]) -> Option<NodeFinding> {
+    let subnet = own.iter().find(|subnet| subnet.addr().is_ipv4() == dst.addr().is_ipv4())?;
+    if dst.prefix_len() < subnet.prefix_len() || dst == subnet.trunc() {
+        return None;
+    }
+    let whose = if subnet.trunc().contains(&dst) { "of this node" } else { "of another node" };
+    let evidence = format!(
+        "{} has a route that refuses packets to {dst} (blackhole, unreachable or prohibit), which is inside the subnet {whose}",
+        self::protocol(protocol)
+    );
+    let family = if dst.addr().is_ipv6() { "-6 " } else { "" };
+    let remedy = format!(
+        "`ip {family}route show {dst}` shows it, `ip {family}route del` with that line removes it; find the program that writes it"
+    );
+    Some(finding(evidence, remedy))
 }
 
 fn is_network_of_link(route: &OtherRoute) -> bool {
@@ -250,7 +279,8 @@ mod tests {
         ] {
             let mut facts = facts();
             let link = link.map(str::to_owned);
-            facts.ways.bypasses = vec![Bypass { table: 52, link, example: example.parse().unwrap(), count: 7 }];
+            facts.ways.bypasses =
+                vec![Bypass { table: Some(52), of_pods: false, link, example: example.parse().unwrap(), count: 7 }];
             let finding = network(&facts).pop().unwrap();
             let text = finding.evidence + &finding.remedy;
             for word in words.into_iter().chain(["table 52", "7 of the subnets", example]) {

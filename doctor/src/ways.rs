@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use ipnet::IpNet;
+use nix::errno::Errno;
 use nix::libc;
 use weft_backends::owner::{self, PROTOCOL};
 use weft_cni::rtnl::{Addr, Link, Route, Vxlan};
@@ -44,8 +45,10 @@ pub struct OtherRoute {
 /// Routes of weft that packets do not take, because a policy rule asks another table first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bypass {
-    /// The table that decides instead, as `ip rule` names it.
-    pub table: u32,
+    /// The table that decides instead, as `ip rule` names it; `None` if the rule itself refuses the packets.
+    pub table: Option<u32>,
+    /// True if only packets of pods are concerned, and not those of this host.
+    pub of_pods: bool,
     /// Name of the link by which the packets leave, or `None` if they are refused.
     pub link: Option<String>,
     /// The destination of the first of these routes.
@@ -85,6 +88,8 @@ pub struct WayFacts {
     pub to_peers: Vec<(String, IpNet)>,
     /// The routes of weft that packets do not take.
     pub bypasses: Vec<Bypass>,
+    /// Routes of others that refuse packets: their destinations, and what wrote them.
+    pub refusals: Vec<(IpNet, u8)>,
     /// The rp_filter of the links over which weft's routes lead.
     pub reverse_path: Vec<ReversePath>,
     /// The links of weft that a program manages, each with the name of the program.
@@ -93,15 +98,25 @@ pub struct WayFacts {
     pub checksums: Vec<ChecksumErrors>,
 }
 
-/// Returns the facts about these links, addresses and routes, and about what /run and /proc contain.
+impl WayFacts {
+    /// Returns the UDP port of weft's vxlan device, if there is one.
+    pub fn port(&self) -> Option<u16> {
+        self.vxlan.iter().find(|device| device.ours).map(|device| device.vxlan.port)
+    }
+}
+
+/// Returns the facts about these links, addresses and routes, and about what /run and /proc contain. `subnets` are those of this node.
 ///
 /// # Errors
 /// The kernel does not answer what it does with packets to peers.
-pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> io::Result<WayFacts> {
+pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route], subnets: &[IpNet]) -> io::Result<WayFacts> {
     let mut facts = WayFacts { vxlan: vxlan_devices(links), ..WayFacts::default() };
     let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
     let link_of = |index: u32| by_index.get(&index).copied();
-    for route in routes {
+    let (refusing, routes): (Vec<&Route>, Vec<&Route>) = routes.iter().partition(|route| route.refuses);
+    let others = refusing.into_iter().filter(|route| route.protocol != PROTOCOL);
+    facts.refusals = others.filter_map(|route| Some((destination(route)?, route.protocol))).collect();
+    for route in routes.iter().copied() {
         let (Some(dst), Some(link)) = (destination(route), link_of(route.index)) else { continue };
         if route.protocol == PROTOCOL {
             add_path(&mut facts.reverse_path, &link.name, dst);
@@ -120,38 +135,67 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> io::Result<WayF
             facts.other_routes.push(OtherRoute { dst, link, has_gateway: false, protocol });
         }
     }
-    let of_weft = routes.iter().filter(|route| route.protocol == PROTOCOL && route.index != 0).filter_map(destination);
-    facts.bypasses = bypasses(of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
+    let of_weft = routes.iter().filter(|route| route.protocol == PROTOCOL && route.index != 0);
+    let of_weft: Vec<IpNet> = of_weft.filter_map(|route| destination(route)).collect();
+    let name = |index| link_of(index).map(|link| link.name.clone());
+    let bridge = links.iter().find(|link| link.name == BRIDGE && link.up).map(|link| link.index);
+    facts.bypasses = bypasses(&of_weft, (subnets, bridge), name)?;
     facts.managed = managed(links, Path::new("/run"));
     facts.checksums = checksums(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
     Ok(facts)
 }
 
-/// Asks the kernel for each of weft's routes whether a packet of this host to the first address of its destination takes it.
-fn bypasses(of_weft: impl Iterator<Item = IpNet>, name: impl Fn(u32) -> Option<String>) -> io::Result<Vec<Bypass>> {
+/// Asks the kernel for each of weft's routes whether a packet to the first address of its destination takes it: a packet of this host, and
+/// one of a pod, if the pods have a bridge.
+fn bypasses(
+    of_weft: &[IpNet],
+    (subnets, bridge): (&[IpNet], Option<u32>),
+    name: impl Fn(u32) -> Option<String>,
+) -> io::Result<Vec<Bypass>> {
     let mut kernel = Kernel::open()?;
     let mut found: Vec<Bypass> = Vec::new();
     for dst in of_weft {
-        let any: IpAddr =
-            if dst.addr().is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let Some(to) = dst.hosts().next() else { continue };
-        let Lookup::Route(taken) = kernel.route(&Packet { from: any, to, proto: None, port: None }, None) else {
-            continue;
-        };
-        if taken.of_weft() || [libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from).contains(&taken.table) {
-            continue;
-        }
-        let link = name(taken.device).filter(|_| taken.kind == RouteKind::Unicast);
-        match found.iter_mut().find(|bypass| bypass.table == taken.table && bypass.link == link) {
-            Some(bypass) => bypass.count += 1,
-            None => found.push(Bypass { table: taken.table, link, example: dst, count: 1 }),
+        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let pod = subnets.iter().find(|subnet| subnet.addr().is_ipv4() == to.is_ipv4());
+        let pod = pod.and_then(|subnet| subnet.trunc().hosts().nth(1));
+        let mut asked = vec![(any, None)];
+        asked.extend(pod.zip(bridge).map(|(pod, bridge)| (pod, Some(bridge))));
+        for (from, arrives) in asked {
+            let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, arrives);
+            let Some((table, link)) = elsewhere(&lookup, arrives.is_some(), &name) else { continue };
+            match found.iter_mut().find(|bypass| bypass.table == table && bypass.link == link) {
+                Some(bypass) if bypass.of_pods == arrives.is_some() => bypass.count += 1,
+                // It concerns all packets, and is known already.
+                Some(_) => {}
+                None => found.push(Bypass { table, of_pods: arrives.is_some(), link, example: *dst, count: 1 }),
+            }
         }
     }
     Ok(found)
 }
 
+/// Returns the table and the link that a packet takes instead of a route of weft, if it does.
+fn elsewhere(
+    lookup: &Lookup,
+    of_pods: bool,
+    name: impl Fn(u32) -> Option<String>,
+) -> Option<(Option<u32>, Option<String>)> {
+    match lookup {
+        Lookup::Route(taken) => {
+            let is_usual = [libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from).contains(&taken.table);
+            let link = || name(taken.device).filter(|_| taken.kind == RouteKind::Unicast);
+            (!taken.of_weft() && !is_usual).then(|| (Some(taken.table), link()))
+        }
+        // `ip rule ... prohibit` and `blackhole`. What the reverse path filter refuses looks like the latter.
+        Lookup::Refused(Errno::EACCES) => Some((None, None)),
+        Lookup::Refused(Errno::EINVAL) if !of_pods => Some((None, None)),
+        Lookup::Refused(_) | Lookup::Unreadable(_) => None,
+    }
+}
+
 /// Returns true for a device that weft or flannel made.
-fn is_ours(link: &Link) -> bool {
+pub(super) fn is_ours(link: &Link) -> bool {
     link.alias.starts_with(owner::ALIAS) || link.name.starts_with("flannel")
 }
 

@@ -2,6 +2,15 @@
 //! What `weft doctor` finds: each test makes a network namespace of its own, provokes one fault in it for real, and repairs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
+#[path = "node/files.rs"]
+mod files;
+#[path = "node/firewall.rs"]
+mod firewall;
+#[path = "node/links.rs"]
+mod links;
+#[path = "node/others.rs"]
+mod others;
+
 use std::fs;
 use std::net::UdpSocket;
 use std::path::Path;
@@ -11,9 +20,8 @@ use std::time::Instant;
 
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
-use weft_doctor::node::{AgentAnswer, NodeSources};
+use weft_doctor::node::NodeSources;
 use weft_doctor::node_findings::NodeFinding;
-use weft_doctor::store::StoreSources;
 
 const ENV: &str = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 const ENV_V6: &str = "FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:7::1/64\n";
@@ -49,13 +57,56 @@ fn doctor(subnet_file: &Path, check: &str) -> Vec<NodeFinding> {
 
 fn sources(subnet_file: &Path) -> NodeSources {
     let (subnet_file, socket) = (subnet_file.to_owned(), "weft.sock".into());
-    NodeSources {
-        subnet_file,
-        socket,
-        port: 8472,
-        agent: AgentAnswer::None,
-        backend: String::new(),
-        store: StoreSources::default(),
+    NodeSources { subnet_file, socket, port: 8472, ..NodeSources::default() }
+}
+
+/// Runs one check with these sources.
+fn doctor_with(sources: &NodeSources, check: &str) -> Vec<NodeFinding> {
+    examine_node(sources, &[check.to_owned()]).unwrap().findings
+}
+
+/// Returns the only finding of one check with these sources as one text, which must contain each of these words.
+fn only_text(sources: &NodeSources, check: &str, words: &[&str]) -> String {
+    let findings = doctor_with(sources, check);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    let text = format!("{}\n{}", findings[0].evidence, findings[0].remedy);
+    for word in words {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    text
+}
+
+/// Another network namespace, which ends with this value.
+struct OtherNamespace(std::process::Child);
+
+impl OtherNamespace {
+    fn new() -> OtherNamespace {
+        let mut sleep = Command::new("setpriv");
+        let child = sleep.args(["--pdeathsig", "KILL", "unshare", "-n", "sleep", "600"]).spawn().unwrap();
+        let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let theirs = format!("/proc/{}/ns/net", child.id());
+        let comm = format!("/proc/{}/comm", child.id());
+        until("the other namespace", || {
+            fs::read_link(&theirs).is_ok_and(|netns| netns != own)
+                && fs::read_to_string(&comm).is_ok_and(|name| name == "sleep\n")
+        });
+        OtherNamespace(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Runs a command there.
+    fn run(&self, line: &str) {
+        shell(&format!("nsenter -t {} -n {line}", self.pid()));
+    }
+}
+
+impl Drop for OtherNamespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -273,16 +324,26 @@ fn a_masquerade_of_nftables_behind_a_rule_that_may_accept_is_no_finding() {
     });
 }
 
+/// Starts a process with this name, which does nothing.
+fn named_process(file: &Path, name: &str) -> std::process::Child {
+    let program = file.with_file_name(name);
+    fs::copy("/bin/sleep", &program).unwrap();
+    let mut process = Command::new("setpriv");
+    let process = process.args(["--pdeathsig", "KILL"]).arg(&program).arg("600").spawn().unwrap();
+    let comm = format!("/proc/{}/comm", process.id());
+    until("the process to start", || fs::read_to_string(&comm).unwrap() == format!("{name}\n"));
+    process
+}
+
+fn kube_proxy(file: &Path) -> std::process::Child {
+    named_process(file, "kube-proxy")
+}
+
 #[test]
 fn kube_proxy_without_its_rules_is_found() {
     in_namespace(|file| {
         assert_eq!(doctor(file, "services"), []);
-        let program = file.with_file_name("kube-proxy");
-        fs::copy("/bin/sleep", &program).unwrap();
-        let mut process = Command::new("setpriv");
-        let mut process = process.args(["--pdeathsig", "KILL"]).arg(&program).arg("600").spawn().unwrap();
-        let comm = format!("/proc/{}/comm", process.id());
-        until("the process to start", || fs::read_to_string(&comm).unwrap() == "kube-proxy\n");
+        let mut process = kube_proxy(file);
         let pid = format!("kube-proxy (pid {})", process.id());
         only_finding(file, "services", &[&pid, "KUBE-SERVICES"]);
         shell("iptables-nft -t nat -N KUBE-SERVICES && iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Subcommand};
 
+use weft_doctor::cni_files::CniSources;
 use weft_doctor::node_findings::CHECKS;
 use weft_doctor::pods::Sources;
 
@@ -29,6 +30,10 @@ pub struct DoctorTask {
     pub only: Vec<String>,
     /// The UDP port of the vxlan device.
     pub port: u16,
+    /// The directory of the agent's state.
+    pub state_dir: PathBuf,
+    /// The files of CNI.
+    pub cni: CniSources,
     /// The store to examine, if it is to be examined.
     pub store: Option<Store>,
     /// Print JSON.
@@ -51,6 +56,18 @@ pub struct DoctorFlags {
     /// UDP port of the vxlan device.
     #[arg(long, default_value_t = 8472, value_name = "PORT")]
     pub port: u16,
+    /// Directory of CNI configurations.
+    #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
+    cni_conf_dir: PathBuf,
+    /// Directories of CNI plugins, separated by colons.
+    #[arg(long, default_value = "/opt/cni/bin:/usr/lib/cni", value_name = "DIRS")]
+    cni_path: String,
+    /// host-local's directory.
+    #[arg(long, default_value = "/var/lib/cni/networks", value_name = "DIR")]
+    networks: PathBuf,
+    /// Directory in which the agent keeps its peers and its history.
+    #[arg(long, default_value = "/var/lib/weft", value_name = "DIR")]
+    state_dir: PathBuf,
     /// Also examine the store that the flags of the store name: its answers, net-conf and certificates.
     #[arg(long, action = ArgAction::SetTrue)]
     pub check_store: bool,
@@ -112,6 +129,12 @@ impl DoctorFlags {
                 subnet_file: self.instance.subnet_file,
                 only: self.only,
                 port: self.port,
+                state_dir: self.state_dir,
+                cni: CniSources {
+                    conf_dir: self.cni_conf_dir,
+                    path: std::env::split_paths(&self.cni_path).collect(),
+                    networks: self.networks,
+                },
                 store: if self.check_store { Some(build::store(self.store, env)?) } else { None },
                 json: self.form.is_json(),
             })),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft doctor`: examines this node, and asks its agent if there is one. `weft doctor pods` examines what pods left behind.
 
-use std::path::Path;
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,11 @@ use tokio::time::timeout;
 use weft_doctor::node::{AgentAnswer, NodeSources};
 use weft_doctor::node_findings::CHECKS;
 use weft_doctor::store::{StoreAnswer, StoreSources};
+use weft_subnet::lease::Record;
 use weft_subnet::source::{Error, Source};
 
 use super::Answer;
+use super::other_agents::flannel_agents;
 use crate::agent;
 use crate::cli;
 use crate::cli::doctor::{DoctorTask, FINDINGS};
@@ -31,13 +33,21 @@ const MAX_PEERS: usize = 8;
 /// # Errors
 /// The kernel's tables or /proc cannot be read, so that nothing is known.
 pub async fn run(task: DoctorTask) -> anyhow::Result<Answer> {
-    let (agent, backend) = ask_agent(&task.socket).await;
-    let store = match &task.store {
-        Some(store) => examine_store(store).await,
-        None => StoreSources::default(),
+    let mut sources = NodeSources {
+        subnet_file: task.subnet_file,
+        socket: task.socket,
+        port: task.port,
+        state_dir: task.state_dir,
+        cni: task.cni,
+        ..NodeSources::default()
     };
-    let sources =
-        NodeSources { subnet_file: task.subnet_file, socket: task.socket, port: task.port, agent, backend, store };
+    ask_agent(&mut sources).await;
+    if let Some(store) = &task.store {
+        let leases = examine_store(store, &mut sources.store).await;
+        if sources.peers.is_empty() {
+            sources.peers = some_peers(&leases);
+        }
+    }
     let report = weft_doctor::examine_node(&sources, &task.only).context("examine this node")?;
     let text =
         if task.json { serde_json::to_string_pretty(&report.as_json())? + "\n" } else { printable(&report.render()) };
@@ -45,23 +55,43 @@ pub async fn run(task: DoctorTask) -> anyhow::Result<Answer> {
     Ok(Answer { text, code })
 }
 
-/// Returns the problems of the agent and its backend. An agent that does not show its status must not keep the node from being examined.
-async fn ask_agent(socket: &Path) -> (AgentAnswer, String) {
-    if !socket::answers(socket) {
-        return (AgentAnswer::None, String::new());
+/// Asks the agent for its problems, its backend and its peers. An agent that does not show its status must not keep the node from being
+/// examined.
+async fn ask_agent(sources: &mut NodeSources) {
+    if !socket::answers(&sources.socket) {
+        return;
     }
-    match socket::ask_status(socket).await {
-        Ok(status) => {
-            let (store, peers) = (store_problem(&status), broken_peers(&status.peers));
-            let problems = status.problems.into_iter().chain(store).chain(peers).collect();
-            (AgentAnswer::Problems(problems), status.backend)
+    let status = match socket::ask_status(&sources.socket).await {
+        Ok(status) => status,
+        Err(error) => {
+            sources.agent = AgentAnswer::Failed(format!("{error:#}"));
+            return;
         }
-        Err(error) => (AgentAnswer::Failed(format!("{error:#}")), String::new()),
-    }
+    };
+    let (store, peers) = (store_problem(&status), broken_peers(&status.peers));
+    sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
+    sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
+    sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
+    sources.peers = peers_to_follow(&status.peers);
+    sources.agent = AgentAnswer::Problems(status.problems.into_iter().chain(store).chain(peers).collect());
+    sources.backend = status.backend;
 }
 
-/// Reads net-conf and the leases, as the agent does at its start.
-async fn examine_store(store: &Store) -> StoreSources {
+/// Returns the published addresses of some peers that packets do not reach, and of one that is fine.
+fn peers_to_follow(peers: &[Peer]) -> Vec<IpAddr> {
+    let address = |peer: &Peer| peer.public.split([',', ' ']).next()?.parse().ok();
+    let of_state = |state| peers.iter().filter(move |peer| peer.state == state).filter_map(address);
+    of_state(PeerState::Unreachable).take(MAX_PEERS).chain(of_state(PeerState::Programmed).take(1)).collect()
+}
+
+/// Returns the published addresses of some leases.
+fn some_peers(leases: &[Record]) -> Vec<IpAddr> {
+    let attrs = leases.iter().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
+    attrs.filter_map(|attrs| attrs.owner().parse().ok()).take(MAX_PEERS).collect()
+}
+
+/// Reads net-conf and the leases, as the agent does at its start. Returns the leases.
+async fn examine_store(store: &Store, found: &mut StoreSources) -> Vec<Record> {
     let certificates = match store {
         Store::Etcd(options) => {
             let files = [("client certificate", &options.cert_file), ("CA certificate", &options.ca_file)];
@@ -73,25 +103,31 @@ async fn examine_store(store: &Store) -> StoreSources {
         Ok(source) => source,
         Err(error) => {
             let answer = StoreAnswer::Failed(format!("{error:#}"));
-            return StoreSources { place: "the store".to_owned(), answer, certificates };
+            *found = StoreSources { place: "the store".to_owned(), answer, certificates };
+            return Vec::new();
         }
     };
+    let mut leases = Vec::new();
     let answer = match timeout(STORE_TIMEOUT, ask_store(&*source)).await {
-        Ok(Ok((net_conf, slowest))) => StoreAnswer::Answered { slowest, net_conf },
+        Ok(Ok((net_conf, records, slowest))) => {
+            leases = records;
+            StoreAnswer::Answered { slowest, net_conf }
+        }
         Ok(Err(Error::NoNetConf { place, remedy })) => StoreAnswer::NoNetConf { place, remedy },
         Ok(Err(error)) => StoreAnswer::Failed(format!("{:#}", anyhow::Error::new(error))),
         Err(_) => StoreAnswer::Failed(format!("no answer within {} s", STORE_TIMEOUT.as_secs())),
     };
-    StoreSources { place: source.describe(), answer, certificates }
+    *found = StoreSources { place: source.describe(), answer, certificates };
+    leases
 }
 
-/// Returns net-conf, and how long the slower one of the two answers took.
-async fn ask_store(store: &dyn Source) -> Result<(String, Duration), Error> {
+/// Returns net-conf, the leases, and how long the slower one of the two answers took.
+async fn ask_store(store: &dyn Source) -> Result<(String, Vec<Record>, Duration), Error> {
     let begin = Instant::now();
     let net_conf = store.config().await?;
     let first = begin.elapsed();
-    store.list().await?;
-    Ok((net_conf, first.max(begin.elapsed().saturating_sub(first))))
+    let leases = store.list().await?;
+    Ok((net_conf, leases, first.max(begin.elapsed().saturating_sub(first))))
 }
 
 /// Describes a store that fails, and until when the own lease lives without it.

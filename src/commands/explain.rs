@@ -47,11 +47,13 @@ pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
         let packet = Packet { to: *to, port: port.or(task.packet.port), ..task.packet };
         facts = read(packet, ask_agent(task, &packet).await)?;
     }
-    let mut rules = Vec::new();
+    let (mut rules, mut outer) = (Vec::new(), Vec::new());
     for way in &facts.ways {
         rules.push(rules::of(way, &task.subnet_file).await);
+        outer.extend(rules::of_tunnel(way, &task.subnet_file).await);
     }
     let probes = if task.probe { probes::send(&facts).await } else { Vec::new() };
+    let probes: Vec<Step> = outer.into_iter().chain(probes).collect();
     let mut explanation = explain::decide(&facts, &rules, probes.clone());
     // For its plan the agent reads the whole kernel, so it is asked only if something is wrong.
     if explanation.verdict == Verdict::Broken

@@ -5,9 +5,12 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 
 use crate::cli;
 use crate::observe::socket;
@@ -35,12 +38,13 @@ impl Running {
 
 /// Returns all agents in our network namespace, except this process.
 fn running_agents() -> io::Result<Vec<Running>> {
-    let running = |agent: AgentProcess| Running {
-        what: agent.to_string(),
-        subnet_file: subnet_file_of(&agent.cmdline, &agent.environ),
-        dir: agent.dir,
-    };
-    Ok(agent_processes()?.into_iter().map(running).collect())
+    Ok(agent_processes()?.into_iter().map(Running::from).collect())
+}
+
+impl From<AgentProcess> for Running {
+    fn from(agent: AgentProcess) -> Running {
+        Running { what: agent.to_string(), subnet_file: subnet_file_of(&agent.cmdline, &agent.environ), dir: agent.dir }
+    }
 }
 
 /// The subnet file of an agent with this command line and environment, both as /proc shows them.
@@ -71,6 +75,20 @@ pub fn other_agents(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Res
         anyhow::bail!("{} runs with the subnet file {}: stop it first, {why}", agent.what, subnet_file.display());
     }
     Ok(agents)
+}
+
+/// Returns the processes of flannel that run beside the agent on this socket and may have the same subnet file. weft may run under flannel's
+/// name, so the agent itself is left out, and without its process ID nothing is certain.
+pub fn flannel_agents(socket: &Path, subnet_file: &Path) -> Vec<String> {
+    let stream = UnixStream::connect(socket).ok();
+    let answering = stream.and_then(|stream| getsockopt(&stream, PeerCredentials).ok());
+    // In another PID namespace the kernel says 0.
+    let Some(agent) = answering.map(|peer| peer.pid().cast_unsigned()).filter(|pid| *pid != 0) else {
+        return Vec::new();
+    };
+    let others = agent_processes().unwrap_or_default().into_iter();
+    let others = others.filter(|other| other.pid != agent && other.is_flanneld());
+    others.map(Running::from).filter(|other| other.may_have(subnet_file)).map(|other| other.what).collect()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::kernel::Kernel;
 use crate::observe::status::{PeerProbe, PeerState};
 use crate::probe::cause::Cause;
 use crate::probe::echo::{Answer, EchoError};
+use crate::probe::examine::Packet;
 use crate::probe::{Outgoing, Prober, Target, Turn};
 
 /// Number of unreachable peers that a problem names.
@@ -86,7 +87,7 @@ impl<K: Kernel> Node<K> {
             let Some(probes) = &self.probes else { return };
             let results = probes.results.clone();
             tokio::task::spawn_local(async move {
-                let answer = outgoing.echo.send().await;
+                let answer = outgoing.send().await;
                 // The agent may have ended.
                 let _ = results.send(Probed { sent: outgoing, answer });
             });
@@ -136,7 +137,9 @@ impl<K: Kernel> Node<K> {
         probes.prober.problem = None;
         let changed = probes.prober.ended(&sent, answer, now);
         let metrics = &self.context.reporter.metrics;
-        metrics.probe(answer.round_trip);
+        if sent.packet != Packet::Connection {
+            metrics.probe(answer.round_trip);
+        }
         let mut by_cause = Cause::WORDS.map(|word| (word, 0));
         for (_, cause) in probes.prober.unreachable() {
             by_cause.iter_mut().filter(|(word, _)| *word == cause.word()).for_each(|(_, count)| *count += 1);
@@ -260,6 +263,7 @@ impl<K: Kernel> Node<K> {
             lost,
             asked,
             mtu: sample.mtu(),
+            silent: sample.is_silent(),
             cause: prober.cause(&target).map(|cause| cause.word().to_owned()),
         })
     }

@@ -85,6 +85,10 @@ impl Way {
     }
 }
 
+/// What is known of a way on which ICMP is dropped.
+const SILENT: &str =
+    "it answers TCP connections, and no echo requests: a firewall drops ICMP, so loss and path MTU are not known";
+
 impl PeerProbe {
     /// Returns how many of a hundred requests were not answered.
     pub fn loss_percent(&self) -> u32 {
@@ -126,6 +130,9 @@ pub fn render(mesh: &Mesh) -> String {
         let _ = writeln!(out, "{subnet:to$}  {address:public$}  {state:11}  {loss:>5}  {trip:>9}  {mtu:>5}");
         if let (PeerState::Unreachable, Some(reason)) = (way.state, &way.reason) {
             wrapped(&mut out, "    ", reason);
+        }
+        if way.state == PeerState::Programmed && way.probe.as_ref().is_some_and(|probe| probe.silent) {
+            wrapped(&mut out, "    ", SILENT);
         }
     }
     if !hidden.is_empty() {
@@ -215,6 +222,18 @@ TO           PUBLIC       STATE         LOSS        RTT    MTU
         let mesh = mesh(peers);
         assert_eq!(render(&mesh), wanted);
         assert!(mesh.is_broken());
+    }
+
+    #[test]
+    fn a_way_on_which_icmp_is_dropped_has_no_fault_and_says_so() {
+        let silent = Some(PeerProbe { round_trip_us: Some(400), silent: true, ..PeerProbe::default() });
+        let mesh = mesh(vec![peer(2, PeerState::Programmed, silent)]);
+        let text = render(&mesh);
+        assert!(
+            text.contains("10.5.2.0/24  192.168.0.2  programmed       -    0.40 ms      -\n    it answers TCP"),
+            "{text}"
+        );
+        assert!(!mesh.is_broken());
     }
 
     #[test]

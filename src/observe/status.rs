@@ -156,6 +156,9 @@ pub struct PeerProbe {
     pub asked: u32,
     /// The largest packet in bytes that reached the peer and was answered. It is never larger than the MTU of the network.
     pub mtu: Option<u16>,
+    /// True if the peer answers TCP connections, and no echo requests: a firewall drops ICMP, and loss and path MTU are not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub silent: bool,
     /// Why packets do not reach the peer: `underlay`, `tunnel`, `one-direction` or `mtu`. [`Peer::reason`] explains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The examination of a peer that did not answer a packet of full size. It is a state machine without a clock and without sockets.
 //!
-//! First, small packets show whether the peer is reached at all. If not, its published address is asked. If so, and packets of full size
+//! First, small packets show whether the peer is reached at all. If not, a TCP connection shows whether only ICMP is dropped, and then its
+//! published address is asked. If so, and packets of full size
 //! get lost again, the largest size that arrives is searched by bisection. After that, the peer is asked from time to time until it is
 //! reached again.
 
@@ -27,6 +28,8 @@ pub enum Packet {
     Size(u16),
     /// A small packet to the published address, outside the tunnel.
     Published,
+    /// The first packet of a TCP connection.
+    Connection,
 }
 
 /// What follows from an answer.
@@ -36,20 +39,24 @@ pub enum Step {
     Continue,
     /// The peer is reached by packets of full size. The examination ends.
     Reached,
+    /// The peer is reached, and a firewall drops its answers to echo requests. The examination ends.
+    Silent,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// Small packets, of which this many were lost in a row.
     Small(u8),
+    /// A TCP connection, after small packets were lost.
+    Connection,
     /// Packets to the published address.
     Published(u8),
     /// Packets of full size, after a small one was answered.
     Full(u8),
     /// Packets of `reached` bytes arrive, those of `lost` bytes do not. The size between them was lost `losses` times.
     Search { reached: u16, lost: u16, losses: u8 },
-    /// No packet reaches the peer. The published address is asked next, or else the first one.
-    Unreachable { is_answering: bool, asks_published: bool },
+    /// No packet reaches the peer. `next` is sent next.
+    Unreachable { is_answering: bool, next: Packet },
     /// Larger packets than this get lost. Such a packet is sent next after `losses`, or else one of full size.
     TooSmall { reached: u16, asks_full: bool, losses: u8 },
 }
@@ -69,6 +76,12 @@ impl Examination {
         Examination { stage: Stage::Small(1), mtu, has_tunnel, heard: 0 }
     }
 
+    /// Begins anew with one small packet before the TCP connection, because the peer answered a connection before and no echo request. If it
+    /// answers the small packet now, it has another fault.
+    pub fn begin_briefly(&mut self) {
+        self.stage = Stage::Small(LOSSES - 1);
+    }
+
     /// Returns the packet that is to be sent next.
     pub fn packet(&self) -> Packet {
         match self.stage {
@@ -76,8 +89,8 @@ impl Examination {
             Stage::Published(_) => Packet::Published,
             Stage::Full(_) => Packet::Full,
             Stage::Search { reached, lost, .. } => Packet::Size(reached + (lost - reached) / 2),
-            Stage::Unreachable { asks_published: true, .. } => Packet::Published,
-            Stage::Unreachable { .. } => Packet::Small,
+            Stage::Connection => Packet::Connection,
+            Stage::Unreachable { next, .. } => next,
             Stage::TooSmall { asks_full: true, .. } => Packet::Full,
             Stage::TooSmall { reached, .. } => Packet::Size(reached),
         }
@@ -100,16 +113,22 @@ impl Examination {
                 // The peer runs, but not at the address that it publishes.
                 (false, _) => Cause::Underlay,
             }),
-            Stage::Small(_) | Stage::Published(_) | Stage::Full(_) | Stage::Search { .. } => None,
+            Stage::Small(_) | Stage::Connection | Stage::Published(_) | Stage::Full(_) | Stage::Search { .. } => None,
         }
     }
 
     /// Takes notice that the last packet was answered, or was not. `heard` is true if requests of the peer itself arrived meanwhile.
     pub fn answered(&mut self, is_answered: bool, heard: bool) -> Step {
-        self.heard = if heard { HEARD } else { self.heard.saturating_sub(1) };
-        let is_full = self.packet() == Packet::Full;
-        if is_answered && is_full {
-            return Step::Reached;
+        let packet = self.packet();
+        if heard {
+            self.heard = HEARD;
+        } else if packet != Packet::Connection {
+            self.heard = self.heard.saturating_sub(1);
+        }
+        match packet {
+            Packet::Full if is_answered => return Step::Reached,
+            Packet::Connection if is_answered && self.stage == Stage::Connection => return Step::Silent,
+            _ => {}
         }
         self.stage = if is_answered { self.after_answer() } else { self.after_loss() };
         Step::Continue
@@ -117,35 +136,31 @@ impl Examination {
 
     fn after_answer(&self) -> Stage {
         match self.stage {
-            Stage::Published(_) => Stage::Unreachable { is_answering: true, asks_published: false },
-            Stage::Unreachable { asks_published: true, .. } => {
-                Stage::Unreachable { is_answering: true, asks_published: false }
+            Stage::Published(_) | Stage::Unreachable { next: Packet::Published, .. } => {
+                Stage::Unreachable { is_answering: true, next: Packet::Connection }
             }
             Stage::Search { lost, reached, .. } => self.searched(reached + (lost - reached) / 2, lost),
             Stage::TooSmall { reached, .. } => Stage::TooSmall { reached, asks_full: true, losses: 0 },
-            Stage::Small(_) | Stage::Full(_) | Stage::Unreachable { .. } => Stage::Full(0),
+            // Whether echo requests are answered by now decides what it means.
+            Stage::Unreachable { next: Packet::Connection, .. } => Stage::Small(LOSSES - 1),
+            Stage::Small(_) | Stage::Connection | Stage::Full(_) | Stage::Unreachable { .. } => Stage::Full(0),
         }
     }
 
     fn after_loss(&self) -> Stage {
         match self.stage {
             Stage::Small(lost) if lost + 1 < LOSSES => Stage::Small(lost + 1),
-            Stage::Small(_) if self.has_tunnel => Stage::Published(0),
-            Stage::Small(_) => Stage::Unreachable { is_answering: false, asks_published: false },
+            Stage::Small(_) => Stage::Connection,
+            Stage::Connection if self.has_tunnel => Stage::Published(0),
             Stage::Published(lost) if lost + 1 < MORE_LOSSES => Stage::Published(lost + 1),
-            Stage::Published(_) => Stage::Unreachable { is_answering: false, asks_published: false },
+            Stage::Connection | Stage::Published(_) => Stage::Unreachable { is_answering: false, next: Packet::Small },
             Stage::Full(lost) if lost + 1 < MORE_LOSSES => Stage::Full(lost + 1),
             Stage::Full(_) => self.searched(SMALL, self.mtu),
             Stage::Search { reached, lost, losses } if losses + 1 < MORE_LOSSES => {
                 Stage::Search { reached, lost, losses: losses + 1 }
             }
             Stage::Search { reached, lost, .. } => self.searched(reached, reached + (lost - reached) / 2),
-            Stage::Unreachable { asks_published: true, .. } => {
-                Stage::Unreachable { is_answering: false, asks_published: false }
-            }
-            Stage::Unreachable { is_answering, .. } => {
-                Stage::Unreachable { is_answering, asks_published: self.has_tunnel }
-            }
+            Stage::Unreachable { is_answering, next } => self.unreachable(is_answering, next),
             Stage::TooSmall { reached, asks_full: true, losses } => {
                 Stage::TooSmall { reached, asks_full: false, losses }
             }
@@ -153,6 +168,16 @@ impl Examination {
             Stage::TooSmall { reached, losses, .. } => {
                 Stage::TooSmall { reached, asks_full: false, losses: losses + 1 }
             }
+        }
+    }
+
+    /// Returns the stage after one more packet was lost: the three ways to ask an unreachable peer take turns.
+    fn unreachable(&self, is_answering: bool, lost: Packet) -> Stage {
+        match lost {
+            Packet::Small if self.has_tunnel => Stage::Unreachable { is_answering, next: Packet::Published },
+            Packet::Small => Stage::Unreachable { is_answering, next: Packet::Connection },
+            Packet::Published => Stage::Unreachable { is_answering: false, next: Packet::Connection },
+            _ => Stage::Unreachable { is_answering, next: Packet::Small },
         }
     }
 
@@ -179,6 +204,8 @@ mod tests {
         tunnel: u16,
         published: bool,
         heard: bool,
+        /// Connections are accepted or refused.
+        connection: bool,
     }
 
     /// Examines a peer until a cause is found or it is reached. Also returns the number of packets.
@@ -189,8 +216,9 @@ mod tests {
                 Packet::Small => SMALL <= path.tunnel,
                 Packet::Size(size) => size <= path.tunnel,
                 Packet::Published => path.published,
+                Packet::Connection => path.connection || SMALL <= path.tunnel,
             };
-            if examination.answered(answered, path.heard) == Step::Reached {
+            if examination.answered(answered, path.heard) != Step::Continue {
                 return (None, packets);
             }
             if examination.is_over() {
@@ -202,12 +230,12 @@ mod tests {
 
     #[test]
     fn each_cause_is_found_with_few_packets() {
-        let path = |tunnel, published, heard| Path { tunnel, published, heard };
+        let path = |tunnel, published, heard| Path { tunnel, published, heard, connection: false };
         let found = |path: &Path| examine(&mut Examination::new(1450, true), path);
-        assert_eq!(found(&path(0, true, false)), (Some(Cause::Tunnel), 3));
-        assert_eq!(found(&path(0, false, false)), (Some(Cause::Underlay), 4));
-        assert_eq!(found(&path(0, true, true)), (Some(Cause::OneDirection), 3));
-        assert_eq!(found(&path(0, false, true)), (Some(Cause::Underlay), 4), "it publishes a wrong address");
+        assert_eq!(found(&path(0, true, false)), (Some(Cause::Tunnel), 4));
+        assert_eq!(found(&path(0, false, false)), (Some(Cause::Underlay), 5));
+        assert_eq!(found(&path(0, true, true)), (Some(Cause::OneDirection), 4));
+        assert_eq!(found(&path(0, false, true)), (Some(Cause::Underlay), 5), "it publishes a wrong address");
         assert_eq!(found(&path(1450, true, false)), (None, 2), "one packet was lost by accident");
         for mtu in [SMALL + 1, 1350, 1449] {
             let (cause, packets) = found(&path(mtu, true, false));
@@ -220,7 +248,7 @@ mod tests {
     #[test]
     fn a_cause_changes_with_the_path_and_ends_with_it() {
         let mut examination = Examination::new(1450, true);
-        let (none, tunnel) = (Path { tunnel: 0, published: false, heard: false }, 1450);
+        let (none, tunnel) = (Path { tunnel: 0, published: false, heard: false, connection: false }, 1450);
         assert_eq!(examine(&mut examination, &none).0, Some(Cause::Underlay));
         let filtered = Path { published: true, ..none };
         while examination.cause() != Some(Cause::Tunnel) {
@@ -239,9 +267,33 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_answers_connections_alone_is_no_fault_before_and_after_one() {
+        let filtered = |published, heard| Path { tunnel: 0, published, heard, connection: true };
+        for path in [filtered(false, false), filtered(true, false), filtered(true, true)] {
+            let mut examination = Examination::new(1450, true);
+            assert_eq!(examine(&mut examination, &path), (None, 3));
+            let mut again = Examination::new(1450, true);
+            again.begin_briefly();
+            assert_eq!(examine(&mut again, &path), (None, 2), "it is known by now");
+            again.begin_briefly();
+            let narrow = Path { tunnel: 1300, ..path };
+            assert_eq!(examine(&mut again, &narrow).0, Some(Cause::Mtu(1300)), "another fault is found nevertheless");
+            let again = Examination::new(1450, true);
+            let broken = Path { connection: false, ..path };
+            for mut one in [examination, again] {
+                while one.cause().is_none() {
+                    examine(&mut one, &broken);
+                }
+                // The filter is still there when the fault ends.
+                assert!((0..6).any(|_| examine(&mut one, &path).0.is_none()));
+            }
+        }
+    }
+
+    #[test]
     fn a_path_that_breaks_during_the_search_is_not_taken_for_a_small_one() {
         let mut examination = Examination::new(1450, true);
-        let narrow = Path { tunnel: 1000, published: true, heard: false };
+        let narrow = Path { tunnel: 1000, published: true, heard: false, connection: false };
         while !matches!(examination.packet(), Packet::Size(_)) {
             let small = examination.packet() == Packet::Small;
             examination.answered(small, narrow.heard);

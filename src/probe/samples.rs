@@ -9,6 +9,9 @@ use super::examine::Packet;
 /// Number of results that are kept for the loss.
 const KEPT: u32 = 8;
 
+/// The peer answered a TCP connection after it had answered no echo request.
+const SILENT: u8 = 1 << 7;
+
 /// The last results of one peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -20,7 +23,7 @@ pub struct Sample {
     mtu: u16,
     /// The last results, the newest in the lowest bit. A loss is a one.
     losses: u8,
-    /// Number of results in `losses`.
+    /// Number of results in `losses`, and [`SILENT`].
     results: u8,
 }
 
@@ -30,10 +33,17 @@ impl Sample {
         let size = match packet {
             Packet::Full => Some(mtu),
             Packet::Size(size) => Some(size),
-            Packet::Small | Packet::Published => None,
+            Packet::Small | Packet::Published | Packet::Connection => None,
         };
         if let Some(round_trip) = round_trip {
             self.round_trip_us = u32::try_from(round_trip.as_micros()).unwrap_or(u32::MAX);
+            self.results &= !SILENT;
+        }
+        if packet == Packet::Connection {
+            self.results = (self.results & !SILENT) | if round_trip.is_some() { SILENT } else { 0 };
+            return;
+        }
+        if round_trip.is_some() {
             self.mtu = size.map_or(self.mtu, |size| self.mtu.max(size));
         } else if size.is_some_and(|size| size <= self.mtu) {
             self.mtu = 0;
@@ -41,7 +51,8 @@ impl Sample {
         // A lost packet of a search says nothing about the loss.
         if size.is_none_or(|size| size == mtu) || round_trip.is_some() {
             self.losses = self.losses << 1 | u8::from(round_trip.is_none());
-            self.results = (self.results + 1).min(KEPT as u8);
+            let count = self.results & !SILENT;
+            self.results = (self.results & SILENT) | (count + 1).min(KEPT as u8);
         }
     }
 
@@ -55,9 +66,14 @@ impl Sample {
         (self.mtu > 0).then_some(self.mtu)
     }
 
-    /// Returns how many of the last results are losses, and the number of these results.
+    /// Returns true if the peer answers TCP connections, and no echo requests.
+    pub fn is_silent(&self) -> bool {
+        self.results & SILENT != 0
+    }
+
+    /// Returns how many of the last results are losses, and the number of these results. Losses behind a firewall that drops ICMP say nothing.
     pub fn loss(&self) -> (u32, u32) {
-        (self.losses.count_ones(), self.results.into())
+        if self.is_silent() { (0, 0) } else { (self.losses.count_ones(), self.results.into()) }
     }
 }
 
@@ -105,6 +121,22 @@ mod tests {
         assert_eq!((sample.mtu(), sample.loss()), (Some(1300), (1, 3)));
         (0..20).for_each(|_| sample.record(Packet::Small, 1450, None));
         assert_eq!((sample.loss(), sample.round_trip()), ((8, 8), trip));
+    }
+
+    #[test]
+    fn losses_of_a_peer_that_answers_connections_alone_do_not_count() {
+        let mut sample = Sample::default();
+        let trip = Some(Duration::from_micros(400));
+        (0..9).for_each(|_| sample.record(Packet::Full, 1450, None));
+        sample.record(Packet::Connection, 1450, trip);
+        assert_eq!((sample.is_silent(), sample.loss(), sample.round_trip()), (true, (0, 0), trip));
+        sample.record(Packet::Full, 1450, None);
+        assert!(sample.is_silent(), "the next round loses its echo request, too");
+        sample.record(Packet::Connection, 1450, None);
+        assert_eq!((sample.is_silent(), sample.loss()), (false, (8, 8)));
+        sample.record(Packet::Connection, 1450, trip);
+        sample.record(Packet::Full, 1450, trip);
+        assert_eq!((sample.is_silent(), sample.loss(), sample.mtu()), (false, (7, 8), Some(1450)));
     }
 
     #[test]

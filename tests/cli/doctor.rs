@@ -89,6 +89,18 @@ fn the_store_is_examined_before_the_first_start_only_if_asked() {
         assert!(found.len() == 1 && found[0].contains("store") && found[0].contains("net-conf in dir "), "{found:?}");
         fs::write(&config, r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#).unwrap();
         assert_eq!(checks(&[]), [""; 0], "this kernel has vxlan");
+        let env = |network: &str| {
+            format!("FLANNEL_NETWORK={network}\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n")
+        };
+        fs::write(place.path("subnet.env"), env("10.5.0.0/17")).unwrap();
+        let found = checks(&["--only", "store"]);
+        assert!(
+            found.len() == 1 && found[0].contains("10.5.0.0/16, and") && found[0].contains("another cluster"),
+            "{found:?}"
+        );
+        fs::write(place.path("subnet.env"), env("10.5.0.0/16")).unwrap();
+        assert_eq!(checks(&["--only", "store"]), [""; 0]);
+        fs::remove_file(place.path("subnet.env")).unwrap();
         ip("link add docker0 up type bridge");
         ip("addr add 10.5.3.1/24 dev docker0");
         let found = checks(&[]);
@@ -113,6 +125,57 @@ fn problems_of_a_running_agent_are_findings_until_they_end() {
         place.wait_status(", ready, weft");
         assert_eq!(doctor_json(&place, &["--only", "agent"]), (Some(0), json!({"findings": [], "not_examined": []})));
         assert_eq!(agent.term().code(), Some(0));
+    });
+}
+
+#[test]
+fn flanneld_beside_the_agent_is_found_and_weft_under_its_name_is_not() {
+    in_namespace(|| {
+        let place = Place::new();
+        place.configure();
+        let mut agent = place.agent(&[], &[]);
+        place.wait_status(", ready, weft");
+        assert_eq!(doctor(&place, &["--only", "other-agent"]).0, Some(0));
+        let program = place.path("flanneld");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut other = Command::new(&program).arg("60").spawn().unwrap();
+        let comm = format!("/proc/{}/comm", other.id());
+        while fs::read_to_string(&comm).unwrap() != "flanneld\n" {
+            std::thread::yield_now();
+        }
+        let (code, answer) = doctor_json(&place, &["--only", "other-agent"]);
+        let evidence = answer["findings"][0]["evidence"].as_str().unwrap_or_default();
+        assert_eq!(code, Some(2), "{answer}");
+        assert!(evidence.contains(&format!("flanneld (pid {}) runs beside", other.id())), "{answer}");
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(doctor(&place, &["--only", "other-agent"]).0, Some(0));
+        assert_eq!(agent.term().code(), Some(0));
+    });
+}
+
+#[test]
+fn a_name_that_does_not_resolve_and_a_key_that_is_missing_are_named() {
+    in_namespace(|| {
+        let place = Place::new();
+        let key = place.text("client.key");
+        for (flags, words) in [
+            (vec!["--etcd-endpoints=http://etcd.invalid:2379".to_owned()], "etcd.invalid"),
+            (
+                vec![
+                    "--etcd-endpoints=https://127.0.0.1:2379".to_owned(),
+                    format!("--etcd-certfile={key}"),
+                    format!("--etcd-keyfile={key}"),
+                ],
+                key.as_str(),
+            ),
+        ] {
+            let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+            let (code, answer) = doctor_json(&place, &[&["--check-store", "--only", "store"], &*flags].concat());
+            let evidence = answer["findings"][0]["evidence"].as_str().unwrap_or_default();
+            assert_eq!(code, Some(2), "{answer}");
+            assert!(evidence.contains(words), "{words}: {answer}");
+        }
     });
 }
 

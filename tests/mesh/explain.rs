@@ -281,6 +281,31 @@ fn a_chain_of_nftables_that_drops_forwarded_packets_is_named() {
     });
 }
 
+/// The rules concern the packets of the tunnel and not those of pods. One of them is in a table that the programs of iptables are not asked for.
+#[test]
+fn rules_that_drop_packets_of_the_tunnel_are_quoted() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let run = async |words: &str| {
+            checked(pair.node().ns.command("iptables-nft").args(["-w", "20"]).args(words.split(' '))).await
+        };
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        run("-A INPUT -p udp --dport 8472 -j DROP").await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, "iptables-nft INPUT drops the packet: -A INPUT -p udp -m udp --dport 8472 -j DROP")?;
+        ensure!(explained.step("tunnel rules")?["state"] == "broken");
+        run("-F INPUT").await?;
+        run("-A OUTPUT -d 192.168.77.0/24 -j DROP").await?;
+        pair.explain(&[]).await?.ends(2, "iptables-nft OUTPUT drops the packet")?;
+        run("-F OUTPUT").await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        run(&format!("-t raw -A PREROUTING -d {} -j DROP", pair.to)).await?;
+        pair.explain(&[]).await?.ends(2, "nft chain ip raw PREROUTING drops the packet")?;
+        run("-t raw -F").await?;
+        pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
 /// The explanation of rules is compared with what the kernel does with real packets.
 #[test]
 fn jumps_sets_and_maps_of_nftables_are_followed_as_the_kernel_does() {

@@ -156,7 +156,9 @@ fn where_icmp_is_filtered_no_peer_is_blamed() {
     on_this_thread(async {
         let mut lab = Lab::build(&options()).await?;
         for node in &mut lab.nodes {
+            // Where ICMP alone is filtered, a TCP connection tells that packets arrive.
             drop_incoming(&node.ns, "ip protocol icmp").await?;
+            drop_incoming(&node.ns, "tcp dport 10250").await?;
             node.start()?;
         }
         for node in &mut lab.nodes {
@@ -211,5 +213,27 @@ fn peers_answer_over_ipv6_alone() {
             ways.len() == 2 && ways.iter().all(is_reached)
         };
         wait_for("both peers to answer", LIMIT, asked).await.with_context(|| lab.logs(20))
+    });
+}
+
+/// A firewall of the other node drops ICMP and nothing else, so all packets of pods arrive.
+#[test]
+fn a_peer_whose_firewall_drops_icmp_is_not_unreachable() {
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { nodes: 2, ..options() }).await?;
+        lab.reach_all().await?;
+        let nodes = (&lab.nodes[0], &lab.nodes[1]);
+        all_reached(&lab, 1450).await?;
+        let nft = async |text: &str| checked(nodes.1.ns.command("nft").arg(text)).await;
+        nft("add table inet test; add chain inet test in { type filter hook input priority -300; }").await?;
+        nft("add rule inet test in meta l4proto icmp drop").await?;
+        let is_silent = |way: &Way| way.probe.as_ref().is_some_and(|probe| probe.silent && probe.asked == 0);
+        let way = until("the peer to answer no echo request", nodes, is_silent).await?;
+        ensure!(way.state == PeerState::Programmed, "{way:#?}");
+        // The control: the same peer with a real fault, and without it again.
+        nft("add rule inet test in udp dport 8472 drop").await?;
+        unreachable(nodes, "underlay").await?;
+        nft("flush chain inet test in").await?;
+        reached(nodes, 1450).await
     });
 }

@@ -4,18 +4,68 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use weft_lab::netns::checked;
 use weft_lab::node::Node;
-use weft_lab::{Lab, LabOptions};
+use weft_lab::{BackendKind, Lab, LabOptions, Pods, Wiring, wait_for};
 
-use crate::{doctor, gone, named, on_this_thread, options};
+use crate::{LIMIT, doctor, gone, named, on_this_thread, options};
 
 /// Runs a program in the namespace of a node.
 async fn run(node: &Node, line: &str) -> Result<String> {
     let mut words = line.split_whitespace();
     let program = words.next().context("a program")?;
     checked(node.ns.command(program).args(words)).await
+}
+
+/// A sound node has no finding at all, whichever its backend is and however its pods are connected.
+#[test]
+fn a_sound_lab_has_no_findings() {
+    on_this_thread(async {
+        let bridge = Pods { count: 2, wiring: Wiring::Bridge };
+        let veth = Pods { count: 2, wiring: Wiring::Veth };
+        for options in [
+            LabOptions { ipv6: true, pods: bridge, ..options() },
+            LabOptions { backend: BackendKind::HostGw, pods: veth, ..options() },
+            LabOptions { nodes: 3, router: true, direct_routing: true, ..options() },
+            LabOptions { backend: BackendKind::Udp, ..options() },
+        ] {
+            let lab = Lab::start(&options).await?;
+            lab.reach_all().await?;
+            for node in &lab.nodes {
+                let is_sound = async || doctor(node, &[]).await.is_ok_and(|findings| findings.is_empty());
+                if wait_for("no findings", LIMIT, is_sound).await.is_err() {
+                    bail!("{}: {:#?}", node.name(), doctor(node, &[]).await?);
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// 27 to 29: a firewall of the node itself, without ufw or firewalld. Both sides see it: the other node by its probes.
+#[test]
+fn a_firewall_of_the_node_drops_the_tunnel() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let node = &lab.nodes[0];
+        lab.reach_all().await?;
+        gone(node, "firewall").await?;
+        // Images of some clouds have such a last rule.
+        run(node, "iptables-nft -A INPUT -p icmp -j ACCEPT").await?;
+        run(node, "iptables-nft -A INPUT -j REJECT --reject-with icmp-host-prohibited").await?;
+        let remedy = "iptables-nft -I INPUT -p udp --dport 8472 -j ACCEPT";
+        named(node, "firewall", &["INPUT of iptables-nft", "UDP port 8472", "from 192.168.77.12", "-j REJECT", remedy])
+            .await?;
+        named(&lab.nodes[1], "agent", &["192.168.77.11", "UDP port 8472"]).await?;
+        run(node, remedy).await?;
+        gone(node, "firewall").await?;
+        gone(&lab.nodes[1], "agent").await?;
+        run(node, "iptables-nft -t raw -A OUTPUT -p udp --dport 8472 -j DROP").await?;
+        named(node, "firewall", &["ip raw OUTPUT of nftables", "to 192.168.77.12"]).await?;
+        run(node, "iptables-nft -t raw -F").await?;
+        gone(node, "firewall").await
+    });
 }
 
 /// 6, 7, 10, 11, 26: one after the other on a node that is sound before and afterwards.
@@ -171,6 +221,8 @@ fn pods_are_hidden_and_services_are_flushed() {
     on_this_thread(async {
         let lab = Lab::start(&options()).await?;
         let node = &lab.nodes[0];
+        // The lab makes its ports without it.
+        run(node, "bridge link set dev pod1 hairpin on").await?;
         for check in ["masquerade", "services", "firewall"] {
             gone(node, check).await?;
         }

@@ -10,6 +10,16 @@ use super::{Addr, Link, Neigh, Route, Vxlan};
 const IFLA_VXLAN_ID: u16 = 1;
 const IFLA_VXLAN_PORT: u16 = 15;
 const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
+/// Attributes of ports of bridges and of XDP programs (linux/if_link.h).
+const IFLA_INFO_SLAVE_KIND: u16 = 4;
+const IFLA_INFO_SLAVE_DATA: u16 = 5;
+const IFLA_BRPORT_MODE: u16 = 4;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_ATTACHED: u16 = 2;
+/// Another host has the address (linux/if_addr.h).
+const IFA_F_DADFAILED: u8 = 8;
+/// The name of a queueing discipline (linux/rtnetlink.h).
+const TCA_KIND: u16 = 1;
 
 /// Decodes the links of an answer or a dump.
 pub fn links(data: &[u8]) -> impl Iterator<Item = Link> {
@@ -17,8 +27,14 @@ pub fn links(data: &[u8]) -> impl Iterator<Item = Link> {
 }
 
 fn link(payload: &[u8]) -> Link {
-    let mut link =
-        Link { index: u32_at(payload, 4), up: u32_at(payload, 8) & libc::IFF_UP as u32 != 0, ..Link::default() };
+    let flags = u32_at(payload, 8);
+    let has = |flag: i32| flags & flag.cast_unsigned() != 0;
+    let mut link = Link {
+        index: u32_at(payload, 4),
+        up: has(libc::IFF_UP),
+        promiscuous: has(libc::IFF_PROMISC),
+        ..Link::default()
+    };
     for (kind, value) in attrs_after(payload, 16) {
         match kind {
             libc::IFLA_IFNAME => link.name = text(value).to_owned(),
@@ -31,11 +47,19 @@ fn link(payload: &[u8]) -> Link {
             libc::IFLA_LINKINFO => {
                 link.kind = attr(value, libc::IFLA_INFO_KIND).map(|kind| text(kind).to_owned()).unwrap_or_default();
                 link.vxlan = attr(value, libc::IFLA_INFO_DATA).filter(|_| link.kind == "vxlan").map(vxlan);
+                let is_port = attr(value, IFLA_INFO_SLAVE_KIND).map(text) == Some("bridge");
+                let port = attr(value, IFLA_INFO_SLAVE_DATA).filter(|_| is_port);
+                link.hairpin = port.and_then(|port| attrs(port).find(|(kind, _)| *kind == IFLA_BRPORT_MODE)).map(is_on);
             }
+            IFLA_XDP => link.xdp = attrs(value).find(|(kind, _)| *kind == IFLA_XDP_ATTACHED).is_some_and(is_on),
             _ => {}
         }
     }
     link
+}
+
+fn is_on((_, value): (u16, &[u8])) -> bool {
+    u8_at(value, 0) != 0
 }
 
 fn vxlan(data: &[u8]) -> Vxlan {
@@ -57,16 +81,22 @@ pub(super) fn addr(payload: &[u8]) -> Option<Addr> {
     // host.
     let value = attr_after(payload, 8, libc::IFA_LOCAL).or_else(|| attr_after(payload, 8, libc::IFA_ADDRESS))?;
     let global = u8_at(payload, 3) < libc::RT_SCOPE_LINK;
-    Some(Addr { index: u32_at(payload, 4), addr: ip(value)?, len: u8_at(payload, 1), global })
+    let duplicate = u8_at(payload, 2) & IFA_F_DADFAILED != 0;
+    Some(Addr { index: u32_at(payload, 4), addr: ip(value)?, len: u8_at(payload, 1), global, duplicate })
 }
 
 pub(super) fn route(payload: &[u8]) -> Option<Route> {
-    if u8_at(payload, 4) != libc::RT_TABLE_MAIN || u8_at(payload, 7) != libc::RTN_UNICAST {
+    let refuses = match u8_at(payload, 7) {
+        libc::RTN_UNICAST => false,
+        libc::RTN_BLACKHOLE | libc::RTN_UNREACHABLE | libc::RTN_PROHIBIT => true,
+        _ => return None,
+    };
+    if u8_at(payload, 4) != libc::RT_TABLE_MAIN {
         return None;
     }
     let v6 = i32::from(u8_at(payload, 0)) == libc::AF_INET6;
     let protocol = u8_at(payload, 5);
-    let mut route = Route { dst: None, len: u8_at(payload, 1), v6, index: 0, gateway: None, protocol };
+    let mut route = Route { dst: None, len: u8_at(payload, 1), v6, index: 0, gateway: None, protocol, refuses };
     for (kind, value) in attrs_after(payload, 12) {
         match kind {
             libc::RTA_DST => route.dst = ip(value),
@@ -86,4 +116,34 @@ pub(super) fn neigh(payload: &[u8]) -> Option<Neigh> {
         mac: find(libc::NDA_LLADDR).unwrap_or_default().to_vec(),
         permanent: u16_at(payload, 8) & libc::NUD_PERMANENT != 0,
     })
+}
+
+/// Returns the link and the name of a queueing discipline. The fixed part is `struct tcmsg`.
+pub(super) fn qdisc(payload: &[u8]) -> Option<(u32, String)> {
+    let (_, name) = attrs_after(payload, 20).find(|(kind, _)| *kind == TCA_KIND)?;
+    Some((u32_at(payload, 4), text(name).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns an attribute, with the bytes that fill it up to four.
+    fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(value.len() + 4).unwrap();
+        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn an_xdp_program_and_a_queueing_discipline_are_decoded() {
+        let of = |attached: u8| [vec![0; 16], attribute(IFLA_XDP, &attribute(IFLA_XDP_ATTACHED, &[attached]))].concat();
+        assert!(!link(&of(0)).xdp && link(&of(2)).xdp);
+        let mut fixed = vec![0; 20];
+        fixed[4] = 7;
+        assert_eq!(qdisc(&[fixed.clone(), attribute(TCA_KIND, b"netem\0")].concat()), Some((7, "netem".to_owned())));
+        assert_eq!(qdisc(&fixed), None);
+    }
 }

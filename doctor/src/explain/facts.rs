@@ -28,6 +28,17 @@ impl Packet {
     pub fn answer(self) -> Packet {
         Packet { from: self.to, to: self.from, port: None, ..self }
     }
+
+    /// Returns this packet as arguments of `weft explain`.
+    pub fn arguments(&self) -> String {
+        let proto = self.proto.map(|proto| match proto {
+            Proto::Tcp => " --proto tcp",
+            Proto::Udp => " --proto udp",
+            Proto::Icmp => " --proto icmp",
+        });
+        let port = self.port.map(|port| format!(" --port {port}")).unwrap_or_default();
+        format!("{} {}{port}{}", self.from, self.to, proto.unwrap_or_default())
+    }
 }
 
 /// A transport protocol.

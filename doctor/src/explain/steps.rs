@@ -44,7 +44,7 @@ fn end(facts: &Facts, steps: &[Step]) -> (Verdict, String, Option<String>) {
             _ => "on the node of one of the two addresses".to_owned(),
         };
         let sentence = "cannot be decided here, because neither address belongs to this node".to_owned();
-        return (Verdict::Unknown, sentence, Some(format!("run weft explain {node}")));
+        return (Verdict::Unknown, sentence, Some(format!("run {node}: weft explain {}", facts.packet.arguments())));
     }
     if let Some(step) = steps.iter().find(|step| step.state == State::Broken) {
         let because = step.because.clone().unwrap_or_else(|| step.is.clone());

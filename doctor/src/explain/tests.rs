@@ -257,7 +257,7 @@ fn without_an_agent_the_kernel_alone_decides_and_what_is_missing_is_said() {
     });
     let report = explain(|facts| facts.ways.clear());
     assert_eq!(report.verdict, Verdict::Unknown);
-    assert_eq!(report.remedy.as_deref(), Some("run weft explain on the node 192.168.0.2"));
+    assert_eq!(report.remedy.as_deref(), Some("run on the node 192.168.0.2: weft explain 10.5.1.2 10.5.2.2"));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use weft_doctor::explain::Step;
 use weft_doctor::explain::facts::{Facts, Place, Way};
 
+use crate::probe::connection;
 use crate::probe::echo::{Echo, EchoError};
 
 /// How long an answer is waited for.
@@ -47,6 +48,12 @@ async fn ask(way: &Way, asked: IpAddr) -> Result<Vec<Step>, EchoError> {
     let remote = way.tunnel.as_ref().and_then(|tunnel| tunnel.remote);
     let mtu = way.hop.device.as_ref().and_then(|device| u16::try_from(device.mtu).ok());
     let Some(small) = echo(asked, SMALL).await? else {
+        if connection::answers(asked).await.is_some() {
+            let text = format!(
+                "{asked} answers a TCP connection, and no echo request: a firewall drops ICMP, so large packets cannot be tried"
+            );
+            return Ok(vec![Step::unknown(NAME, text)]);
+        }
         let lost = Step::ok(NAME, format!("{asked} does not answer a packet of {SMALL} bytes"));
         let Some(remote) = remote else {
             return Ok(vec![lost.broken(

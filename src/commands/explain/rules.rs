@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use weft_doctor::explain::Step;
-use weft_doctor::explain::facts::Way;
+use weft_doctor::explain::facts::{DeviceKind, Hop, Packet, Proto, Way};
 use weft_doctor::explain::nft;
 use weft_doctor::explain::rules::{Chains, Fate, Outcome, Tested, follow};
+use weft_doctor::explain::{State, Step};
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_subnet::cidr::Family;
 
@@ -16,6 +16,12 @@ use crate::firewall::iptables::{self, Flavour, Saved};
 use crate::firewall::nft::connection;
 use crate::firewall::nft::tables::Table as Listed;
 use crate::instance::Instance;
+
+/// The tables of iptables that are read with its programs. The others are read from nftables.
+const READ: [&str; 2] = ["filter", "nat"];
+
+/// The tables of iptables where filters are seldom.
+const SIDE: [&str; 3] = ["raw", "mangle", "security"];
 
 /// A table of iptables.
 struct Table<'a>(&'a Saved, &'static str);
@@ -51,6 +57,25 @@ pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
         steps.push(Step::ok("rules", "no rule of a firewall concerns the packet"));
     }
     steps
+}
+
+/// Returns what the firewalls of this node do with the packets of a vxlan tunnel itself, to the other node and from it. Only what is not in order is
+/// a step.
+pub async fn of_tunnel(way: &Way, subnet_file: &Path) -> Vec<Step> {
+    let device = way.hop.device.as_ref();
+    let tunnel = way.tunnel.as_ref().and_then(|tunnel| Some((tunnel.remote?, tunnel.outer.as_ref()?)));
+    let (Some(DeviceKind::Vxlan { port, .. }), Some((remote, outer))) = (device.map(|device| &device.kind), tunnel)
+    else {
+        return Vec::new();
+    };
+    let Some(own) = outer.route().and_then(|route| route.source) else { return Vec::new() };
+    let packet = |from, to| Packet { from, to, proto: Some(Proto::Udp), port: Some(*port) };
+    let one = |packet, arrives, hop| Way { packet, arrives, hop, tunnel: None, route_of_weft: None };
+    let received = Hop { device: None, nexthop: None, neighbour: None, ..outer.clone() };
+    let mut steps = of(&one(packet(own, remote), None, outer.clone()), subnet_file).await;
+    steps.extend(of(&one(packet(remote, own), outer.device.clone(), received), subnet_file).await);
+    steps.retain(|step| matches!(step.state, State::Broken | State::Doubt));
+    steps.into_iter().map(|step| Step { step: "tunnel rules".to_owned(), ..step }).collect()
 }
 
 /// Returns the hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
@@ -139,8 +164,8 @@ fn destination(rule: &str) -> Option<Endpoint> {
     with_port.ok().or_else(|| Some((value.trim_matches(['[', ']']).parse().ok()?, None)))
 }
 
-/// Follows the packet through the base chains of these hooks that concern its family, and hands each to `visit`. Tables that iptables-nft made
-/// are left out if its program has read them.
+/// Follows the packet through the base chains of these hooks that concern its family, and hands each to `visit`. The tables that the program of
+/// iptables-nft has read are left out.
 fn each_chain(
     hooks: &[Hook],
     way: &Way,
@@ -152,7 +177,9 @@ fn each_chain(
     for hook in hooks {
         for chain in base_chains(&mut netlink, *hook)? {
             let table = Listed { family: chain.number, name: chain.table.clone() };
-            if !chain.sees(family == Family::V4) || (has_read_iptables_nft && table.is_of_iptables(family)) {
+            if !chain.sees(family == Family::V4)
+                || (has_read_iptables_nft && table.is_of_iptables(family) && READ.contains(&table.name.as_str()))
+            {
                 continue;
             }
             // Before the routing decision it is not known by which device the packet leaves.
@@ -190,7 +217,12 @@ fn of_nftables(way: &Way, family: Family, (instance, has_iptables): (&Instance, 
             return;
         }
         // Chains of other hooks than the one where filters usually are deserve a line only if they decide something.
-        if hook != decisive && outcome.fate.is_none() && outcome.not_evaluated.is_none() && !chain.drops {
+        let is_side_table = chain.family != "inet" && SIDE.contains(&chain.table.as_str());
+        if (hook != decisive || is_side_table)
+            && outcome.fate.is_none()
+            && outcome.not_evaluated.is_none()
+            && !chain.drops
+        {
             return;
         }
         outcome.fate = outcome.fate.or_else(|| {

@@ -428,9 +428,35 @@ function podOf(subnets) {
   return addressText(first + 2n, bits);
 }
 
+const ADDRESS = /^[0-9a-f.:]+$/i;
+
+function contains(subnets, address) {
+  try {
+    const { bits, first } = range(`${address}/${address.includes(':') ? 128 : 32}`);
+    return subnets.split(',').filter((part) => /^[0-9a-f.:]+\/\d+$/i.test(part)).map(range)
+      .some((one) => one.bits === bits && one.first <= first && first <= one.last);
+  } catch {
+    // Somebody is still typing the address.
+    return false;
+  }
+}
+
+// Returns the published address of the peer that has an address.
+function publicOf(address) {
+  const peer = status.peers.find((one) => contains(one.subnet, address) || one.public.split(',').includes(address));
+  const found = peer && peer.public.split(',')[0];
+  return found && ADDRESS.test(found) ? found : null;
+}
+
+// The tables of another node are known there alone. What is shown is meant to be pasted into a shell, and a link or a lease may contain anything:
+// nothing but addresses and a number gets into it.
 function drawExplain() {
-  const [from, to] = [$('from').value.trim() || 'FROM', $('to').value.trim() || 'TO'];
-  $('explain-where').textContent = `What ${status.node || 'this node'} does with the packet. On another node, run: weft explain ${from} ${to}`;
+  const [from, to, port] = ['from', 'to', 'port'].map((id) => $(id).value.trim());
+  const isPacket = ADDRESS.test(from) && ADDRESS.test(to) && /^\d*$/.test(port);
+  const others = isPacket ? [...new Set([publicOf(from), publicOf(to)])].filter(Boolean) : [];
+  $('explain-where').textContent = `What ${status.node || 'this node'} does with the packet.${others.length ? ' To see what the other node does with it:' : ''}`;
+  $('explain-there').replaceChildren(...others.map((node) =>
+    element('code', `ssh root@${node} 'PATH=$PATH:/opt/cni/bin; weft explain ${from} ${to}${port && ` --port ${port}`}'`)));
 }
 
 async function explain() {

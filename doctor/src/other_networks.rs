@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Other networks for pods on this node: another agent beside weft, and what such networks left behind.
+
+use weft_cni::rtnl::Link;
+
+use super::node::NodeFacts;
+use super::node_findings::{NodeFinding, finding};
+use super::other_rules::SavedRules;
+use super::processes;
+
+/// The chains of the kernel, from which rules are reached.
+const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+
+/// A network for pods, and how it is known.
+struct Known {
+    name: &'static str,
+    /// The names of its processes, as /proc/PID/comm has them, which is at most 15 bytes.
+    programs: &'static [&'static str],
+    /// How its chains of iptables begin.
+    chains: &'static [&'static str],
+    /// Its links on the host.
+    links: &'static [&'static str],
+}
+
+const KNOWN: [Known; 5] = [
+    Known {
+        name: "Calico",
+        programs: &["calico-node", "calico-felix", "felix"],
+        chains: &["cali-"],
+        links: &["vxlan.calico", "wireguard.cali"],
+    },
+    Known {
+        name: "Cilium",
+        programs: &["cilium-agent"],
+        chains: &["CILIUM_", "OLD_CILIUM_"],
+        links: &["cilium_host", "cilium_vxlan"],
+    },
+    Known {
+        name: "kube-router",
+        programs: &["kube-router"],
+        chains: &["KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"],
+        links: &["kube-bridge"],
+    },
+    Known { name: "Weave Net", programs: &["weaver"], chains: &["WEAVE"], links: &["weave", "vxlan-6784"] },
+    Known { name: "Antrea", programs: &["antrea-agent"], chains: &["ANTREA-"], links: &["antrea-gw0"] },
+];
+
+/// What a network left behind: its rules or links are here, and none of its programs runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover {
+    /// The network.
+    pub network: &'static str,
+    /// The program that shows its rules, the first rule that leads to them, and how its chains begin.
+    pub rules: Option<(String, String, String)>,
+    /// Its links.
+    pub links: Vec<String>,
+}
+
+/// Looks for what networks without a running program have left. Where not all processes are seen, nothing is certain.
+pub fn read(links: &[Link], iptables: &[SavedRules]) -> Vec<Leftover> {
+    if processes::unreadable().is_some() {
+        return Vec::new();
+    }
+    let left = KNOWN.iter().map(|known| left_by(known, links, iptables));
+    left.filter(|left| left.rules.is_some() || !left.links.is_empty())
+        .filter(|left| {
+            let programs =
+                KNOWN.iter().find(|known| known.name == left.network).map_or(&[][..], |known| known.programs);
+            processes::running(programs).is_none()
+        })
+        .collect()
+}
+
+fn left_by(known: &Known, links: &[Link], iptables: &[SavedRules]) -> Leftover {
+    let names = links.iter().filter(|link| known.links.contains(&link.name.as_str()));
+    let rules = iptables.iter().find_map(|saved| {
+        let mut lines = saved.filter.lines().chain(saved.nat.lines());
+        lines.find_map(|line| {
+            let chain = line.strip_prefix("-A ")?.split(' ').next()?;
+            let target = line.rsplit_once(" -j ")?.1.split(' ').next()?;
+            let prefix = known.chains.iter().find(|prefix| target.starts_with(**prefix))?;
+            BUILT_IN.contains(&chain).then(|| (saved.program.clone(), line.to_owned(), (*prefix).to_owned()))
+        })
+    });
+    Leftover { network: known.name, rules, links: names.map(|link| link.name.clone()).collect() }
+}
+
+/// Rules and links of a network that does not run any more.
+pub(super) fn leftovers(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let mut findings = Vec::new();
+    for Leftover { network, rules, links } in &facts.leftovers {
+        if let Some((program, rule, prefix)) = rules {
+            let evidence = format!(
+                "{network} does not run on this node, and {program} still leads packets to its chains (`{rule}`), which may drop those of pods"
+            );
+            let remedy = format!(
+                "{program}-save | grep -v -e {prefix} | {program}-restore; or start the node anew, after {network} was removed from the cluster"
+            );
+            findings.push(finding(evidence, remedy));
+        }
+        if let Some(first) = links.first() {
+            let evidence =
+                format!("{network} does not run on this node, and its links are still there: {}", links.join(", "));
+            findings.push(finding(evidence, format!("ip link del {first}, and so on; or start the node anew")));
+        }
+    }
+    findings
+}
+
+/// flanneld works on the same devices and routes as the running agent.
+pub(super) fn other_agent(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let one = |agent: &String| {
+        let evidence = format!(
+            "{agent} runs beside the agent of weft with the same subnet file: each of them replaces devices, routes and rules of the other one"
+        );
+        let remedy = "stop one of them: `systemctl disable --now flanneld`, or remove its DaemonSet (docs/migrate.md)";
+        finding(evidence, remedy.to_owned())
+    };
+    facts.other_agents.iter().map(one).collect()
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The bridge of the pods, the links that lead to pods, and what keeps packets from passing them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_cni::rtnl::{Addr, Link, Route};
+use weft_cni::veth::ALIAS;
+
+use super::node::{BRIDGE, NodeFacts};
+use super::node_findings::{NodeFinding, env, finding};
+use super::ways::is_ours;
+
+/// The bridge plugin names the host's end of a pod's veth pair so, followed by eight hexadecimal digits.
+const VETH: &str = "veth";
+/// As many links are named in a finding.
+const MAX_NAMED: usize = 3;
+
+/// The link of a pod, seen from the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodLink {
+    /// Its name.
+    pub name: String,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// True if it is administratively up.
+    pub up: bool,
+    /// Whether the bridge sends packets back to this port; `None` if the link is no port of a bridge.
+    pub hairpin: Option<bool>,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct PodLinks {
+    /// Whether the bridge is administratively up; `None` if there is no bridge.
+    pub bridge_up: Option<bool>,
+    /// True if the bridge takes all packets, which does the work of the hairpin mode of its ports.
+    pub promiscuous: bool,
+    /// The ports of the bridge, and the links of routed pods.
+    pub links: Vec<PodLink>,
+    /// Links that look like those of pods, and belong to no bridge and no route.
+    pub orphans: Vec<String>,
+    /// The addresses of all links, except for those of weft's devices and of routed pods.
+    pub addrs: Vec<(String, IpAddr)>,
+}
+
+/// Reads from the tables of the kernel what concerns pods.
+pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
+    let bridge = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge");
+    let of_bridge = |link: &Link| bridge.is_some_and(|bridge| link.master == bridge.index);
+    let is_routed = |link: &Link| link.alias.split(' ').next() == Some(ALIAS);
+    let of_pods = links.iter().filter(|link| of_bridge(link) || is_routed(link));
+    let pod_link = |link: &Link| PodLink {
+        name: link.name.clone(),
+        mtu: link.mtu,
+        up: link.up,
+        hairpin: link.hairpin.filter(|_| of_bridge(link)),
+    };
+    // The kernel gives every link that is up an IPv6 address of its own, which is not global.
+    let is_used = |index: u32| {
+        addrs.iter().any(|addr| addr.index == index && addr.global) || routes.iter().any(|route| route.index == index)
+    };
+    let is_orphan = |link: &&Link| {
+        let is_free = link.master == 0 && link.peer_netns.is_some() && !is_routed(link);
+        is_free && link.kind == VETH && is_of_bridge_plugin(&link.name) && !is_used(link.index)
+    };
+    let named = |addr: &Addr| {
+        let link = links.iter().find(|link| link.index == addr.index && !is_ours(link) && !is_routed(link))?;
+        Some((link.name.clone(), addr.addr))
+    };
+    PodLinks {
+        bridge_up: bridge.map(|bridge| bridge.up),
+        promiscuous: bridge.is_some_and(|bridge| bridge.promiscuous),
+        links: of_pods.map(pod_link).collect(),
+        orphans: links.iter().filter(is_orphan).map(|link| link.name.clone()).collect(),
+        addrs: addrs.iter().filter(|addr| addr.global).filter_map(named).collect(),
+    }
+}
+
+fn is_of_bridge_plugin(name: &str) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    name.strip_prefix(VETH).is_some_and(|rest| rest.len() == 8 && rest.bytes().all(is_digit))
+}
+
+/// Returns the first of these names, and how many more there are.
+fn some_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let all: Vec<&str> = names.collect();
+    let more = if all.len() > MAX_NAMED { ", ..." } else { "" };
+    format!("{}{more}", all[..all.len().min(MAX_NAMED)].join(", "))
+}
+
+/// The bridge or links of pods are down or not connected, so that pods have no network at all.
+pub(super) fn bridge(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let pods = &facts.pods;
+    let ports = pods.links.iter().filter(|link| link.hairpin.is_some()).count();
+    let mut findings = Vec::new();
+    if pods.bridge_up == Some(false) && ports > 0 {
+        let evidence = format!("{BRIDGE} is down: the {ports} pods that it connects have no network");
+        findings.push(finding(evidence, format!("ip link set {BRIDGE} up; then find out which program set it down")));
+    }
+    let down = || pods.links.iter().filter(|link| !link.up).map(|link| link.name.as_str());
+    if let Some(first) = down().next() {
+        let evidence = format!("{} links of pods are down: {}", down().count(), some_of(down()));
+        findings.push(finding(evidence, format!("ip link set {first} up, and so on; or delete these pods")));
+    }
+    let Some(env) = env(facts) else { return findings };
+    if let Some(first) = pods.orphans.first() {
+        let evidence = format!(
+            "{} veth pairs of pods are connected to no bridge ({}), as after `ip link del {BRIDGE}`: these pods have no network",
+            pods.orphans.len(),
+            some_of(pods.orphans.iter().map(String::as_str))
+        );
+        let remedy = format!(
+            "delete the pods of this node, so that they are made again; or, if {BRIDGE} has the subnet of this node: \
+             ip link set {first} master {BRIDGE} up"
+        );
+        findings.push(finding(evidence, remedy));
+    }
+    for subnet in env.subnets.iter() {
+        let of_family = |addr: &IpAddr| addr.is_ipv4() == subnet.addr().is_ipv4();
+        let has_address = pods.addrs.iter().any(|(link, addr)| link == BRIDGE && of_family(addr));
+        if ports > 0 && !has_address {
+            let evidence = format!(
+                "{BRIDGE} connects {ports} pods and has no address in {}, which is their gateway",
+                subnet.trunc()
+            );
+            findings.push(finding(evidence, format!("ip addr add {subnet} dev {BRIDGE}")));
+        }
+        findings.extend(two_links(pods, subnet));
+    }
+    findings
+}
+
+/// Two links have addresses in the subnet of this node, so packets to its pods leave by the wrong one.
+fn two_links(pods: &PodLinks, subnet: IpNet) -> Option<NodeFinding> {
+    let inside = pods.addrs.iter().filter(|(_, addr)| subnet.trunc().contains(addr));
+    let links: BTreeSet<&str> = inside.map(|(link, _)| link.as_str()).collect();
+    let other = links.iter().find(|link| **link != BRIDGE).filter(|_| links.len() > 1)?;
+    let evidence = format!(
+        "{} have addresses in {}, the subnet of this node: packets to its pods leave by one of them only",
+        links.iter().copied().collect::<Vec<_>>().join(" and "),
+        subnet.trunc()
+    );
+    Some(finding(evidence, format!("give {other} another address range (Docker: `bip` in daemon.json), or remove it")))
+}
+
+/// Pods send packets that are larger than what the way to other nodes carries.
+pub(super) fn mtu(facts: &NodeFacts) -> Option<NodeFinding> {
+    let mtu = env(facts)?.mtu;
+    let large = || facts.pods.links.iter().filter(|link| mtu > 0 && link.mtu > mtu);
+    let first = large().next()?;
+    let evidence = format!(
+        "{} pods have a larger MTU ({}, such as {}) than the way to other nodes, which has {mtu}, as after a change of the backend or \
+         of an MTU: their large packets vanish where ICMP is filtered",
+        large().count(),
+        first.mtu,
+        first.name
+    );
+    Some(finding(evidence, "delete these pods, so that they are made again with the new MTU".to_owned()))
+}
+
+/// A pod that is an endpoint of a service cannot reach itself by the address of the service. Without kube-proxy this does not matter.
+pub(super) fn hairpin(facts: &NodeFacts) -> Option<NodeFinding> {
+    let pods = &facts.pods;
+    facts.rules.kube_proxy.as_ref().filter(|_| !pods.promiscuous)?;
+    let without = || pods.links.iter().filter(|link| link.hairpin == Some(false)).map(|link| link.name.as_str());
+    without().next()?;
+    let evidence = format!(
+        "{} ports of {BRIDGE} have no hairpin mode ({}): these pods do not reach themselves by the address of a service",
+        without().count(),
+        some_of(without())
+    );
+    let remedy = "set `\"hairpinMode\": true` in the delegate of the CNI configuration, and delete these pods; until then, for each port: \
+                  bridge link set dev PORT hairpin on";
+    Some(finding(evidence, remedy.to_owned()))
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What may be wrong with the links by which this node reaches others: programs that see packets before the kernel does, simulated loss,
+//! a bridge that takes the packets, and addresses that another host has, too.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use weft_cni::rtnl::{Addr, Link, Route};
+
+use super::node::{BRIDGE, NodeFacts};
+use super::node_findings::{NodeFinding, finding};
+use super::ways::is_ours;
+
+/// The queueing discipline that delays and drops packets, for tests.
+const NETEM: &str = "netem";
+/// The queueing disciplines that carry the filters of tc.
+const FILTERED: [&str; 2] = ["clsact", "ingress"];
+/// The kinds of links that take the packets of the links below them.
+const TAKERS: [&str; 4] = ["bridge", "bond", "team", "openvswitch"];
+
+/// A link on the way of packets between nodes.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct PathLink {
+    /// Its name.
+    pub name: String,
+    /// Name and kind of the link above it.
+    pub master: Option<(String, String)>,
+    /// True if it has the published address or a default route, and neither weft nor a CNI plugin made it.
+    pub is_uplink: bool,
+    /// What may drop packets on it.
+    pub suspects: Vec<Suspect>,
+}
+
+/// Something on a link that may drop packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Suspect {
+    /// The queueing discipline netem.
+    Netem,
+    /// An XDP program.
+    Xdp,
+    /// Filters of tc for packets that arrive or leave.
+    Filters,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct PathLinks {
+    /// The uplinks, weft's devices, the bridge of pods and its ports.
+    pub links: Vec<PathLink>,
+    /// The IPv6 addresses of this node that another host has, too, each with its link.
+    pub duplicates: Vec<(IpAddr, String)>,
+}
+
+/// Reads from the tables of the kernel. `published` contains the addresses that this node publishes, if they are known.
+pub fn read(
+    links: &[Link],
+    (addrs, routes): (&[Addr], &[Route]),
+    qdiscs: &[(u32, String)],
+    published: &[IpAddr],
+) -> PathLinks {
+    let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
+    let bridge = links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
+    let has_qdisc = |link: &Link, names: &[&str]| {
+        qdiscs.iter().any(|(index, name)| *index == link.index && names.contains(&name.as_str()))
+    };
+    let suspects = |link: &Link| {
+        let all = [
+            (Suspect::Netem, has_qdisc(link, &[NETEM])),
+            (Suspect::Xdp, link.xdp),
+            (Suspect::Filters, has_qdisc(link, &FILTERED)),
+        ];
+        all.into_iter().filter(|(_, is_there)| *is_there).map(|(suspect, _)| suspect).collect()
+    };
+    let path_link = |link: &Link| {
+        let is_default = routes.iter().any(|route| route.dst.is_none() && route.index == link.index);
+        let is_published = addrs.iter().any(|addr| addr.index == link.index && published.contains(&addr.addr));
+        let of_pods = bridge.is_some_and(|bridge| link.index == bridge || link.master == bridge);
+        let is_uplink = (is_default || is_published) && !is_ours(link) && !of_pods;
+        let master = by_index.get(&link.master).filter(|_| link.master != 0);
+        (is_uplink || is_ours(link) || of_pods).then(|| PathLink {
+            name: link.name.clone(),
+            master: master
+                .filter(|master| master.name != BRIDGE)
+                .map(|master| (master.name.clone(), master.kind.clone())),
+            is_uplink,
+            suspects: suspects(link),
+        })
+    };
+    let duplicates = addrs.iter().filter(|addr| addr.duplicate);
+    let named = |addr: &Addr| Some((addr.addr, by_index.get(&addr.index)?.name.clone()));
+    PathLinks {
+        links: links.iter().filter_map(path_link).collect(),
+        duplicates: duplicates.filter_map(named).collect(),
+    }
+}
+
+/// Something drops or delays packets where neither routes nor firewalls show it.
+pub(super) fn traffic_control(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let mut findings = Vec::new();
+    for link in &facts.path_links.links {
+        let name = &link.name;
+        if link.suspects.contains(&Suspect::Netem) {
+            let evidence = format!(
+                "the queueing discipline netem of {name} delays, drops or changes packets, as a test of faults wants it"
+            );
+            findings
+                .push(finding(evidence, format!("`tc qdisc show dev {name}` shows it; tc qdisc del dev {name} root")));
+        }
+        // Programs that work well are no fault. What they do with a packet cannot be read.
+        if facts.unreachable == 0 || !link.is_uplink {
+            continue;
+        }
+        if link.suspects.contains(&Suspect::Xdp) {
+            let evidence = format!(
+                "packets do not reach {} peers, and an XDP program on {name} sees all packets before the firewall and may drop those of the tunnel",
+                facts.unreachable
+            );
+            let remedy = format!(
+                "`ip -d link show {name}` shows it; if nobody needs it (another network left it): ip link set {name} xdp off"
+            );
+            findings.push(finding(evidence, remedy));
+        }
+        if link.suspects.contains(&Suspect::Filters) {
+            let evidence = format!(
+                "packets do not reach {} peers, and filters of tc on {name} see all packets before the firewall and may drop those of the tunnel",
+                facts.unreachable
+            );
+            let remedy = format!(
+                "`tc filter show dev {name} ingress` and `... egress` show them; if nobody needs them (Cilium leaves some): tc qdisc del dev {name} clsact"
+            );
+            findings.push(finding(evidence, remedy));
+        }
+    }
+    findings
+}
+
+/// A bridge or a bond takes the packets of a link that has an address or routes of its own.
+pub(super) fn uplink(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let mut findings = Vec::new();
+    for link in &facts.path_links.links {
+        let Some((master, kind)) = &link.master else { continue };
+        let name = &link.name;
+        let takes = TAKERS.contains(&kind.as_str());
+        if link.is_uplink && takes {
+            let evidence = format!(
+                "{name} has an address or the default route, and is a part of {master} ({kind}), which takes the packets that arrive on {name}"
+            );
+            let remedy =
+                format!("give the address and the routes of {name} to {master}, or `ip link set {name} nomaster`");
+            findings.push(finding(evidence, remedy));
+        } else if !link.is_uplink && (takes || kind == "vrf") {
+            let what = if takes {
+                "takes the packets that arrive on it"
+            } else {
+                "routes its packets by another table than that of weft's routes"
+            };
+            let evidence = format!("{name} is a part of {master} ({kind}), which {what}");
+            findings.push(finding(
+                evidence,
+                format!("ip link set {name} nomaster; then exclude {name} in the program that did it"),
+            ));
+        }
+    }
+    findings
+}
+
+/// Another host has an address of this node.
+pub(super) fn duplicate_address(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let one = |(addr, link): &(IpAddr, String)| {
+        let evidence = format!(
+            "another host has {addr} of {link}, too: the kernel found it (dadfailed) and does not use the address"
+        );
+        let remedy = format!(
+            "find the other host (`ip -6 neigh show {addr}` on a third one) and give one of the two another address; then `ip link set {link} down` and up"
+        );
+        finding(evidence, remedy)
+    };
+    facts.path_links.duplicates.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(link: PathLink, unreachable: usize) -> NodeFacts {
+        let path_links = PathLinks { links: vec![link], duplicates: Vec::new() };
+        NodeFacts { path_links, unreachable, ..NodeFacts::default() }
+    }
+
+    #[test]
+    fn netem_is_always_a_finding_and_xdp_only_if_peers_are_not_reached() {
+        let link = PathLink { name: "eth0".to_owned(), is_uplink: true, ..PathLink::default() };
+        assert_eq!(traffic_control(&facts(link.clone(), 3)), []);
+        let netem = traffic_control(&facts(PathLink { suspects: vec![Suspect::Netem], ..link.clone() }, 0));
+        assert!(netem.len() == 1 && netem[0].remedy.ends_with("tc qdisc del dev eth0 root"), "{netem:?}");
+        let xdp = PathLink { suspects: vec![Suspect::Xdp], ..link };
+        assert_eq!(traffic_control(&facts(xdp.clone(), 0)), []);
+        let found = traffic_control(&facts(xdp.clone(), 3));
+        assert!(found.len() == 1 && found[0].evidence.contains("do not reach 3 peers"), "{found:?}");
+        assert!(found[0].remedy.ends_with("ip link set eth0 xdp off"), "{found:?}");
+        assert_eq!(traffic_control(&facts(PathLink { is_uplink: false, ..xdp }, 3)), [], "a device of weft");
+    }
+
+    #[test]
+    fn queueing_disciplines_belong_to_their_links() {
+        let link = |index, name: &str| Link { index, name: name.to_owned(), ..Link::default() };
+        let links = [link(2, "eth0"), link(3, "flannel.1"), link(4, "eth9")];
+        let qdiscs =
+            [(2, "fq_codel".to_owned()), (2, "clsact".to_owned()), (3, "netem".to_owned()), (4, "netem".to_owned())];
+        let addr = Addr { index: 2, addr: [192, 0, 2, 1].into(), len: 24, global: true, duplicate: false };
+        let found = read(&links, (&[addr], &[]), &qdiscs, &[addr.addr]);
+        let named: Vec<_> = found.links.into_iter().map(|link| (link.name, link.suspects)).collect();
+        let wanted = [("eth0".to_owned(), vec![Suspect::Filters]), ("flannel.1".to_owned(), vec![Suspect::Netem])];
+        assert_eq!(named, wanted, "eth9 is not on the way");
+    }
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Faults of files: configurations and plugins of CNI, reserved addresses, and room on disks.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use nix::sched::{CloneFlags, unshare};
+use weft_doctor::cni_files::CniSources;
+use weft_doctor::node::{AgentAnswer, NodeSources};
+
+use super::{ENV, doctor_with, in_namespace, only_text, shell, sources};
+
+const CONF: &str = r#"{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel","delegate":{"hairpinMode":true}},{"type":"portmap"}]}"#;
+const OTHER: &str = r#"{"name":"k8s","cniVersion":"0.3.1","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}"#;
+const PLUGINS: [&str; 4] = ["flannel", "bridge", "host-local", "portmap"];
+
+fn install(dir: &Path, plugin: &str) {
+    fs::write(dir.join(plugin), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(dir.join(plugin), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// A node with an agent that is ready, and with the files of CNI.
+fn with_cni(file: &Path) -> NodeSources {
+    let dir = file.parent().unwrap();
+    let cni = CniSources {
+        conf_dir: dir.join("net.d"),
+        path: vec![dir.join("none"), dir.join("bin")],
+        networks: dir.join("networks"),
+    };
+    for dir in [&cni.conf_dir, &cni.path[1], &cni.networks] {
+        fs::create_dir(dir).unwrap();
+    }
+    for plugin in PLUGINS {
+        install(&cni.path[1], plugin);
+    }
+    fs::write(cni.conf_dir.join("10-flannel.conflist"), CONF).unwrap();
+    NodeSources { cni, agent: AgentAnswer::Problems(Vec::new()), ..sources(file) }
+}
+
+#[test]
+fn plugins_that_are_missing_or_cannot_be_run_are_named() {
+    in_namespace(|file| {
+        let sources = with_cni(file);
+        assert_eq!(doctor_with(&sources, "cni"), []);
+        let bin = &sources.cni.path[1];
+        for plugin in PLUGINS {
+            fs::remove_file(bin.join(plugin)).unwrap();
+            only_text(
+                &sources,
+                "cni",
+                &["10-flannel.conflist needs the plugins", plugin, "containernetworking-plugins"],
+            );
+            install(bin, plugin);
+        }
+        fs::set_permissions(bin.join("flannel"), fs::Permissions::from_mode(0o644)).unwrap();
+        only_text(&sources, "cni", &["needs the plugins flannel, and"]);
+        fs::remove_dir_all(bin).unwrap();
+        assert_eq!(doctor_with(&sources, "cni"), [], "the runtime has another directory, or this is a container");
+    });
+}
+
+#[test]
+fn a_configuration_of_another_network_that_comes_first_is_named() {
+    in_namespace(|file| {
+        let sources = with_cni(file);
+        let conf = |name: &str, text: &str| fs::write(sources.cni.conf_dir.join(name), text).unwrap();
+        conf("87-podman-bridge.conflist", OTHER);
+        conf("10-containerd-net.conflist.off", OTHER);
+        assert_eq!(doctor_with(&sources, "cni"), [], "it comes later");
+        conf("10-containerd-net.conflist", OTHER);
+        let text = only_text(
+            &sources,
+            "cni",
+            &["10-containerd-net.conflist comes before 10-flannel.conflist", "bridge, host-local"],
+        );
+        shell(text.lines().nth(1).unwrap().split(',').next().unwrap());
+        assert_eq!(doctor_with(&sources, "cni"), []);
+        conf("00-multus.conf", r#"{"name":"m","type":"multus-shim"}"#);
+        install(&sources.cni.path[1], "multus-shim");
+        assert_eq!(doctor_with(&sources, "cni"), [], "Multus calls the others");
+    });
+}
+
+#[test]
+fn a_configuration_that_cannot_be_used_is_named() {
+    in_namespace(|file| {
+        let mut sources = with_cni(file);
+        let path = sources.cni.conf_dir.join("10-flannel.conflist");
+        for (text, words) in [
+            ("{", "EOF while parsing"),
+            (r#"{"name":"x","plugins":[]}"#, "it has no plugins"),
+            (r#"{"name":"x","plugins":[{}]}"#, "a plugin in it has no `type`"),
+        ] {
+            fs::write(&path, text).unwrap();
+            only_text(&sources, "cni", &["10-flannel.conflist", "cannot be used", words]);
+        }
+        fs::remove_file(&path).unwrap();
+        symlink("/nowhere/10-flannel.conflist", &path).unwrap();
+        only_text(&sources, "cni", &["a link that leads nowhere"]);
+        sources.agent = AgentAnswer::None;
+        assert_eq!(doctor_with(&sources, "cni"), [], "the agent makes the file when it is ready");
+        sources.agent = AgentAnswer::Problems(vec!["waiting".to_owned()]);
+        assert_eq!(doctor_with(&sources, "cni"), []);
+    });
+}
+
+#[test]
+fn a_kubelet_without_any_configuration_is_found_once_the_agent_is_ready() {
+    in_namespace(|file| {
+        let mut sources = with_cni(file);
+        fs::remove_file(sources.cni.conf_dir.join("10-flannel.conflist")).unwrap();
+        let before = weft_doctor::node::read(&sources).unwrap();
+        assert!(!before.cni.has_kubelet, "this machine has a kubelet");
+        assert_eq!(doctor_with(&sources, "cni"), []);
+        let mut process = super::named_process(file, "kubelet");
+        only_text(&sources, "cni", &["a kubelet runs", "no CNI configuration", "--cni-conf"]);
+        sources.agent = AgentAnswer::None;
+        assert_eq!(doctor_with(&sources, "cni"), []);
+        process.kill().unwrap();
+        process.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_subnet_whose_addresses_are_taken_is_found() {
+    in_namespace(|file| {
+        let sources = with_cni(file);
+        fs::write(file, ENV).unwrap();
+        let network = sources.cni.networks.join("cbr0");
+        fs::create_dir(&network).unwrap();
+        fs::write(network.join("lock"), "").unwrap();
+        for host in 2..=241 {
+            fs::write(network.join(format!("10.5.7.{host}")), "c\r\neth0").unwrap();
+            fs::write(network.join(format!("10.5.8.{host}")), "former subnet").unwrap();
+        }
+        assert_eq!(doctor_with(&sources, "addresses"), [], "240 of 253");
+        fs::write(network.join("10.5.7.242"), "").unwrap();
+        only_text(
+            &sources,
+            "addresses",
+            &["241 of the 253 addresses of 10.5.7.0/24", "network cbr0", "weft doctor pods"],
+        );
+    });
+}
+
+#[test]
+fn directories_that_cannot_be_written_are_found() {
+    in_namespace(|file| {
+        let mut sources = with_cni(file);
+        sources.state_dir = file.with_file_name("state");
+        assert_eq!(doctor_with(&sources, "disk"), [], "there is no such directory yet");
+        fs::create_dir(&sources.state_dir).unwrap();
+        assert_eq!(doctor_with(&sources, "disk"), []);
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        shell("mount --make-rprivate /");
+        for dir in [sources.state_dir.clone(), sources.cni.networks.clone()] {
+            shell(&format!("mount -t tmpfs -o ro none {}", dir.display()));
+            only_text(&sources, "disk", &[&dir.display().to_string(), "Read-only", "df -i"]);
+            shell(&format!("umount {0} && mount -t tmpfs -o nr_inodes=3 none {0} && touch {0}/a {0}/b", dir.display()));
+            only_text(&sources, "disk", &[&dir.display().to_string(), "is full"]);
+            shell(&format!("umount {}", dir.display()));
+        }
+        assert_eq!(doctor_with(&sources, "disk"), []);
+    });
+}
+
+#[test]
+fn instances_of_inotify_and_open_files_are_counted() {
+    in_namespace(|file| {
+        let limits = || weft_doctor::node::read(&sources(file)).unwrap().limits;
+        // Only this process changes what it counts of itself; others come and go, so nothing exact can be said.
+        let _watch = nix::sys::inotify::Inotify::init(nix::sys::inotify::InitFlags::IN_CLOEXEC).unwrap();
+        let (inotify, files) = (limits().inotify.unwrap(), limits().files.unwrap());
+        assert!(inotify.entries >= 1 && inotify.max >= inotify.entries, "{inotify:?}");
+        assert!(files.entries > 0 && files.max > files.entries, "{files:?}");
+        let _ = Command::new("true").status();
+    });
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Faults of links, addresses, routes and sysctls.
+
+use std::fs;
+
+use super::{
+    ENV, ENV_V6, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources, until,
+};
+
+#[test]
+fn a_bridge_or_links_of_pods_that_are_down_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        let pods = OtherNamespace::new();
+        ip("link add cni0 mtu 1450 type bridge");
+        assert_eq!(doctor(file, "bridge"), [], "the bridge plugin sets it up with the first pod");
+        ip(&format!("link add veth0a1b2c3d mtu 1450 up type veth peer name eth0 netns {}", pods.pid()));
+        ip("link set veth0a1b2c3d master cni0");
+        ip("addr add 10.5.7.1/24 dev cni0");
+        let remedy = only_finding(file, "bridge", &["cni0 is down", "1 pods"]);
+        shell(remedy.split(';').next().unwrap());
+        assert_eq!(doctor(file, "bridge"), []);
+        ip("link set veth0a1b2c3d down");
+        let remedy = only_finding(file, "bridge", &["1 links of pods are down: veth0a1b2c3d"]);
+        shell(remedy.split(',').next().unwrap());
+        assert_eq!(doctor(file, "bridge"), []);
+        ip("addr flush dev cni0");
+        let remedy = only_finding(file, "bridge", &["no address in 10.5.7.0/24", "gateway"]);
+        shell(&remedy);
+        assert_eq!(doctor(file, "bridge"), []);
+    });
+}
+
+#[test]
+fn pods_that_lost_their_bridge_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        let pods = OtherNamespace::new();
+        ip("link add cni0 up type bridge");
+        ip("addr add 10.5.7.1/24 dev cni0");
+        ip(&format!("link add veth0a1b2c3d up type veth peer name eth0 netns {}", pods.pid()));
+        ip("link set veth0a1b2c3d master cni0");
+        assert_eq!(doctor(file, "bridge"), []);
+        ip("link del cni0");
+        let remedy = only_finding(file, "bridge", &["1 veth pairs", "veth0a1b2c3d", "no bridge"]);
+        assert!(remedy.contains("delete the pods"), "{remedy}");
+        ip("route add 10.5.7.9/32 dev veth0a1b2c3d");
+        assert_eq!(doctor(file, "bridge"), [], "a routed pod needs no bridge");
+        ip("link del veth0a1b2c3d");
+        ip("link add veth7f00aaf type veth peer name eth1");
+        assert_eq!(doctor(file, "bridge"), [], "another program made this one");
+        ip("link add veth0a1b2c3d type veth peer name eth2");
+        assert_eq!(doctor(file, "bridge"), [], "its other end is in no pod");
+    });
+}
+
+#[test]
+fn two_links_with_the_subnet_of_the_node_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        ip("link add docker0 type bridge");
+        ip("addr add 10.5.7.1/24 dev docker0");
+        assert_eq!(doctor(file, "bridge"), [], "Docker may have the subnet alone");
+        ip("link add cni0 type bridge");
+        ip("addr add 10.5.7.1/24 dev cni0");
+        only_text(&sources(file), "bridge", &["cni0 and docker0", "10.5.7.0/24", "give docker0 another"]);
+    });
+}
+
+#[test]
+fn pods_with_an_earlier_and_larger_mtu_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        let pods = OtherNamespace::new();
+        ip("link add cni0 mtu 1450 type bridge");
+        ip(&format!("link add veth0a1b2c3d mtu 1500 type veth peer name eth0 netns {}", pods.pid()));
+        assert_eq!(doctor(file, "mtu"), [], "no pod of ours");
+        ip("link set veth0a1b2c3d master cni0");
+        ip("link set cni0 mtu 1450");
+        only_text(&sources(file), "mtu", &["1 pods", "1500, such as veth0a1b2c3d", "1450", "delete these pods"]);
+        ip("link set veth0a1b2c3d mtu 1450");
+        assert_eq!(doctor(file, "mtu"), []);
+    });
+}
+
+#[test]
+fn forwarding_that_is_off_is_found_for_the_node_and_for_single_links() {
+    in_namespace(|file| {
+        let set = |name: &str, value: &str| fs::write(format!("/proc/sys/net/{name}"), value).unwrap();
+        ip("link add cni0 type bridge");
+        ip("link add eth7 type bridge");
+        set("ipv4/ip_forward", "0");
+        assert_eq!(doctor(file, "forwarding"), [], "before the first start");
+        fs::write(file, ENV).unwrap();
+        let remedy = only_finding(file, "forwarding", &["net.ipv4.ip_forward is 0"]);
+        shell(remedy.split(',').next().unwrap());
+        assert_eq!(doctor(file, "forwarding"), []);
+        set("ipv4/conf/eth7/forwarding", "0");
+        assert_eq!(doctor(file, "forwarding"), [], "no packet of a pod arrives by this link");
+        set("ipv4/conf/cni0/forwarding", "0");
+        let remedy = only_finding(file, "forwarding", &["net/ipv4/conf/cni0/forwarding is 0", "arrive by cni0"]);
+        shell(remedy.split(',').next().unwrap());
+        set("ipv4/conf/default/forwarding", "0");
+        only_finding(file, "forwarding", &["default/forwarding is 0", "links that are made later"]);
+        set("ipv4/conf/default/forwarding", "1");
+        set("ipv6/conf/all/forwarding", "0");
+        fs::write(file, format!("{ENV_V6}{ENV}")).unwrap();
+        only_finding(file, "forwarding", &["net.ipv6.conf.all.forwarding is 0"]);
+        set("ipv6/conf/all/forwarding", "1");
+        assert_eq!(doctor(file, "forwarding"), []);
+    });
+}
+
+#[test]
+fn an_uplink_in_a_bridge_and_a_device_of_weft_in_a_bridge_are_found() {
+    in_namespace(|file| {
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "route add default via 192.0.2.9",
+            "link add br0 up type bridge",
+        ] {
+            ip(line);
+        }
+        assert_eq!(doctor(file, "uplink"), []);
+        ip("link set eth0 master br0");
+        let remedy = only_finding(file, "uplink", &["eth0 has an address or the default route", "br0 (bridge)"]);
+        shell(remedy.split('`').nth(1).unwrap());
+        assert_eq!(doctor(file, "uplink"), []);
+        ip("link add flannel.1 type vxlan id 1 dstport 8472");
+        ip("link set flannel.1 master br0");
+        only_text(&sources(file), "uplink", &["flannel.1 is a part of br0", "ip link set flannel.1 nomaster"]);
+    });
+}
+
+#[test]
+fn filters_of_tc_are_found_only_if_peers_are_not_reached() {
+    in_namespace(|file| {
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "route add default via 192.0.2.9",
+        ] {
+            ip(line);
+        }
+        assert_eq!(doctor(file, "traffic-control"), []);
+        shell("tc qdisc add dev eth0 clsact");
+        let mut sources = sources(file);
+        assert_eq!(doctor_with(&sources, "traffic-control"), [], "all peers are reached");
+        sources.unreachable = 2;
+        let text = only_text(
+            &sources,
+            "traffic-control",
+            &["do not reach 2 peers", "filters of tc on eth0", "tc filter show dev eth0 ingress"],
+        );
+        shell(text.rsplit("some): ").next().unwrap());
+        assert_eq!(doctor_with(&sources, "traffic-control"), [], "after the remedy");
+    });
+}
+
+#[test]
+fn an_ipv6_address_that_another_host_has_is_found() {
+    in_namespace(|file| {
+        let other = OtherNamespace::new();
+        ip(&format!("link add eth0 up type veth peer name eth0 netns {}", other.pid()));
+        other.run("ip link set eth0 up");
+        other.run("ip addr add fd00:9::1/64 dev eth0 nodad");
+        assert_eq!(doctor(file, "duplicate-address"), []);
+        ip("addr add fd00:9::1/64 dev eth0");
+        until("the kernel to find the other host", || !doctor(file, "duplicate-address").is_empty());
+        only_text(&sources(file), "duplicate-address", &["fd00:9::1 of eth0", "dadfailed", "another address"]);
+    });
+}
+
+#[test]
+fn routes_and_policy_rules_that_refuse_packets_to_pods_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "route add 10.5.9.0/24 via 192.0.2.9 proto 90",
+        ] {
+            ip(line);
+        }
+        ip("route add unreachable 10.5.0.0/16 proto 90 metric 900");
+        ip("route add blackhole 10.5.0.0/17 proto static");
+        ip("route add blackhole 10.5.7.0/24 proto bird");
+        assert_eq!(doctor(file, "network"), [], "routes to pods are more specific");
+        ip("route add blackhole 10.5.9.128/25 proto bird");
+        let text = only_text(&sources(file), "network", &["bird", "10.5.9.128/25", "of another node", "ip route del"]);
+        assert!(text.contains("`ip route show 10.5.9.128/25`"), "{text}");
+        ip("route del blackhole 10.5.9.128/25");
+        ip("route add prohibit 10.5.7.64/26 proto static");
+        only_finding(file, "network", &["10.5.7.64/26", "of this node"]);
+        ip("route del prohibit 10.5.7.64/26");
+        ip("rule add pref 100 to 10.5.9.0/24 prohibit");
+        only_text(&sources(file), "network", &["a policy rule refuses packets", "10.5.9.0/24", "`ip rule`"]);
+        ip("rule del pref 100");
+        assert_eq!(doctor(file, "network"), []);
+    });
+}
+
+#[test]
+fn a_policy_rule_for_packets_of_pods_alone_is_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        let pods = OtherNamespace::new();
+        ip("link add cni0 up type bridge");
+        ip("addr add 10.5.7.1/24 dev cni0");
+        ip(&format!("link add veth0a1b2c3d up type veth peer name eth0 netns {}", pods.pid()));
+        ip("link set veth0a1b2c3d master cni0");
+        pods.run("ip link set eth0 up");
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "route add 10.5.9.0/24 via 192.0.2.9 proto 90",
+        ] {
+            ip(line);
+        }
+        assert_eq!(doctor(file, "network"), []);
+        ip("route add default via 192.0.2.77 table 100");
+        ip("rule add pref 100 from 10.5.0.0/16 lookup 100");
+        only_text(&sources(file), "network", &["table 100", "packets of pods", "over eth0", "10.5.9.0/24"]);
+        ip("rule del pref 100");
+        assert_eq!(doctor(file, "network"), []);
+    });
+}
