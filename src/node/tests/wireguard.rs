@@ -34,7 +34,9 @@ async fn a_peer_that_somebody_removed_comes_back_when_its_audit_is_due() {
     local(async {
         let mut test = ready().await;
         assert!(test.kernel.entries().contains_key(&peer()));
+        assert_eq!(test.node.status().wireguard_audit_s, None, "nothing is compared yet");
         test.node.tick().await;
+        assert_eq!(test.node.status().wireguard_audit_s, Some(3.0));
         let due = test.node.wireguard.next().expect("peers are compared from now on");
         assert!(test.node.next_wake().is_some_and(|wake| wake <= due));
         test.kernel.disturb(peer(), None, false);
