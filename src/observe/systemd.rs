@@ -151,8 +151,9 @@ fn kept() -> Vec<(String, OwnedFd)> {
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Vec::new();
     }
-    let all =
-        sd_listen_fds::get().inspect_err(|error| tracing::warn!(%error, "descriptors of systemd")).unwrap_or_default();
+    let all = sd_listen_fds::get()
+        .inspect_err(|error| tracing::warn!(%error, "cannot take the descriptors that systemd kept"))
+        .unwrap_or_default();
     // A copy is closed when another program is executed; the descriptor that systemd left open is not.
     all.into_iter().filter_map(|(name, fd)| Some((name?, fd.into_std().as_fd().try_clone_to_owned().ok()?))).collect()
 }
