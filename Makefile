@@ -171,8 +171,15 @@ bench-pods: static ## compare routed pods with the bridge; needs iperf3; FLANNEL
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: bench-udp
-bench-udp: prepare-bench ## compare the tunnels of the backend udp, of FLANNELD=/path/to/flanneld, and vxlan
-	@LAST_STEP=1 $(STEP) 1200 "udp" cargo run --quiet --release --locked -p weft-udp --example throughput
+bench-udp: prepare-bench static ## compare the backend udp with FLANNELD=/path/to/flanneld and vxlan: packets, and many peers
+	@$(STEP) 1200 "udp, packets" cargo run --quiet --release --locked -p weft-udp --example throughput
+	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
+	@LAST_STEP=1 $(STEP) 1200 "udp, peers" $(TARGET_DIR)/release/weft-bench udp --weft $(STATIC)
+
+.PHONY: bench-wireguard
+bench-wireguard: static vm-programs ## measure wireguard with 1,000 peers in a virtual machine, beside FLANNELD=/path/to/flanneld, which it needs
+	@LAST_STEP=1 $(STEP) 1800 "wireguard, peers" env WEFT_BIN=$(STATIC) FLANNELD=$(abspath $(FLANNELD)) \
+	  cargo test --workspace --locked --test vm -- --ignored --exact bench::wireguard_with_many_peers --show-output
 
 .PHONY: prepare-kube test-kube
 prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes if that was not done before

@@ -2,8 +2,10 @@
 //! Runs the tunnel of the backend udp (the crate weft-udp), which carries packets in two threads of the agent. It is started when its
 //! device stands, gets the table of peers after their leases changed, and is started again when it ended because of a fault.
 //!
-//! The device is persistent: it stays with its address and its route when the tunnel, or the agent, ends.
+//! The device is persistent: it stays with its address and its route when the tunnel, or the agent, ends. If the service manager keeps the
+//! descriptors of the tunnel ([`Handover`]), packets wait in the kernel for the tunnel of the next process, and none is lost.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use weft_backends::tunnel::{Tunnel, TunnelPeer};
 use weft_udp::counters::Counters;
-use weft_udp::{Config, Device, Peer, Routes};
+use weft_udp::{Config, Descriptors, Device, Peer, Routes};
 
 /// The pause after the first failure. It doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -34,10 +36,34 @@ pub struct Wanted<'a> {
     pub peers: &'a dyn Fn() -> Vec<TunnelPeer>,
 }
 
+/// The descriptors of an earlier tunnel.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    /// The TUN device.
+    pub device: Option<OwnedFd>,
+    /// The UDP socket.
+    pub socket: Option<OwnedFd>,
+}
+
+/// What the service manager is to do with the descriptors of the tunnel.
+#[derive(Debug)]
+pub enum Handover {
+    /// It keeps these for the next process.
+    Keep(Descriptors),
+    /// It closes what it keeps.
+    Forget,
+}
+
 /// The tunnel, and what is known of its failures.
 #[derive(Debug, Default)]
 pub struct DataPath {
     running: Option<Running>,
+    /// What the next tunnel takes over. A device has one descriptor that works, so the tunnel cannot open it while the service manager keeps
+    /// another one.
+    earlier: Earlier,
+    /// True if there is a service manager that may keep descriptors.
+    is_managed: bool,
+    handover: Option<Handover>,
     /// All tunnels of this agent count here.
     counters: Arc<Counters>,
     ended: Arc<Notify>,
@@ -64,12 +90,37 @@ struct Running {
 }
 
 impl DataPath {
+    /// Returns a data path under a service manager, if there `is_managed` one, that kept these descriptors of an earlier process.
+    pub fn new(is_managed: bool, earlier: Earlier) -> DataPath {
+        DataPath { is_managed, earlier, ..DataPath::default() }
+    }
+
+    /// Returns what the service manager is to do, once. [`DataPath::hand_over_later`] takes back what it could not be told.
+    pub fn take_handover(&mut self) -> Option<Handover> {
+        self.handover.take()
+    }
+
+    /// Asks for this again, unless something else is wanted by now.
+    pub fn hand_over_later(&mut self, handover: Handover) {
+        self.handover.get_or_insert(handover);
+    }
+
+    /// No tunnel is wanted in the future, so nothing is kept for one.
+    pub fn forget(&mut self) {
+        let Earlier { device, socket } = std::mem::take(&mut self.earlier);
+        if device.is_some() || socket.is_some() {
+            self.handover = Some(Handover::Forget);
+        }
+    }
+
     /// Brings the tunnel into the wanted state. With `None` it ends. This costs nothing while nothing has changed.
     pub fn update(&mut self, wanted: Option<&Wanted<'_>>, now: Instant) {
         let Some(wanted) = wanted else { return self.stop() };
         self.record_end(now);
         // A socket cannot be bound to another address, so another tunnel takes over the device.
-        self.running.take_if(|running| running.described != wanted.tunnel);
+        if let Some(other) = self.running.take_if(|running| running.described != wanted.tunnel) {
+            self.end(&other);
+        }
         match &mut self.running {
             Some(running) => running.update_peers(wanted, now),
             None if self.retry_at.is_none_or(|at| at <= now) => self.start(wanted, now),
@@ -79,7 +130,9 @@ impl DataPath {
 
     /// Ends the tunnel, and forgets its failures. The device stays.
     pub fn stop(&mut self) {
-        self.running = None;
+        if let Some(running) = self.running.take() {
+            self.end(&running);
+        }
         (self.problem, self.failures, self.retry_at) = (None, 0, None);
     }
 
@@ -116,6 +169,13 @@ impl DataPath {
         &self.counters
     }
 
+    /// Keeps the descriptors of a tunnel that ends for the next one.
+    fn end(&mut self, running: &Running) {
+        if let (true, Ok(Descriptors { device, socket })) = (self.is_managed, running.tunnel.descriptors()) {
+            self.earlier = Earlier { device: Some(device), socket: Some(socket) };
+        }
+    }
+
     fn start(&mut self, wanted: &Wanted<'_>, now: Instant) {
         let name = wanted.tunnel.device;
         if if_nametoindex(name.as_bytes()).is_err() {
@@ -123,9 +183,13 @@ impl DataPath {
             self.problem = Some(format!("the device {name} does not exist yet"));
             return;
         }
-        match Running::start(wanted, &self.counters, self.ended.clone(), now) {
+        let earlier = std::mem::take(&mut self.earlier);
+        match Running::start(wanted, (&self.counters, self.ended.clone()), earlier, now) {
             Ok(running) => {
                 tracing::info!(tunnel = %wanted.tunnel, peers = running.peers, "the tunnel carries packets");
+                if self.is_managed {
+                    self.handover = running.tunnel.descriptors().ok().map(Handover::Keep);
+                }
                 self.running = Some(running);
                 self.starts += 1;
                 (self.problem, self.retry_at) = (None, None);
@@ -150,6 +214,10 @@ impl DataPath {
     }
 
     fn record_failure(&mut self, cause: String, now: Instant) {
+        if self.is_managed {
+            // A descriptor that the service manager keeps may be the reason.
+            self.handover = Some(Handover::Forget);
+        }
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LAST_PAUSE);
         if self.problem.as_ref() != Some(&cause) {
             tracing::warn!("the tunnel carries no packets: {cause}");
@@ -162,13 +230,15 @@ impl DataPath {
 impl Running {
     fn start(
         wanted: &Wanted<'_>,
-        counters: &Arc<Counters>,
-        ended: Arc<Notify>,
+        (counters, ended): (&Arc<Counters>, Arc<Notify>),
+        earlier: Earlier,
         now: Instant,
     ) -> Result<Running, weft_udp::Error> {
         let Tunnel { device, mtu, local, port, subnet } = wanted.tunnel;
-        let device = Device::open(&device.text())?;
-        let config = Config { device, uplink: local, port, subnet, mtu, counters: counters.clone() };
+        let adopted = earlier.device.and_then(|fd| adopt(fd, &device.text()));
+        let device = adopted.map_or_else(|| Device::open(&device.text()), Ok)?;
+        let config =
+            Config { device, uplink: local, port, subnet, mtu, socket: earlier.socket, counters: counters.clone() };
         let (routes, peers, took) = table(wanted);
         let tunnel = weft_udp::Tunnel::start(config, routes, move || ended.notify_one())?;
         let next_table = now + took * TABLE_PAUSE;
@@ -186,6 +256,12 @@ impl Running {
         (self.peers, self.version, self.outdated, self.next_table) =
             (peers, wanted.version, false, now + took * TABLE_PAUSE);
     }
+}
+
+/// Takes over the device of an earlier tunnel. `None` if it was deleted since, or if it is another one.
+fn adopt(fd: OwnedFd, name: &str) -> Option<Device> {
+    let adopted = Device::adopt(fd).inspect_err(|error| tracing::debug!(%error, "the device of an earlier process"));
+    adopted.ok().filter(|device| device.name() == name)
 }
 
 /// Makes the table of peers. Also returns their number, and how long this took.

@@ -119,7 +119,7 @@ pub struct Node<K> {
 
 impl<K: Kernel> Node<K> {
     /// Creates a node that has just got its lease. Nothing is written to the kernel yet.
-    pub fn new(context: NodeContext, mut passer: Passer<K>, mut tasks: LeaseTasks, started: Started) -> Node<K> {
+    pub fn new(mut context: NodeContext, mut passer: Passer<K>, mut tasks: LeaseTasks, started: Started) -> Node<K> {
         let Started { network, config, backend, host, own, author, chosen, saved, wanted, earlier, clear_text, .. } =
             started;
         passer.takeover = Takeover::new(author);
@@ -147,7 +147,7 @@ impl<K: Kernel> Node<K> {
             uplink: UplinkState::default(),
             sysctls: Sysctls::new(options, now),
             rules: TrafficRules::default(),
-            data_path: DataPath::default(),
+            data_path: data_path::at_start(&mut context.reporter.notify),
             extension: Extension::new(remembered),
             probes: None,
             schedule: Schedule::new(options.resync, context.reporter.notify.watchdog_interval(), now),

@@ -159,14 +159,19 @@ impl<K: Kernel> Passer<K> {
             plan.wireguard_devices().filter(|name| !self.devices.foreign().contains(name)).collect();
         let observed = self.kernel.wireguard(&devices)?;
         let mut differing: HashMap<Key, Option<ObservedValue>> = HashMap::new();
+        // Both are nearly always equal and in the same order, and this is compared every few seconds: so the next entry is tried first.
+        let (mut next, mut found) = (observed.iter().peekable(), 0);
         for (key, value) in plan.wireguard_entries() {
-            let seen = observed.get(&key);
+            let seen = next.next_if(|(there, _)| **there == key).map(|(_, seen)| seen).or_else(|| observed.get(&key));
+            found += usize::from(seen.is_some());
             if !seen.is_some_and(|seen| diff::agrees(&value, seen)) {
                 differing.insert(key, seen.cloned());
             }
         }
-        for (key, seen) in observed.iter().filter(|(key, _)| plan.desired(key).is_none()) {
-            differing.insert(*key, Some(seen.clone()));
+        if found < observed.len() {
+            for (key, seen) in observed.iter().filter(|(key, _)| plan.desired(key).is_none()) {
+                differing.insert(*key, Some(seen.clone()));
+            }
         }
         Ok(self.noticed(plan, differing).await)
     }

@@ -84,7 +84,8 @@ fn unit_keeps_its_promises() {
 /// The unit hides all devices. For the backend udp the drop-in shows one of them, and the unit stays valid and hardened with it.
 #[test]
 fn the_drop_in_for_udp_shows_one_device() {
-    let wanted = ["[Service]", "PrivateDevices=no", "DevicePolicy=closed", "DeviceAllow=/dev/net/tun rw"];
+    let device = "DeviceAllow=/dev/net/tun rw";
+    let wanted = ["[Service]", "PrivateDevices=no", "DevicePolicy=closed", device, "FileDescriptorStoreMax=2"];
     assert_eq!(settings("weft-udp.conf"), wanted);
     assert!(settings("weft.service").iter().any(|line| line == "PrivateDevices=yes"), "the drop-in is not needed");
     let dir = tempfile::tempdir().expect("temporary directory");

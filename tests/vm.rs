@@ -24,7 +24,8 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// The scenarios that count lost packets need a rate of packets, so they run while no other machine does.
-const COUNTING: [&str; 4] = ["wireguard-loss.sh", "wireguard-rotate.sh", "wireguard-flannel.sh", "change-walk.sh"];
+const COUNTING: [&str; 5] =
+    ["wireguard-loss.sh", "wireguard-rotate.sh", "wireguard-flannel.sh", "wireguard-many.sh", "change-walk.sh"];
 static MACHINES: RwLock<()> = RwLock::new(());
 /// What a scenario says when it did not reach its rate. A machine that was busy with something else may do better the next time.
 const TOO_SLOW: &str = "or this machine is too slow";
@@ -173,23 +174,25 @@ const DUAL: [&str; 5] = [
     "restart keeps the device",
 ];
 
-const WIREGUARD: [&str; 10] = [
+const WIREGUARD: [&str; 11] = [
     "adopted the device",
     "adopted the key",
     "a handshake without traffic",
     "pods n1 to n3",
     "a removed peer comes back",
     "a removed prefix comes back",
+    "a removed route comes back",
     "device heals",
     "restart loses no packet",
     "a kill keeps the device",
     "data path outlives the agents",
 ];
-const WIREGUARD_KEYS: [&str; 5] = [
+const WIREGUARD_KEYS: [&str; 6] = [
     "a learned endpoint stays",
     "the key outlives a reboot",
     "one peer for each lease",
     "preshared n1 to n3",
+    "the history is saved",
     "no secret is shown",
 ];
 const WIREGUARD_DUAL: [&str; 5] = [
@@ -249,15 +252,18 @@ fn vxlan_to_wireguard() {
     run("wireguard-change.sh", "yes", &WIREGUARD_CHANGE);
 }
 
-const WIREGUARD_FLANNEL: [&str; 9] = [
+const WIREGUARD_FLANNEL: [&str; 12] = [
     "pods n1 to n2",
     "pods n2 to n3 v6",
     "lease bytes are flannel's",
     "flannel killed, then weft loses no packet",
     "flannel killed, then weft under 90 packets per second or more, or this machine is too slow",
     "flannel's device is adopted",
-    "without a device packets are lost",
-    "packets arrive at most 1.5 s after weft has made the device",
+    "with_weft: without a device packets are lost",
+    "by_hand: n2 begins the first handshake",
+    "with_weft: n2 begins the first handshake",
+    "with_weft: no handshake is begun twice",
+    "packets arrive as soon with weft as with a script",
     "flannel n1 to n2",
 ];
 
@@ -265,6 +271,23 @@ const WIREGUARD_FLANNEL: [&str; 9] = [
 #[ignore = "needs FLANNELD"]
 fn wireguard_with_flanneld() {
     run("wireguard-flannel.sh", "yes", &WIREGUARD_FLANNEL);
+}
+
+const MODES_FLANNEL: [&str; 8] = [
+    "ipv4: n1 peer n2",
+    "ipv4 n2 to n3 v6",
+    "ipv6: n2 peer n1",
+    "ipv6 n1 to n2",
+    "flannel's lease names a port on which it does not listen",
+    "weft's lease names its port for both families",
+    "auto n2 to n1 v6",
+    "ipv6 with one port n3 to n2",
+];
+
+#[test]
+#[ignore = "needs FLANNELD"]
+fn wireguard_modes_with_flanneld() {
+    run("wireguard-modes-flannel.sh", "yes", &MODES_FLANNEL);
 }
 
 const CHANGE_FLANNEL: [&str; 6] = [
@@ -434,5 +457,14 @@ mod loss {
     #[test]
     fn backends_one_after_the_other_dual_stack() {
         run_with("change-walk.sh", "NEXTHOPS=yes\nDUAL=yes\n", &CHANGE_WALK_DUAL);
+    }
+}
+
+/// Figures for the documentation. `make bench-wireguard` runs this.
+mod bench {
+    #[test]
+    #[ignore = "needs FLANNELD"]
+    fn wireguard_with_many_peers() {
+        super::run("wireguard-many.sh", "yes", &["weft has all peers", "flanneld has all peers"]);
     }
 }

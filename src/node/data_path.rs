@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tunnel of the backend udp, which the agent itself carries packets through. [`crate::data_path`] runs it.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tokio::sync::Notify;
@@ -10,9 +11,28 @@ use weft_backends::tunnel::Tunnel;
 use weft_udp::counters::{Direction, Reason};
 
 use super::Node;
-use crate::data_path::Wanted;
+use crate::data_path::{DataPath, Earlier, Handover, Wanted};
 use crate::kernel::Kernel;
 use crate::observe::status::{TunnelCounts, TunnelStatus};
+use crate::observe::systemd::Notify as Systemd;
+
+/// The names under which systemd keeps the descriptors of the tunnel.
+const DEVICE: &str = "tunnel-device";
+const SOCKET: &str = "tunnel-socket";
+
+/// Returns a data path that takes over the descriptors that systemd kept.
+pub(super) fn at_start(systemd: &mut Systemd) -> DataPath {
+    let earlier = Earlier { device: systemd.take_kept(DEVICE), socket: systemd.take_kept(SOCKET) };
+    DataPath::new(systemd.is_connected(), earlier)
+}
+
+/// Tells systemd what to do with the descriptors of the tunnel. Returns false if its queue is full.
+fn tell(systemd: &Systemd, handover: &Handover) -> bool {
+    match handover {
+        Handover::Keep(all) => systemd.keep(DEVICE, all.device.as_fd()) && systemd.keep(SOCKET, all.socket.as_fd()),
+        Handover::Forget => systemd.forget(DEVICE) && systemd.forget(SOCKET),
+    }
+}
 
 impl<K: Kernel> Node<K> {
     /// Brings the tunnel up to date with the plan: starts it, replaces its table of peers, or ends it. The loop calls this once after
@@ -26,6 +46,14 @@ impl<K: Kernel> Node<K> {
             self.context.reporter.metrics.tunnel(self.data_path.counters());
         }
         self.data_path.update(wanted.as_ref(), Instant::now());
+        if self.plan.tunnel().is_none() {
+            self.data_path.forget();
+        }
+        if let Some(handover) = self.data_path.take_handover()
+            && !tell(&self.context.reporter.notify, &handover)
+        {
+            self.data_path.hand_over_later(handover);
+        }
     }
 
     /// Returns what is notified when the tunnel has ended because of a fault.

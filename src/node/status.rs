@@ -136,6 +136,7 @@ impl<K: Kernel> Node<K> {
             last_pass: self.statistics.last_pass.clone(),
             last_error: self.statistics.last_error.clone(),
             audit_interval: self.schedule.audit_interval,
+            wireguard_audit: self.wireguard.interval(),
             full_passes: self.statistics.full_passes.clone(),
             next_audit: self.schedule.next_audit.saturating_duration_since(now),
             rules: self.rules_status(),

@@ -40,6 +40,11 @@ impl WireguardAudit {
     pub(super) fn next(&self) -> Option<Instant> {
         self.due
     }
+
+    /// Returns the time between two audits, if there is such a device.
+    pub(super) fn interval(&self) -> Option<Duration> {
+        self.due.map(|_| self.interval)
+    }
 }
 
 /// Returns the time between two audits if one costs this CPU time.

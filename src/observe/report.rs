@@ -195,6 +195,8 @@ pub struct NodeDetails {
     pub last_error: Option<Failure>,
     /// Time between two audits.
     pub audit_interval: Duration,
+    /// Time between two comparisons of WireGuard peers, if there are any.
+    pub wireguard_audit: Option<Duration>,
     /// Number of full passes since the start, by cause.
     pub full_passes: BTreeMap<&'static str, u64>,
     /// Time until the next audit.
@@ -292,6 +294,7 @@ pub fn status(state: &NodeState, details: NodeDetails) -> Status {
         last_pass: details.last_pass,
         last_error: details.last_error,
         audit_interval_s: details.audit_interval.as_secs_f64(),
+        wireguard_audit_s: details.wireguard_audit.map(|interval| interval.as_secs_f64()),
         full_passes: details.full_passes.into_iter().map(|(cause, count)| (cause.to_owned(), count)).collect(),
         next_audit_s: details.next_audit.as_secs_f64(),
         held: state.peers.held,

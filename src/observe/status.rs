@@ -53,6 +53,9 @@ pub struct Status {
     pub last_error: Option<Failure>,
     /// Seconds between two audits. The interval is longer if an audit is costly.
     pub audit_interval_s: f64,
+    /// Seconds between two comparisons of WireGuard peers, which no other audit contains. `None`: there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wireguard_audit_s: Option<f64>,
     /// Number of full passes since the start, by cause (see [`Pass::cause`]).
     #[serde(default)]
     pub full_passes: BTreeMap<String, u64>,

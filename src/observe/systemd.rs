@@ -1,24 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages to systemd (sd_notify(3)): READY, STATUS, STOPPING and WATCHDOG. Without NOTIFY_SOCKET nothing is sent.
+//! Messages to systemd (sd_notify(3)): READY, STATUS, STOPPING and WATCHDOG, and descriptors that it keeps for the next process (FDSTORE). Without
+//! NOTIFY_SOCKET nothing is sent.
 //!
 //! The agent's main loop sends the watchdog messages, because a separate task would hide that the loop is stuck. The
 //! loop never waits for systemd, whose queue holds ten datagrams. A message that finds the queue full is sent later.
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 use sd_notify::NotifyState;
 use tokio::time::Instant;
 
 /// Minimum time between two STATUS messages, because the text may change with every lease.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The descriptors that systemd kept of an earlier process are taken once.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
 /// The connection to systemd.
 #[derive(Debug, Default)]
 pub struct Notify {
+    /// The descriptors that systemd kept of an earlier process, with their names.
+    kept: Vec<(String, OwnedFd)>,
     /// The socket, and systemd's address; `None` without NOTIFY_SOCKET.
     peer: Option<(UnixDatagram, SocketAddr)>,
     ready_sent: bool,
@@ -41,7 +51,40 @@ impl Notify {
                 )
                 .ok()
         });
-        Notify { peer, ..Notify::default() }
+        Notify { peer, kept: kept(), ..Notify::default() }
+    }
+
+    /// Returns true if there is a systemd that may keep descriptors.
+    pub fn is_connected(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// Returns the descriptor that systemd kept under this name, the first time.
+    pub fn take_kept(&mut self, name: &str) -> Option<OwnedFd> {
+        let at = self.kept.iter().position(|(other, _)| other == name)?;
+        Some(self.kept.swap_remove(at).1)
+    }
+
+    /// Lets systemd keep a descriptor for the next process, in place of an earlier one with this name. It does so if the unit has
+    /// `FileDescriptorStoreMax`. Returns false if the queue is full.
+    pub fn keep(&self, name: &str, fd: BorrowedFd<'_>) -> bool {
+        let Some((socket, to)) = &self.peer else { return true };
+        // An error that waits in a socket, such as an ICMP message, is no reason to close it (FDPOLL).
+        let text = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n");
+        let sent = self.forget(name).then(|| send_with(socket, to, &text, fd));
+        match sent {
+            None | Some(Err(Errno::EAGAIN)) => false,
+            Some(Err(error)) => {
+                tracing::debug!(%error, "send a descriptor to systemd");
+                true
+            }
+            Some(Ok(_)) => true,
+        }
+    }
+
+    /// Lets systemd close what it keeps under this name. Returns false if the queue is full.
+    pub fn forget(&self, name: &str) -> bool {
+        self.send(NotifyState::Custom(&format!("FDSTOREREMOVE=1\nFDNAME={name}")))
     }
 
     /// Sends READY=1 unless it has been sent.
@@ -103,6 +146,28 @@ impl Notify {
     }
 }
 
+/// Takes the descriptors that systemd kept of an earlier process. Programs that this process starts do not get them.
+fn kept() -> Vec<(String, OwnedFd)> {
+    if TAKEN.swap(true, Ordering::Relaxed) {
+        return Vec::new();
+    }
+    let all = sd_listen_fds::get()
+        .inspect_err(|error| tracing::warn!(%error, "cannot take the descriptors that systemd kept"))
+        .unwrap_or_default();
+    // A copy is closed when another program is executed; the descriptor that systemd left open is not.
+    all.into_iter().filter_map(|(name, fd)| Some((name?, fd.into_std().as_fd().try_clone_to_owned().ok()?))).collect()
+}
+
+fn send_with(socket: &UnixDatagram, to: &SocketAddr, text: &str, fd: BorrowedFd<'_>) -> nix::Result<usize> {
+    let to = match (to.as_pathname(), to.as_abstract_name()) {
+        (Some(path), _) => UnixAddr::new(path)?,
+        (None, Some(name)) => UnixAddr::new_abstract(name)?,
+        (None, None) => return Err(Errno::EINVAL),
+    };
+    let (parts, fds) = ([IoSlice::new(text.as_bytes())], [fd.as_raw_fd()]);
+    sendmsg(socket.as_raw_fd(), &parts, &[ControlMessage::ScmRights(&fds)], MsgFlags::empty(), Some(&to))
+}
+
 fn open(name: &[u8]) -> io::Result<(UnixDatagram, SocketAddr)> {
     let to = match name.strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -144,5 +209,42 @@ mod tests {
             received.push(String::from_utf8_lossy(&buffer[..n]).trim().to_owned());
         }
         assert_eq!(received, ["READY=1", "STATUS=3 peers"]);
+    }
+
+    #[test]
+    fn systemd_gets_a_descriptor_under_its_name_in_place_of_an_earlier_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let reader = UnixDatagram::bind(&path).unwrap();
+        reader.set_nonblocking(true).unwrap();
+        let notify = Notify { peer: Some(open(path.as_os_str().as_bytes()).unwrap()), ..Notify::default() };
+        let (mut ours, theirs) = std::io::pipe().unwrap();
+        assert!(notify.keep("tunnel", theirs.as_fd()));
+        drop(theirs);
+        let mut buffer = [0; 128];
+        let length = reader.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"FDSTOREREMOVE=1\nFDNAME=tunnel\n");
+        let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);
+        let mut parts = [std::io::IoSliceMut::new(&mut buffer)];
+        let got = nix::sys::socket::recvmsg::<()>(reader.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty());
+        let got = got.unwrap();
+        let fds: Vec<_> = got.cmsgs().unwrap().collect();
+        let [nix::sys::socket::ControlMessageOwned::ScmRights(fds)] = &fds[..] else { panic!("{fds:?}") };
+        let length = got.bytes;
+        // The pipe ends only when the copy that was sent is closed, too.
+        nix::unistd::close(fds[0]).unwrap();
+        assert_eq!(std::io::Read::read(&mut ours, &mut [0; 1]).unwrap(), 0);
+        assert_eq!(&buffer[..length], b"FDSTORE=1\nFDNAME=tunnel\nFDPOLL=0\n");
+        let alone = Notify::default();
+        assert!(!alone.is_connected() && alone.forget("tunnel"));
+    }
+
+    #[test]
+    fn what_systemd_kept_is_taken_once_and_by_its_name() {
+        let (_ours, theirs) = std::io::pipe().unwrap();
+        let mut notify = Notify { kept: vec![("tunnel".to_owned(), theirs.into())], ..Notify::default() };
+        assert!(notify.take_kept("other").is_none());
+        assert!(notify.take_kept("tunnel").is_some());
+        assert!(notify.take_kept("tunnel").is_none());
     }
 }

@@ -27,7 +27,8 @@ const MODULES: [&str; 11] = [
 ];
 
 /// The scenarios that get flanneld and etcd, and need memory for them.
-pub const WITH_FLANNEL: [&str; 2] = ["wireguard-flannel.sh", "wireguard-change-flannel.sh"];
+pub const WITH_FLANNEL: [&str; 4] =
+    ["wireguard-flannel.sh", "wireguard-change-flannel.sh", "wireguard-modes-flannel.sh", "wireguard-many.sh"];
 
 /// The scenario that gets the program nft, for a router with address translation.
 const BEHIND_NAT: &str = "wireguard-nat.sh";

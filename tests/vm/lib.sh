@@ -6,8 +6,11 @@
 #          rt -- n3        10.98.0.0/24, fd98::/64: behind a router, so n3 is not on the link of n1 and n2.
 #                          With ONE_LINK=yes, n3 is on their link, because host-gw reaches no other nodes.
 #
+# With P6=2001:db8: the IPv6 addresses of the nodes begin with that instead of fd.
+#
 # A pod pN hangs behind a veth pair at every node, addressed from that node's subnet.env.
 . /env # NEXTHOPS=yes|no
+P6=${P6:-fd}
 
 # Debian's busybox runs its own applets of these names first, whatever PATH says.
 ip() { /opt/bin/ip "$@"; }
@@ -86,30 +89,30 @@ topology() {
     ip link add br1 type bridge && ip link set br1 up
     namespace rt; wire rt a0 br0
     ip link add vrt1 type veth peer name b0 netns rt && ip link set vrt1 master br1 up
-    ip -n rt addr add 10.99.0.254/24 dev a0; ip -n rt addr add fd99::fe/64 dev a0 nodad; ip -n rt link set a0 up
-    ip -n rt addr add 10.98.0.254/24 dev b0; ip -n rt addr add fd98::fe/64 dev b0 nodad; ip -n rt link set b0 up
+    ip -n rt addr add 10.99.0.254/24 dev a0; ip -n rt addr add "${P6}99::fe/64" dev a0 nodad; ip -n rt link set a0 up
+    ip -n rt addr add 10.98.0.254/24 dev b0; ip -n rt addr add "${P6}98::fe/64" dev b0 nodad; ip -n rt link set b0 up
     node 1 99 br0; node 2 99 br0
     if [ "$(segment n3)" = 99 ]; then node 3 99 br0; else node 3 98 br1; fi
 }
 
 node() { # node NUMBER SEGMENT BRIDGE
     namespace "n$1"; wire "n$1" eth0 "$3"
-    ip -n "n$1" addr add "10.$2.0.$1/24" dev eth0; ip -n "n$1" addr add "fd$2::$1/64" dev eth0 nodad
+    ip -n "n$1" addr add "10.$2.0.$1/24" dev eth0; ip -n "n$1" addr add "$P6$2::$1/64" dev eth0 nodad
     ip -n "n$1" link set eth0 up
-    ip -n "n$1" route add default via "10.$2.0.254"; ip -n "n$1" -6 route add default via "fd$2::fe"
+    ip -n "n$1" route add default via "10.$2.0.254"; ip -n "n$1" -6 route add default via "$P6$2::fe"
     mkdir -p "/run/n$1"
 }
 
 segment() { case ${ONE_LINK:-no}$1 in non3) echo 98 ;; *) echo 99 ;; esac; }
 public() { echo "10.$(segment "$1").0.${1#n}"; }
-public6() { echo "fd$(segment "$1")::${1#n}"; }
+public6() { echo "$P6$(segment "$1")::${1#n}"; }
 
 # --- agents ---
 
 config() { mkdir -p /store; echo "$1" >/store/config.json; }
 
-start() { # start NODE, with FLAGS; the program is $AGENT, or weft
-    set -- "$1" $FLAGS --store dir:/store --iface eth0 --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
+start() { # start NODE, with FLAGS and with the store that STORE_FLAGS names; the program is $AGENT, or weft
+    set -- "$1" $FLAGS ${STORE_FLAGS:---store dir:/store} --iface eth0 --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
     [ "$NEXTHOPS" = yes ] || set -- "$@" --no-nexthop-objects
     node=$1; shift
     # The program, not the function: $! must be the agent.

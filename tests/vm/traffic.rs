@@ -6,6 +6,7 @@
 //!
 //! `traffic capture REPORT SECONDS NAMESPACE DEVICE NETWORK...` counts the frames of a device: those of WireGuard, those of vxlan, and those that
 //! contain, at any place, an IP header with both addresses inside the networks. Such a frame shows what one pod sends to another in clear text.
+//! Each message of a WireGuard handshake has a line of its own: `initiation` or `response`, its time, and who sent it.
 //!
 //! Both create the file REPORT.started when they work, and write their report to REPORT. Times are seconds since boot, as in
 //! /proc/uptime.
@@ -34,6 +35,8 @@ const INTERVAL: Duration = Duration::from_millis(10);
 const FIRST: Duration = Duration::from_secs(60);
 /// How long the last packets may take to arrive.
 const LAST: Duration = Duration::from_secs(5);
+/// So many messages of handshakes are listed.
+const MAX_HANDSHAKES: usize = 1000;
 /// The sequence number of the packets before the first that counts.
 const TRIAL: u64 = u64::MAX;
 
@@ -114,16 +117,20 @@ impl Run {
     fn capture(&self, uplink: &Uplink, networks: &[IpNet]) {
         File::create(self.file("started")).unwrap();
         let (mut frames, mut wireguard, mut vxlan, mut clear) = (0, 0, 0, 0);
-        let mut examples = String::new();
+        let (mut examples, mut handshakes) = (String::new(), 0);
         let ended = loop {
             if let Some(why) = self.ended() {
                 break why;
             }
             while let Some(frame) = uplink.frame() {
                 frames += 1;
-                let port = udp_port(&frame);
+                let port = datagram(&frame).map(|(_, port, _)| port);
                 wireguard += u64::from(port.is_some_and(|port| (51820..=51839).contains(&port)));
                 vxlan += u64::from(port == Some(8472));
+                if let Some((message, from)) = handshake(&frame).filter(|_| handshakes < MAX_HANDSHAKES) {
+                    handshakes += 1;
+                    let _ = writeln!(examples, "{message} {:.2} {from}", uptime());
+                }
                 if shows_pods(&frame, networks) {
                     clear += 1;
                     if clear <= 3 {
@@ -323,16 +330,26 @@ impl Uplink {
     }
 }
 
-/// Returns the destination port of a frame whose outermost IP header is that of UDP.
-fn udp_port(frame: &[u8]) -> Option<u16> {
+/// Returns the source address, the destination port and the content of a frame whose outermost IP header is that of UDP.
+fn datagram(frame: &[u8]) -> Option<(IpAddr, u16, &[u8])> {
     let packet = frame.get(14..)?;
-    let (protocol, length) = match packet.first()? >> 4 {
-        4 => (packet.get(9)?, usize::from(packet[0] & 15) * 4),
-        6 => (packet.get(6)?, 40),
+    let (protocol, length, from) = match packet.first()? >> 4 {
+        4 => (packet.get(9)?, usize::from(packet[0] & 15) * 4, <[u8; 4]>::try_from(packet.get(12..16)?).ok()?.into()),
+        6 => (packet.get(6)?, 40, <[u8; 16]>::try_from(packet.get(8..24)?).ok()?.into()),
         _ => return None,
     };
-    let port = packet.get(length + 2..length + 4)?;
-    (*protocol == 17).then(|| u16::from_be_bytes([port[0], port[1]]))
+    let udp = packet.get(length..).filter(|udp| *protocol == 17 && udp.len() >= 8)?;
+    Some((from, u16::from_be_bytes([udp[2], udp[3]]), &udp[8..]))
+}
+
+/// Names the message of a WireGuard handshake, with its sender. Its length and its first four bytes tell it from all other messages.
+fn handshake(frame: &[u8]) -> Option<(&'static str, IpAddr)> {
+    let (from, _, content) = datagram(frame)?;
+    match (content.get(..4)?, content.len()) {
+        ([1, 0, 0, 0], 148) => Some(("initiation", from)),
+        ([2, 0, 0, 0], 92) => Some(("response", from)),
+        _ => None,
+    }
 }
 
 /// Whether an IP header with both addresses inside the networks begins anywhere in the frame. So it does not matter what encapsulates it.

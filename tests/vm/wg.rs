@@ -1,8 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shows and disturbs WireGuard devices in the test machine, as another program would. The machine has no program `wg`.
+//! Shows, makes and disturbs WireGuard devices in the test machine, as another program would. The machine has no program `wg`.
+//!
+//! `wg peers DEVICE FILE` writes the peers of a file, whose lines are a public key, an endpoint and a prefix each. It begins a handshake with
+//! each peer of the first [`HANDSHAKES`].
+//!
+//! `wg dump DEVICE TIMES` prints the CPU time of one dump of the device in microseconds, without reading what is in it: the median of TIMES.
+//!
+//! `wg reaches ADDRESS` sends packets until the kernel has a peer for them, and prints the seconds since boot.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::print_stdout, reason = "a test says what it expected")]
+#![allow(clippy::disallowed_methods, reason = "packets are sent at fixed times")]
 
-use weft::kernel::wireguard::{DeviceChange, PublicKey, Secret, WireGuard};
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use nix::time::ClockId;
+use weft::kernel::wireguard::{DeviceChange, PeerChange, PublicKey, Secret, WireGuard};
+use weft_netlink::generic;
+use weft_netlink::wire::Writer;
+
+/// WG_CMD_GET_DEVICE and WGDEVICE_A_IFNAME of linux/wireguard.h.
+const GET_DEVICE: u8 = 0;
+const IFNAME: u16 = 2;
+
+/// With so many peers the agent begins a handshake at once.
+const HANDSHAKES: usize = 256;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -23,8 +44,59 @@ fn main() {
             let secret = Secret::parse(std::fs::read_to_string(file).unwrap().trim()).expect("a private key");
             family.set(device, DeviceChange { private: Some(&secret), ..DeviceChange::default() }, &[]).unwrap();
         }
-        _ => panic!("wg show|remove-peer|remove-allowed|port|key DEVICE ..."),
+        ["peers", device, file] => peers(&mut family, device, &std::fs::read_to_string(file).unwrap()),
+        ["dump", device, times] => dump(device, times.parse().unwrap()),
+        ["reaches", address] => reaches(address),
+        _ => panic!("wg show|remove-peer|remove-allowed|port|key|peers|dump DEVICE ... | wg reaches ADDRESS"),
     }
+}
+
+/// Writes all peers in as few messages as possible, and begins handshakes as the agent does.
+fn peers(family: &mut WireGuard, device: &str, text: &str) {
+    let peer = |(number, line): (usize, &str)| {
+        let [key, endpoint, prefix] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("no peer: {line}") };
+        PeerChange {
+            endpoint: Some(endpoint.parse().unwrap()),
+            keepalive: Some(u16::from(number < HANDSHAKES)),
+            allowed: vec![prefix.parse().unwrap()],
+            ..PeerChange::of(PublicKey::parse(key).expect("a public key"))
+        }
+    };
+    let peers: Vec<PeerChange<'_>> = text.lines().enumerate().map(peer).collect();
+    family.set(device, DeviceChange::default(), &peers).unwrap();
+    let off = |peer: &PeerChange<'_>| PeerChange { update_only: true, keepalive: Some(0), ..PeerChange::of(peer.key) };
+    let restore: Vec<PeerChange<'_>> = peers.iter().take(HANDSHAKES).map(off).collect();
+    family.set(device, DeviceChange::default(), &restore).unwrap();
+}
+
+fn dump(device: &str, times: usize) {
+    let mut netlink = generic::open().unwrap();
+    let family = generic::family(&mut netlink, "wireguard").unwrap().expect("a kernel with WireGuard");
+    let build = |w: &mut Writer, kind: u16, flags: u16| {
+        w.begin(kind, flags, &generic::header(GET_DEVICE, 1));
+        w.attr_str(IFNAME, device);
+    };
+    let cpu = || Duration::from(ClockId::CLOCK_THREAD_CPUTIME_ID.now().unwrap());
+    let mut took: Vec<Duration> = (0..times)
+        .map(|_| {
+            let begin = cpu();
+            let bytes = netlink.dump_into(family, build, |bytes: &mut usize, datagram| *bytes += datagram.len());
+            assert!(bytes.unwrap() > 0);
+            cpu() - begin
+        })
+        .collect();
+    took.sort_unstable();
+    println!("{}", took[times / 2].as_micros());
+}
+
+fn reaches(address: &str) {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let end = std::time::Instant::now() + Duration::from_secs(120);
+    while socket.send_to(&[0], (address, 9)).is_err() {
+        assert!(std::time::Instant::now() < end, "no peer for {address}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    print!("{}", std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap());
 }
 
 /// One line for the device, and one for each peer.

@@ -15,7 +15,7 @@ eventually "n1 sends to n3 by wireguard" 100 leaves_by n1 "$(pod4 n3)" flannel-w
 eventually "n1 marks flannel's node" 30 shows "programmed, NOT ENCRYPTED|1 nodes still need the earlier vxlan: $(base n2)-24" status n1
 check "n1 still reaches flannel's node" pings n1 "$(pod4 n2)"
 stop n1 TERM || die "n1 did not end with 0"
-weft_on n1
+start n1
 eventually "n1 is ready again" 60 ready n1
 check "after a restart n1 still reaches flannel's node" pings n1 "$(pod4 n2)"
 check "after a restart n1 still marks it" shows "programmed, NOT ENCRYPTED" status n1

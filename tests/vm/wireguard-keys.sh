@@ -10,7 +10,7 @@ key() { wg "$1" show flannel-wg | sed -n 's/^device \([^ ]*\) .*/\1/p'; } # key 
 peer() { shows "$3" sh -c "/opt/bin/ip netns exec $1 /opt/bin/wg show flannel-wg | grep -F 'peer $(key "$2") '"; }
 peers() { shows "peers $2" wg "$1" show flannel-wg; } # peers NODE COUNT
 
-FLAGS="-v 6"
+FLAGS="-v 6 --healthz-ip=127.0.0.1 --healthz-port=8081"
 cluster '{"Network":"10.244.0.0/16","Backend":{"Type":"wireguard"}}'
 for n in n1 n2 n3; do for m in n1 n2 n3; do
     [ $n = $m ] || eventually "$n peer $m" 300 peer $n $m "allowed $(net $m)"
@@ -55,6 +55,7 @@ reach changed
 
 # --- secrets ---
 
+touch /tmp/preshared
 config "{\"Network\":\"10.244.0.0/16\",\"Backend\":{\"Type\":\"wireguard\",\"PSK\":\"$PSK\",\"PersistentKeepaliveInterval\":25}}"
 for n in n1 n2 n3; do for m in n1 n2 n3; do
     [ $n = $m ] || eventually "$n has the preshared key for $m" 300 peer $n $m "keepalive 25|psk yes"
@@ -63,12 +64,19 @@ ip -n n1 link del flannel-wg || die "delete the device"
 eventually "n1 heals with it" 300 peer n1 n2 "keepalive 25|psk yes"
 reach preshared
 check "status shows the sessions" sh -c 'weft status --socket /run/n1/weft.sock | grep -q "flannel-wg: last handshake .* ago, received"'
+# What an agent says, and its history, which is saved at the end, at the latest. With a directory as the store, no peers are saved.
 for n in n1 n2 n3; do
-    status_json $n >/tmp/status
+    status_json $n >/tmp/status-$n
+    weft history --socket /run/$n/weft.sock >/tmp/history-$n || die "history of $n"
+    ip netns exec $n busybox wget -qO /tmp/metrics-$n http://127.0.0.1:8081/metrics || die "metrics of $n"
+    grep -q weft_peers /tmp/metrics-$n || die "no metrics of $n"
+done
+finish
+check "the history is saved" [ "$(find /var/lib/weft -name "history-*" -newer /tmp/preshared | wc -l)" = 3 ]
+for n in n1 n2 n3; do
     for secret in "$(cat /run/$n/wgkey)" "$PSK"; do
         [ ${#secret} = 44 ] || die "no secret to look for"
-        ! grep -qF "$secret" /tmp/status "/run/$n/log" || die "a secret of $n is shown"
+        ! grep -qF "$secret" /tmp/status-$n /tmp/history-$n /tmp/metrics-$n "/run/$n/log" /var/lib/weft/history-* || die "a secret of $n is shown"
     done
 done
 pass "no secret is shown"
-finish

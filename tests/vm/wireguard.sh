@@ -47,6 +47,8 @@ eventually "a removed peer comes back" 300 peer n1 n2 "allowed $(net n2)"
 wg n1 remove-allowed flannel-wg "$(key n3)" "$(net n3)"
 eventually "a removed prefix comes back" 300 peer n1 n3 "allowed $(net n3)"
 reach repaired
+ip -n n2 route del 10.244.0.0/16 || die "delete the route"
+eventually "a removed route comes back" 300 shows "dev flannel-wg proto 90" ip -n n2 route show 10.244.0.0/16
 ip -n n2 link del flannel-wg || die "delete the device"
 eventually "device heals" 300 peer n2 n1 "allowed $(net n1)"
 eventually "its route heals" 300 shows "dev flannel-wg proto 90" ip -n n2 route show 10.244.0.0/16

@@ -88,7 +88,8 @@ impl Nodes {
             ns.ip(&format!("addr add 10.5.{n}.0/32 dev flannel0")).await?;
             ns.ip("route add 10.5.0.0/16 dev flannel0").await?;
             let (uplink, subnet) = (Ipv4Addr::new(192, 168, 0, n), subnet_of(n)?);
-            let config = Config { device, uplink, port: 8285, subnet, mtu: MTU, counters: Default::default() };
+            let config =
+                Config { device, uplink, port: 8285, subnet, mtu: MTU, socket: None, counters: Default::default() };
             let peers = [1, 2]
                 .map(|n| Ok(Peer { subnet: subnet_of(n)?, address: Ipv4Addr::new(192, 168, 0, n), sends_from: None }));
             let routes = Routes::new(peers.into_iter().collect::<Result<Vec<_>>>()?);

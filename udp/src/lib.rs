@@ -29,8 +29,8 @@
 //! # Restarts
 //!
 //! The device is persistent: it stays with its addresses and routes while no process reads it, and the kernel drops what is
-//! sent to it. The file descriptor of the device may be given to the service manager ([`Device::try_clone_fd`]) and
-//! handed to the next process ([`Device::adopt`]). Its queue then keeps up to 500 packets.
+//! sent to it. The descriptors of device and socket may be given to the service manager ([`Tunnel::descriptors`]) and handed to the
+//! next process ([`Device::adopt`], [`Config::socket`]). The device's queue then keeps up to 500 packets, and the socket 4 MiB.
 
 pub mod counters;
 mod device;
@@ -44,4 +44,4 @@ mod tunnel;
 pub use device::Device;
 pub use incoming::judge;
 pub use routes::{Peer, Routes};
-pub use tunnel::{Config, Error, Tunnel};
+pub use tunnel::{Config, Descriptors, Error, Tunnel};

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use ipnet::Ipv4Net;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{SockType, getsockopt, setsockopt, sockopt};
 use quinn_udp::{UdpSockRef, UdpSocketState};
 
 use super::counters::Counters;
@@ -89,8 +89,20 @@ pub struct Config {
     pub subnet: Ipv4Net,
     /// The MTU of the device: that of the uplink less 28.
     pub mtu: u16,
+    /// The socket of an earlier tunnel, perhaps of another process. It is used if it has this address and port, and the datagrams that
+    /// wait in it are forwarded.
+    pub socket: Option<OwnedFd>,
     /// Where packets are counted. The next tunnel goes on counting if it gets the same counters.
     pub counters: Arc<Counters>,
+}
+
+/// The descriptors of a tunnel. While somebody keeps them, packets wait in the kernel for the next tunnel.
+#[derive(Debug)]
+pub struct Descriptors {
+    /// The device, for [`Device::adopt`].
+    pub device: OwnedFd,
+    /// The socket, for [`Config::socket`].
+    pub socket: OwnedFd,
 }
 
 /// The function that each thread of a tunnel calls at its end.
@@ -154,7 +166,8 @@ impl Tunnel {
     /// The address and port cannot be used, or a thread cannot be started.
     pub fn start(config: Config, routes: Routes, on_end: impl Fn() + Send + Sync + 'static) -> Result<Tunnel, Error> {
         let address = SocketAddrV4::new(config.uplink, config.port);
-        let (socket, state) = open_socket(address).map_err(|source| Error::Socket { address, source })?;
+        let (socket, state) =
+            open_socket(address, config.socket).map_err(|source| Error::Socket { address, source })?;
         let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let shared = Arc::new(Shared {
             device: config.device,
@@ -215,6 +228,15 @@ impl Tunnel {
         self.shared.device.try_clone()
     }
 
+    /// Returns further descriptors of the device and of the socket.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn descriptors(&self) -> io::Result<Descriptors> {
+        let socket = self.shared.socket.as_fd().try_clone_to_owned()?;
+        Ok(Descriptors { device: self.shared.device.try_clone_fd()?, socket })
+    }
+
     /// Returns true if a thread has ended or is about to end, so that no packets flow any more. [`Tunnel::stop`] says why.
     pub fn has_ended(&self) -> bool {
         self.shared.has_ended.load(Ordering::Acquire)
@@ -255,9 +277,13 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// Opens the socket. Its datagrams have DF set, and ICMP messages do not change their largest size.
-fn open_socket(address: SocketAddrV4) -> io::Result<(UdpSocket, UdpSocketState)> {
-    let socket = UdpSocket::bind(address)?;
+/// Opens the socket, or takes over an `earlier` one. Its datagrams have DF set, and ICMP messages do not change their largest size.
+fn open_socket(address: SocketAddrV4, earlier: Option<OwnedFd>) -> io::Result<(UdpSocket, UdpSocketState)> {
+    let earlier = earlier.filter(|fd| getsockopt(fd, sockopt::SockType) == Ok(SockType::Datagram)).map(UdpSocket::from);
+    let socket = match earlier.filter(|socket| socket.local_addr().is_ok_and(|at| at == address.into())) {
+        Some(socket) => socket,
+        None => UdpSocket::bind(address)?,
+    };
     // Without CAP_NET_ADMIN in the initial user namespace, the kernel's default size has to do.
     let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER);
     let state = UdpSocketState::new(UdpSockRef::from(&socket))?;

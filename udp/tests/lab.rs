@@ -8,6 +8,7 @@
 )]
 
 use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -46,10 +47,15 @@ impl Node {
     }
 
     fn tunnel(&self, device: Device) -> Result<Tunnel> {
+        self.tunnel_with(device, None)
+    }
+
+    /// Starts a tunnel that takes over a socket.
+    fn tunnel_with(&self, device: Device, socket: Option<OwnedFd>) -> Result<Tunnel> {
         let n = self.number;
         let uplink = Ipv4Addr::new(192, 168, 0, n);
         let subnet = format!("10.5.{n}.0/24").parse()?;
-        let config = Config { device, uplink, port: PORT, subnet, mtu: MTU, counters: Default::default() };
+        let config = Config { device, uplink, port: PORT, subnet, mtu: MTU, socket, counters: Default::default() };
         self.inside(|| Ok(Tunnel::start(config, routes(), || {})?))
     }
 
@@ -304,6 +310,36 @@ fn a_device_keeps_its_routes_without_a_process_and_its_packets_with_a_descriptor
         let first = one.tunnel(one.inside(|| Ok(Device::adopt(fd)?))?)?;
         let out = String::from_utf8_lossy(&ping.wait_with_output()?.stdout).into_owned();
         assert!(out.contains(" 0% packet loss"), "{out}");
+        drop(first);
+        Ok(())
+    });
+}
+
+#[test]
+fn nothing_is_lost_while_somebody_keeps_the_descriptors() {
+    two_nodes(|one, two| async move {
+        let second = two.start().await?;
+        let first = one.start().await?;
+        // The requests come from the other node, so both directions wait: requests in the socket, and replies of later pings in the device.
+        let ping = two.spawn("ping", "-q -c 200 -i 0.01 -W 20 10.5.1.0")?;
+        let other = one.spawn("ping", "-q -c 200 -i 0.01 -W 20 10.5.2.0")?;
+        eventually("the pings run", || first.counters().received.packets() >= 20)?;
+        let weft_udp::Descriptors { device, socket } = first.descriptors()?;
+        first.stop()?;
+        let (sent, before) = (second.counters(), second.counters().sent.packets());
+        eventually("datagrams wait in the socket", || sent.sent.packets() >= before + 10)?;
+        let first = one.tunnel_with(one.inside(|| Ok(Device::adopt(device)?))?, Some(socket))?;
+        for ping in [ping, other] {
+            let out = String::from_utf8_lossy(&ping.wait_with_output()?.stdout).into_owned();
+            assert!(out.contains(" 0% packet loss"), "{out}");
+        }
+        // A socket of another port is not used.
+        let descriptors = first.descriptors()?;
+        first.stop()?;
+        let stranger = one.inside(|| Ok(UdpSocket::bind("192.168.0.1:8286")?))?;
+        drop(descriptors.socket);
+        let first = one.tunnel_with(one.inside(|| Ok(Device::adopt(descriptors.device)?))?, Some(stranger.into()))?;
+        assert!(one.ping("-q -c 1 -W 10 10.5.2.0")?.contains(" 0% packet loss"));
         drop(first);
         Ok(())
     });

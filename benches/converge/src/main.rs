@@ -21,6 +21,7 @@ mod store;
 mod storm;
 mod table;
 mod targets;
+mod udp;
 mod watch;
 
 use std::fs;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         Task::Shape(options) => shape::run(&options),
         Task::Kube(options) => kube::run(&options),
         Task::Storm(options) => storm::run(&options),
+        Task::Udp(options) => udp::run(&options),
         Task::Docs { out, docs, readme } => docs::write(&out, &docs, &readme).map(|()| true),
     };
     match done {

@@ -25,6 +25,8 @@ pub enum Task {
     Shape(ShapeOptions),
     /// Many nodes that start, renew, reboot and leave at once, with one etcd. Fails when a promise is broken
     Storm(StormOptions),
+    /// Agents with the backend udp: cold start, new peers, memory. Prints figures, and promises nothing
+    Udp(UdpOptions),
     /// Write the last run's table and plots as documents
     Docs {
         /// Where the last run is
@@ -110,7 +112,7 @@ impl Options {
         let dual = self.sizes.iter().copied().find(|n| *n == 5000).or(self.sizes.iter().copied().min());
         let sizes = |backend: Backend| match backend {
             Backend::VxlanDual => dual.into_iter().collect(),
-            Backend::Vxlan | Backend::HostGw => self.sizes.clone(),
+            Backend::Vxlan | Backend::HostGw | Backend::Udp => self.sizes.clone(),
         };
         self.backends.iter().flat_map(|backend| sizes(*backend).into_iter().map(|n| (*backend, n))).collect()
     }
@@ -151,6 +153,26 @@ pub struct ShapeOptions {
     /// More flags for weft: with --no-nexthop-objects this must fail
     #[arg(long = "agent-flag", value_name = "FLAG", allow_hyphen_values = true)]
     pub agent_flags: Vec<String>,
+}
+
+/// What is measured with the backend udp.
+#[derive(Debug, Clone, clap::Args)]
+pub struct UdpOptions {
+    /// weft's binary
+    #[arg(long, env = "WEFT_BIN", value_name = "FILE")]
+    pub weft: PathBuf,
+    /// flanneld's binary; without it there are no figures of flanneld
+    #[arg(long, env = "FLANNELD", value_name = "FILE")]
+    pub flanneld: Option<PathBuf>,
+    /// Numbers of peers
+    #[arg(long, value_delimiter = ',', default_value = "1000,5000")]
+    pub sizes: Vec<usize>,
+    /// Cold starts: the median counts
+    #[arg(long, default_value_t = 5)]
+    pub repeat: usize,
+    /// Seconds after which a peer that is not reached is an error
+    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
+    pub limit: u64,
 }
 
 /// What the storms are measured with.

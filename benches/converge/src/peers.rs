@@ -27,6 +27,9 @@ pub enum Backend {
     HostGw,
     /// vxlan, IPv4 and IPv6.
     VxlanDual,
+    /// udp, which has no entries of peers in the kernel. [`crate::udp`] measures it.
+    #[value(skip)]
+    Udp,
 }
 
 /// A table of the kernel for one family.
@@ -56,12 +59,17 @@ impl Backend {
             Backend::Vxlan => "vxlan",
             Backend::HostGw => "host-gw",
             Backend::VxlanDual => "vxlan-dual",
+            Backend::Udp => "udp",
         }
     }
 
-    /// Returns the `BackendType` of a lease.
+    /// Returns the `Type` of net-conf, which is the `BackendType` of a lease. Leases of udp have none.
     fn wire(self) -> &'static str {
-        if self == Backend::HostGw { "host-gw" } else { "vxlan" }
+        match self {
+            Backend::Vxlan | Backend::VxlanDual => "vxlan",
+            Backend::HostGw => "host-gw",
+            Backend::Udp => "udp",
+        }
     }
 
     /// Returns the families: `[false]` for IPv4 alone, and `[false, true]` for IPv4 and IPv6.
@@ -73,7 +81,7 @@ impl Backend {
     pub fn devices(self) -> &'static [&'static str] {
         match self {
             Backend::Vxlan => &["flannel.1"],
-            Backend::HostGw => &[],
+            Backend::HostGw | Backend::Udp => &[],
             Backend::VxlanDual => &["flannel.1", "flannel-v6.1"],
         }
     }
@@ -84,6 +92,7 @@ impl Backend {
             Backend::Vxlan => &[Table::Fdb, Table::Neigh, Table::Route],
             Backend::HostGw => &[Table::Route],
             Backend::VxlanDual => &TABLES,
+            Backend::Udp => &[],
         }
     }
 
@@ -166,9 +175,11 @@ impl Peer {
         let data = |v6: bool| json!({ "VNI": 1, "VtepMAC": self.mac(v6).to_string() });
         let dual = backend == Backend::VxlanDual;
         let v6 = if dual { self.public(true).to_string().into() } else { Value::Null };
-        let mut lease =
-            json!({ "PublicIP": self.public(false).to_string(), "PublicIPv6": v6, "BackendType": backend.wire() });
-        if backend != Backend::HostGw {
+        let mut lease = json!({ "PublicIP": self.public(false).to_string(), "PublicIPv6": v6 });
+        if backend != Backend::Udp {
+            lease["BackendType"] = backend.wire().into();
+        }
+        if matches!(backend, Backend::Vxlan | Backend::VxlanDual) {
             lease["BackendData"] = data(false);
         }
         if dual {
@@ -214,7 +225,7 @@ mod tests {
                 assert_eq!(by_inner(peer.inner(v6)), Some(number));
                 assert_eq!(by_mac(peer.mac(v6)), Some((number, v6)));
             }
-            for backend in [Backend::Vxlan, Backend::HostGw, Backend::VxlanDual] {
+            for backend in [Backend::Vxlan, Backend::HostGw, Backend::VxlanDual, Backend::Udp] {
                 let subnets = Subnets::from_key(&peer.id(backend)).unwrap();
                 assert_eq!(subnets.to_key(), peer.id(backend));
                 let network = Network::parse(&backend.net_conf()).unwrap();

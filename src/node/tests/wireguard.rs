@@ -2,7 +2,9 @@
 //! A node with WireGuard: its peers are compared often, because the kernel does not announce their changes.
 
 use tokio::time::Instant;
+use weft_backends::state::ObservedValue;
 use weft_backends::wireguard::key::PublicKey;
+use weft_backends::wireguard::peer::WgPeer;
 
 use super::*;
 use crate::kernel::{Kernel, Session};
@@ -34,7 +36,9 @@ async fn a_peer_that_somebody_removed_comes_back_when_its_audit_is_due() {
     local(async {
         let mut test = ready().await;
         assert!(test.kernel.entries().contains_key(&peer()));
+        assert_eq!(test.node.status().wireguard_audit_s, None, "nothing is compared yet");
         test.node.tick().await;
+        assert_eq!(test.node.status().wireguard_audit_s, Some(3.0));
         let due = test.node.wireguard.next().expect("peers are compared from now on");
         assert!(test.node.next_wake().is_some_and(|wake| wake <= due));
         test.kernel.disturb(peer(), None, false);
@@ -43,6 +47,27 @@ async fn a_peer_that_somebody_removed_comes_back_when_its_audit_is_due() {
         test.node.audit_wireguard(due).await;
         assert!(test.kernel.entries().contains_key(&peer()));
         assert!(test.node.wireguard.next().is_some_and(|next| next > Instant::now()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn peers_that_somebody_added_are_removed_when_their_audit_is_due() {
+    local(async {
+        let mut test = ready().await;
+        test.node.tick().await;
+        let due = test.node.wireguard.next().expect("peers are compared from now on");
+        let before = test.kernel.entries();
+        let Some(ObservedValue { value: Value::WgPeer(ours), .. }) = before.get(&peer()) else { panic!("{before:?}") };
+        // One is before our peer in the order of keys, and one after it.
+        for key in [1, 7].map(|number| PublicKey([number; 32])) {
+            let value = Value::peer(WgPeer { key, ..(**ours).clone() });
+            let added = ObservedValue { value, protocol: 0, mark: false };
+            test.kernel.disturb(Key::WgPeer(Name::new("flannel-wg").unwrap(), key.id()), Some(added), false);
+        }
+        assert_eq!(test.kernel.entries().len(), before.len() + 2);
+        test.node.audit_wireguard(due).await;
+        assert_eq!(test.kernel.entries(), before);
     })
     .await;
 }

@@ -46,7 +46,9 @@ pub fn render(status: &Status, now_ms: u64) -> String {
             format!("{ago} ago, {}: {} writes, {} failed, took {took}", pass.cause, pass.writes, pass.failed)
         }
     };
-    line(&mut out, "last pass", &format!("{pass}; audit every {:.0} s", status.audit_interval_s));
+    let peers_audit = status.wireguard_audit_s.map(|seconds| format!(", of WireGuard peers every {seconds:.0} s"));
+    let audits = format!("audit every {:.0} s{}", status.audit_interval_s, peers_audit.unwrap_or_default());
+    line(&mut out, "last pass", &format!("{pass}; {audits}"));
     if let Some(error) = &status.last_error {
         let ago = duration(now_ms.saturating_sub(error.at_ms) / 1000);
         line(&mut out, "last error", &format!("{ago} ago: {}", error.text));

@@ -64,6 +64,15 @@ SUBNET       PUBLIC        BACKEND  STATE
 }
 
 #[test]
+fn the_time_between_two_comparisons_of_wireguard_peers_is_shown() {
+    let text = render(&Status { wireguard_audit_s: Some(12.4), ..status() }, 5_000);
+    assert!(
+        text.replace("\n            ", " ").contains("; audit every 10 s, of WireGuard peers every 12 s\n"),
+        "{text}"
+    );
+}
+
+#[test]
 fn peers_in_clear_text_are_marked_and_come_first() {
     let mut status = status();
     let peer = |number| peer(&format!("10.5.{number}.0/24"), PeerState::Programmed, None);
