@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The cluster: its machines and its store, what each event does to them, and how they recover from it.
 
+mod claims;
 mod uplink;
 
 use std::collections::BTreeMap;
@@ -13,13 +14,16 @@ use weft::options::OnLostLease;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, ObservedValue};
 
+use crate::disk;
 use crate::event::{Event, Trouble};
 use crate::kernel::{STATIC, everywhere};
 use crate::machine::{Machine, Site, uplink};
+use crate::net_conf::NetConf;
 use crate::scenario::{Scenario, StoreKind};
 use crate::store::{FalseLease, Store};
 use crate::timeline;
 use crate::wire::Disorder;
+use claims::Writer;
 
 /// RTPROT_BOOT, which `ip route add` writes.
 const BOOT: u8 = 3;
@@ -42,6 +46,10 @@ enum Recovery {
     Copy(usize, FalseLease),
     Register(usize),
     Assign(usize),
+    NetConf,
+    NetConfFile(usize),
+    Attack(String),
+    Disk(usize),
 }
 
 /// The machines and the store.
@@ -57,6 +65,13 @@ pub struct Cluster {
     pub interventions: u64,
     /// The machines of which a newer lease has the identity, and the address in that lease.
     pub copied: BTreeMap<usize, Ipv4Addr>,
+    /// What the operator wants net-conf to be, also for a backup.
+    pub net_conf: NetConf,
+    saved_net_conf: Option<NetConf>,
+    /// Who attacks the cluster.
+    writers: Vec<Writer>,
+    /// Files that were written and that a power loss took back.
+    pub lost_files: Vec<String>,
     /// What recovers at which second.
     recoveries: BTreeMap<(u64, u64), Recovery>,
     count: u64,
@@ -78,15 +93,28 @@ impl Cluster {
         let lan: Ipv4Net = if scenario.lan_inside { "10.128.0.0/16" } else { "192.168.0.0/16" }.parse()?;
         let net_conf = scenario.net_conf();
         let store = match scenario.store {
-            StoreKind::Kube => Store::kube(&net_conf)?,
-            StoreKind::Etcd => Store::etcd(net_conf),
+            StoreKind::Kube => Store::kube(&net_conf, scenario.machines)?,
+            StoreKind::Etcd => Store::etcd(&net_conf),
         };
         let lease_ttl = Duration::from_secs(scenario.lease_ttl);
         let site = Site { lan, lease_ttl, on_lost_lease: OnLostLease::Reacquire, by_address: scenario.by_address };
         let machines = (0..scenario.machines).map(|number| Machine::new(number, site));
         let machines = machines.collect::<Result<_, _>>().context("make the directories of the machines")?;
         let (recoveries, copied) = (BTreeMap::new(), BTreeMap::new());
-        let mut cluster = Cluster { machines, store, lan, vip: None, interventions: 0, copied, recoveries, count: 0 };
+        let mut cluster = Cluster {
+            machines,
+            store,
+            lan,
+            vip: None,
+            interventions: 0,
+            copied,
+            net_conf,
+            saved_net_conf: None,
+            writers: Vec::new(),
+            lost_files: Vec::new(),
+            recoveries,
+            count: 0,
+        };
         cluster.register_all(0);
         Ok(cluster)
     }
@@ -143,6 +171,13 @@ impl Cluster {
             }
             Recovery::Register(number) => self.store.register(number),
             Recovery::Assign(number) => self.store.assign(number),
+            Recovery::NetConf => self.correct_net_conf(),
+            Recovery::NetConfFile(number) => self.store.write_net_conf_file(number, &self.net_conf),
+            Recovery::Attack(name) => self.end_attack(&name),
+            Recovery::Disk(number) => {
+                disk::set_slow(number, Duration::ZERO);
+                disk::set_full(number, false);
+            }
             Recovery::Up(number) => {
                 let machine = &mut self.machines[number];
                 machine.kernel.set_up(uplink(), true);
@@ -180,7 +215,17 @@ impl Cluster {
                 self.machines[number].freeze(true);
                 self.later(now + seconds, Recovery::Thaw(number));
             }
-            Event::Reboot(..) | Event::NewDisk(..) | Event::CloneDisk(..) => self.boot_event(now, event)?,
+            Event::SlowDisk(number, ms, seconds) => {
+                disk::set_slow(number, Duration::from_millis(ms));
+                self.later(now + seconds, Recovery::Disk(number));
+            }
+            Event::FullDisk(number, seconds) => {
+                disk::set_full(number, true);
+                self.later(now + seconds, Recovery::Disk(number));
+            }
+            Event::Reboot(..) | Event::PowerLoss(..) | Event::NewDisk(..) | Event::CloneDisk(..) => {
+                self.boot_event(now, event)?
+            }
             Event::Deaf(number, seconds) => {
                 self.machines[number].kernel.lose_notifications(true);
                 self.later(now + seconds, Recovery::Hear(number));
@@ -208,6 +253,8 @@ impl Cluster {
                 self.store.set_cache_lag(Duration::from_millis(ms));
                 self.later(now + seconds, Recovery::CacheLag);
             }
+            Event::NetConf(_) | Event::BadNetConf(..) => self.conf_event(now, event),
+            Event::Hostile(attack, victim, seconds) => self.attack_event(now, (attack, victim, seconds)),
             Event::DeleteDevices(number)
             | Event::FlushRoutes(number)
             | Event::DeleteEntry(number, _)
@@ -229,7 +276,7 @@ impl Cluster {
     /// Events after which a machine boots.
     fn boot_event(&mut self, now: u64, event: &Event) -> anyhow::Result<()> {
         let (number, seconds) = match *event {
-            Event::Reboot(number, seconds) => (number, seconds),
+            Event::Reboot(number, seconds) | Event::PowerLoss(number, seconds) => (number, seconds),
             Event::NewDisk(number) | Event::CloneDisk(number, _) => (number, 5),
             _ => return Ok(()),
         };
@@ -240,6 +287,10 @@ impl Cluster {
             Event::CloneDisk(_, from) => {
                 let (machine, from) = (&self.machines[number], &self.machines[from]);
                 machine.copy_disk_of(from)?;
+            }
+            Event::PowerLoss(..) => {
+                self.machines[number].clear_run_dir()?;
+                self.lost_files.extend(self.machines[number].lose_power()?);
             }
             _ => self.machines[number].clear_run_dir()?,
         }
@@ -308,9 +359,16 @@ impl Cluster {
                 self.store.wipe(other);
                 self.register_all(now + 3);
             }
-            Event::Backup => self.store.back_up(),
+            Event::Backup => {
+                self.store.back_up();
+                self.saved_net_conf = Some(self.net_conf.clone());
+            }
             Event::Restore => {
                 self.store.restore();
+                self.net_conf = self.saved_net_conf.clone().unwrap_or_else(|| self.net_conf.clone());
+                if self.store.has_nodes() || self.net_conf.bad.is_some() {
+                    self.later(now + 3, Recovery::NetConf);
+                }
                 // A Node may be younger than the backup.
                 self.register_all(now + 3);
             }
