@@ -232,6 +232,32 @@ impl Cluster {
                 self.later(now + seconds, Recovery::Hear(number));
             }
             Event::Clock(number, by) => self.machines[number].clock.set(by),
+            Event::Wire(..) | Event::Outage(..) | Event::Lag(..) | Event::Throttle(..) | Event::CacheLag(..) => {
+                self.wire_event(now, event)
+            }
+            Event::NetConf(_) | Event::BadNetConf(..) => self.conf_event(now, event),
+            Event::Hostile(attack, victim, seconds) => self.attack_event(now, (attack, victim, seconds)),
+            Event::DeleteDevices(number)
+            | Event::FlushRoutes(number)
+            | Event::DeleteEntry(number, _)
+            | Event::Hijack(number, _)
+            | Event::ForeignRoute(number, _)
+            | Event::ForeignDevice(number, _) => self.entry_event(number, event),
+            Event::Renumber(..)
+            | Event::Exchange(..)
+            | Event::AddressAway(..)
+            | Event::Vip(_)
+            | Event::LinkDown(..)
+            | Event::Unplug(..)
+            | Event::NewUplink(..) => self.uplink_event(now, event),
+            _ => self.store_event(now, event),
+        }
+        Ok(())
+    }
+
+    /// Events of the network to the store.
+    fn wire_event(&mut self, now: u64, event: &Event) {
+        match *event {
             Event::Wire(number, trouble, seconds) => {
                 self.machines[number].wire.set(trouble.into());
                 self.later(now + seconds, Recovery::Wire(number));
@@ -254,24 +280,8 @@ impl Cluster {
                 self.store.set_cache_lag(Duration::from_millis(ms));
                 self.later(now + seconds, Recovery::CacheLag);
             }
-            Event::NetConf(_) | Event::BadNetConf(..) => self.conf_event(now, event),
-            Event::Hostile(attack, victim, seconds) => self.attack_event(now, (attack, victim, seconds)),
-            Event::DeleteDevices(number)
-            | Event::FlushRoutes(number)
-            | Event::DeleteEntry(number, _)
-            | Event::Hijack(number, _)
-            | Event::ForeignRoute(number, _)
-            | Event::ForeignDevice(number, _) => self.entry_event(number, event),
-            Event::Renumber(..)
-            | Event::Exchange(..)
-            | Event::AddressAway(..)
-            | Event::Vip(_)
-            | Event::LinkDown(..)
-            | Event::Unplug(..)
-            | Event::NewUplink(..) => self.uplink_event(now, event),
-            _ => self.store_event(now, event),
+            _ => {}
         }
-        Ok(())
     }
 
     /// Events after which a machine boots.

@@ -133,6 +133,11 @@ pub fn lies(attack: Attack, second: u64, victim: &Victim) -> Vec<Lie> {
     if second > 0 {
         return Vec::new();
     }
+    single(attack, victim, honest)
+}
+
+/// Returns the writes of an attack that is no flood.
+fn single(attack: Attack, victim: &Victim, honest: Lie) -> Vec<Lie> {
     let with = |key: String| Lie { key, ..honest.clone() };
     match attack {
         Attack::Flood => Vec::new(),
@@ -149,21 +154,9 @@ pub fn lies(attack: Attack, second: u64, victim: &Victim) -> Vec<Lie> {
                 Lie { more, ..honest },
             ]
         }
-        Attack::PeerSubnet => {
-            let Some(pods) = victim.pods.and_then(|pods| pods.v4) else { return Vec::new() };
-            let wide = Ipv4Net::new_assert(pods.network(), 16).trunc();
-            let upper = Ipv4Addr::from_bits(pods.network().to_bits() + 128);
-            let pod = Ipv4Addr::from_bits(pods.network().to_bits() + 5);
-            let keys = [format!("{}-16", wide.network()), format!("{upper}-25"), format!("{pod}-32")];
-            keys.into_iter().map(with).collect()
-        }
+        Attack::PeerSubnet => subnets(victim).into_iter().map(with).collect(),
         Attack::Address(number) => {
-            let pod = victim.pods.and_then(|pods| pods.v4).map_or(Ipv4Addr::UNSPECIFIED, |pods| pods.network());
-            let of_lan = [victim.lan.network(), victim.lan.broadcast()].map(|ip| ip.to_string());
-            let [base, broadcast] = of_lan;
-            let fixed = ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "", "::1", "10.62.200.1"];
-            let mut all: Vec<String> = fixed.iter().map(|text| (*text).to_owned()).collect();
-            all.extend([base, broadcast, pod.to_string(), "x".repeat(3000)]);
+            let mut all = addresses(victim);
             vec![Lie { public: all.swap_remove(usize::from(number) % all.len()), ..honest }]
         }
         Attack::Type(number) => {
@@ -203,6 +196,26 @@ pub fn lies(attack: Attack, second: u64, victim: &Victim) -> Vec<Lie> {
             vec![Lie { more: vec![("OtherWays", "other-ways", other_ways(number, victim))], ..honest }]
         }
     }
+}
+
+/// Returns addresses that no node can have.
+fn addresses(victim: &Victim) -> Vec<String> {
+    let pod = victim.pods.and_then(|pods| pods.v4).map_or(Ipv4Addr::UNSPECIFIED, |pods| pods.network());
+    let of_lan = [victim.lan.network(), victim.lan.broadcast()].map(|ip| ip.to_string());
+    let [base, broadcast] = of_lan;
+    let fixed = ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "", "::1", "10.62.200.1"];
+    let mut all: Vec<String> = fixed.iter().map(|text| (*text).to_owned()).collect();
+    all.extend([base, broadcast, pod.to_string(), "x".repeat(3000)]);
+    all
+}
+
+/// Returns a larger and two smaller subnets than that of the victim.
+fn subnets(victim: &Victim) -> Vec<String> {
+    let Some(pods) = victim.pods.and_then(|pods| pods.v4) else { return Vec::new() };
+    let wide = Ipv4Net::new_assert(pods.network(), 16).trunc();
+    let upper = Ipv4Addr::from_bits(pods.network().to_bits() + 128);
+    let pod = Ipv4Addr::from_bits(pods.network().to_bits() + 5);
+    vec![format!("{}-16", wide.network()), format!("{upper}-25"), format!("{pod}-32")]
 }
 
 fn data(number: u8) -> String {

@@ -35,6 +35,7 @@ pub enum StoreKind {
 
 /// A whole simulation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::struct_excessive_bools, reason = "each of them is a choice of its own")]
 pub struct Scenario {
     /// The seed of everything that is random and not in this list.
     pub seed: u64,
