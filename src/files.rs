@@ -12,7 +12,8 @@ use std::path::Path;
 use nix::fcntl::OFlag;
 use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
-use weft_subnet::outside::is_simulated;
+use tokio::time::sleep;
+use weft_subnet::outside::{self, FileStep, is_simulated};
 
 /// Maximum size of a file that [`read`] accepts, in bytes. The files in question have a few lines.
 const MAX_SIZE: u64 = 1 << 20;
@@ -108,11 +109,13 @@ fn temporary_file(
     mode: u32,
     write: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<NamedTempFile> {
+    outside::file_step(FileStep::Begin(path))?;
     make_directory(path)?;
     let mut temporary = tempfile::Builder::new().prefix(".weft-").tempfile_in(directory(path))?;
     write(temporary.as_file_mut())?;
     temporary.as_file().set_permissions(Permissions::from_mode(mode))?;
     temporary.as_file().sync_all()?;
+    outside::file_step(FileStep::Synced(temporary.as_file()))?;
     Ok(temporary)
 }
 
@@ -121,7 +124,9 @@ fn temporary_file(
 /// # Errors
 /// The directory cannot be opened or synced.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(directory(path))?.sync_all()
+    let dir = directory(path);
+    File::open(dir)?.sync_all()?;
+    outside::file_step(FileStep::DirectorySynced(dir))
 }
 
 /// Makes the directory of this file with the mode 0755, if it is missing.
@@ -132,12 +137,24 @@ pub fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(directory(path))
 }
 
-/// Runs a function that reads or writes files in another thread, because a disk may hang. In the simulator it runs in this thread.
+/// Runs a function that reads or writes files in another thread, because a disk may hang. In the simulator it runs in this thread, after the time
+/// that a write takes there.
 pub fn beside<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    if is_simulated() {
-        return tokio::spawn(async { function() });
+    if !is_simulated() {
+        return tokio::task::spawn_blocking(function);
     }
-    tokio::task::spawn_blocking(function)
+    let time = outside::write_time();
+    task(async move {
+        if !time.is_zero() {
+            sleep(time).await;
+        }
+        outside::beside(function)
+    })
+}
+
+/// Starts a task that waits for files. In the simulator it ends with its agent, as the threads of a process do.
+pub fn task<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    if is_simulated() { tokio::task::spawn_local(future) } else { tokio::spawn(future) }
 }
 
 /// Returns what an operator can do if root may not write into a directory. The text is empty for other errors.

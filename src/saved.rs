@@ -120,7 +120,7 @@ pub struct Saver {
     task: Option<JoinHandle<()>>,
     /// A write goes on only while this value exists.
     wanted: Arc<()>,
-    /// The last write failed, which was logged.
+    /// The last write failed, which was logged. It is tried again even if nothing changes.
     failing: Arc<AtomicBool>,
 }
 
@@ -148,7 +148,11 @@ impl Saver {
 
     /// Returns the time at which [`Saver::save`] has something to do.
     pub fn next(&self, now: Instant) -> Option<Instant> {
-        self.changed.then(|| self.not_before.unwrap_or(now))
+        self.must_write().then(|| self.not_before.unwrap_or(now))
+    }
+
+    fn must_write(&self) -> bool {
+        self.changed || self.failing.load(Ordering::Relaxed)
     }
 
     /// Removes the file, because what it says is no longer true. A write that has begun is given up, so that it does not bring the file
@@ -157,7 +161,7 @@ impl Saver {
         let Some(saved_file) = &self.saved_file else { return };
         self.wanted = Arc::default();
         let (before, file) = (self.task.take(), saved_file.file.clone());
-        let mut removal = tokio::spawn(async move {
+        let mut removal = files::task(async move {
             if let Some(before) = before {
                 let _ = before.await;
             }
@@ -182,7 +186,7 @@ impl Saver {
     /// Starts a write if one is due and none is running.
     pub fn save(&mut self, now: Instant, peers: &Peers, head: impl FnOnce(&SavedFile) -> Head) {
         let Some(saved_file) = &self.saved_file else { return };
-        if !self.changed || self.not_before.is_some_and(|at| now < at) {
+        if !self.must_write() || self.not_before.is_some_and(|at| now < at) {
             return;
         }
         if self.task.as_ref().is_some_and(|task| !task.is_finished()) {
@@ -312,6 +316,21 @@ mod tests {
         std::fs::write(saved_file.file(), "damaged").unwrap();
         let reason = saved_file.read().unwrap_err().to_string();
         assert!(reason.starts_with("saved peers: ") && reason.ends_with(": it is damaged"), "{reason}");
+    }
+
+    #[tokio::test]
+    async fn a_write_that_failed_is_tried_again_although_nothing_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let not_a_directory = dir.path().join("state");
+        std::fs::write(&not_a_directory, "").unwrap();
+        let saved_file = saved_file(&not_a_directory);
+        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
+        saver.changed();
+        save(&mut saver, now, &peers(3)).await;
+        assert_eq!(saver.next(now), Some(now + EVERY), "the write failed");
+        std::fs::remove_file(&not_a_directory).unwrap();
+        save(&mut saver, now + EVERY, &peers(3)).await;
+        assert_eq!((count(&saved_file), saver.next(now + EVERY)), (Some(3), None));
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, LocalSet};
+use tokio::time::Sleep;
 use weft::agent::{Surroundings, serve_in};
 use weft::observe::health::Readiness;
 use weft::observe::metrics::Metrics;
@@ -18,6 +19,7 @@ use weft::observe::status::Status;
 use weft::options::Options;
 use weft_subnet::source::Source;
 
+use crate::disk;
 use crate::kernel::SimKernel;
 use crate::timeline;
 
@@ -37,6 +39,8 @@ struct OnMachine<F> {
     gate: Rc<Gate>,
     clock: Rc<Cell<i64>>,
     machine: usize,
+    /// The agent waits for a disk.
+    blocked: Option<Pin<Box<Sleep>>>,
 }
 
 impl<F: Future> Future for OnMachine<F> {
@@ -47,8 +51,20 @@ impl<F: Future> Future for OnMachine<F> {
             *self.gate.waker.borrow_mut() = Some(context.waker().clone());
             return Poll::Pending;
         }
+        if let Some(blocked) = &mut self.blocked {
+            std::task::ready!(blocked.as_mut().poll(context));
+            self.blocked = None;
+        }
         let (machine, wrong) = (self.machine, self.clock.get());
-        timeline::on_machine(machine, wrong, || self.inner.as_mut().poll(context))
+        let polled = timeline::on_machine(machine, wrong, || self.inner.as_mut().poll(context));
+        let time = disk::take_blocked(machine);
+        if polled.is_pending() && !time.is_zero() {
+            let mut blocked = Box::pin(tokio::time::sleep(time));
+            if blocked.as_mut().poll(context).is_pending() {
+                self.blocked = Some(blocked);
+            }
+        }
+        polled
     }
 }
 
@@ -90,7 +106,7 @@ impl Agent {
             }
         };
         let (gate, inner) = (Rc::<Gate>::default(), Box::pin(agent));
-        let task = tokio::task::spawn_local(OnMachine { inner, gate: gate.clone(), clock, machine });
+        let task = tokio::task::spawn_local(OnMachine { inner, gate: gate.clone(), clock, machine, blocked: None });
         Agent { task, requests, readiness, stop, gate }
     }
 

@@ -8,6 +8,7 @@ use ipnet::Ipv4Net;
 use weft_subnet::cidr::Subnets;
 
 use crate::cluster::Cluster;
+use crate::machine::Machine;
 use crate::walk::{Fabric, Lost};
 use crate::wire::Disorder;
 
@@ -15,6 +16,8 @@ use crate::wire::Disorder;
 const MOST_SHARED: u64 = 90;
 /// How often subnets are compared, in seconds.
 const COMPARE_EVERY: u64 = 5;
+/// The most devices of one agent (docs/security.md).
+const MOST_DEVICES: usize = 18;
 /// The prefix that contains all subnets, and no address of a LAN.
 const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 10);
 
@@ -71,6 +74,10 @@ impl Watcher {
         wrong.extend(cluster.machines.iter().filter_map(|machine| machine.diverted()));
         let ended = cluster.machines.iter().filter(|machine| machine.has_ended());
         wrong.extend(ended.map(|machine| format!("n{}: the agent ended by itself", machine.number)));
+        wrong.extend(cluster.machines.iter().filter_map(too_many_devices));
+        wrong.extend(
+            cluster.lost_files.iter().map(|file| format!("{file} was written, and is lost after a power loss")),
+        );
         let moment = Moment::of(cluster);
         wrong.extend(self.ended_leases(&moment));
         wrong.extend(self.subnets_given_up(&moment));
@@ -93,6 +100,7 @@ impl Watcher {
         for machine in &cluster.machines {
             let number = machine.number;
             let held = if machine.is_ready() { pods[number] } else { before.get(&number).copied() };
+            let held = held.filter(|_| !cluster.is_claimed(number));
             let named = held.filter(|held| leases.get(&held.to_key()).is_some_and(|lease| machine.is_named_by(lease)));
             self.held.extend(named.map(|held| (number, held)));
         }
@@ -165,13 +173,20 @@ impl Watcher {
 }
 
 /// Returns an address that a pod of these subnets may have.
-fn first_pod(subnets: &Subnets) -> Option<IpAddr> {
+pub fn first_pod(subnets: &Subnets) -> Option<IpAddr> {
     subnets.v4.map(|v4| IpAddr::V4((v4.network().to_bits() + 5).into()))
 }
 
-/// Returns the leases that publish an address which can only be that of a pod or of a tunnel.
+/// Returns what is wrong if a machine has more devices of weft than one agent may make.
+fn too_many_devices(machine: &Machine) -> Option<String> {
+    let count = machine.devices().len();
+    (count > MOST_DEVICES).then(|| format!("n{} has {count} devices of weft", machine.number))
+}
+
+/// Returns the leases of machines that publish an address which can only be that of a pod or of a tunnel. Attackers publish what they like.
 fn published_pod_addresses(moment: &Moment<'_>) -> Vec<String> {
-    let of_pods = moment.leases.iter().filter(|(_, value)| {
+    let keys: BTreeSet<String> = moment.pods.iter().flatten().map(Subnets::to_key).collect();
+    let of_pods = moment.leases.iter().filter(|(key, _)| keys.contains(*key)).filter(|(_, value)| {
         let public = value.split("\"PublicIP\":\"").nth(1).and_then(|rest| rest.split('"').next()?.parse().ok());
         public.is_some_and(|public: Ipv4Addr| PODS.contains(&public))
     });
@@ -202,6 +217,10 @@ pub fn at_rest(cluster: &Cluster) -> Vec<String> {
             }
             Some(_) => {}
         }
+        let (saved, uses) = (machine.saved_subnet(), subnets.v4.map(|v4| v4.to_string()));
+        if saved != uses {
+            wrong.push(format!("n{number} uses {subnets}, and saved {saved:?} for a start without the store"));
+        }
         for (other, theirs) in pods.iter().enumerate().filter(|(other, _)| *other != number) {
             let Some(to) = theirs.as_ref().and_then(first_pod) else { continue };
             match fabric.send(number, to) {
@@ -209,6 +228,45 @@ pub fn at_rest(cluster: &Cluster) -> Vec<String> {
                 Ok(arrived) => wrong.push(format!("a packet from n{number} to {to} of n{other} arrives at n{arrived}")),
                 Err(lost) => wrong.push(format!("a packet from n{number} to {to} of n{other} is lost: {lost}")),
             }
+        }
+    }
+    wrong.extend(net_conf_at_rest(cluster, &leases));
+    wrong
+}
+
+/// Returns which machines do not use the net-conf in the store.
+fn net_conf_at_rest(cluster: &Cluster, leases: &BTreeMap<String, String>) -> Vec<String> {
+    let conf = &cluster.net_conf;
+    let parsed = |text: &String| serde_json::from_str::<serde_json::Value>(text).unwrap_or_default();
+    let follows = |lease: &serde_json::Value| {
+        lease["BackendType"] == conf.backend && (conf.backend != "vxlan" || lease["BackendData"]["VNI"] == conf.vni)
+    };
+    // A lease that its node has left behind keeps the earlier backend in use.
+    let all_follow = leases.values().all(|lease| follows(&parsed(lease)));
+    let devices = match conf.backend.as_str() {
+        "vxlan" => vec![format!("flannel.{}", conf.vni)],
+        "ipip" => vec!["flannel.ipip".to_owned()],
+        _ => Vec::new(),
+    };
+    let mut wrong = Vec::new();
+    for machine in &cluster.machines {
+        let number = machine.number;
+        let Some(env) = machine.subnet_env() else { continue };
+        if env.networks.v4.is_none_or(|network| network.to_string() != conf.network()) {
+            wrong.push(format!(
+                "n{number}: subnet.env has Network {}, and net-conf has {}",
+                env.networks,
+                conf.network()
+            ));
+        }
+        let Some(text) = leases.get(&env.subnets.to_key()) else { continue };
+        let lease = parsed(text);
+        if !follows(&lease) {
+            wrong.push(format!("n{number}: its lease does not follow net-conf, which is {}: {text}", conf.text()));
+        } else if all_follow && !lease["OtherWays"].is_null() {
+            wrong.push(format!("n{number}: its lease names other ways, which no node needs: {text}"));
+        } else if all_follow && machine.devices() != devices {
+            wrong.push(format!("n{number} has the devices {:?}, and needs {devices:?}", machine.devices()));
         }
     }
     wrong

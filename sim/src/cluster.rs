@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The cluster: its machines and its store, what each event does to them, and how they recover from it.
 
+mod claims;
+mod store;
 mod uplink;
 
 use std::collections::BTreeMap;
@@ -13,13 +15,16 @@ use weft::options::OnLostLease;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, ObservedValue};
 
+use crate::disk;
 use crate::event::{Event, Trouble};
 use crate::kernel::{STATIC, everywhere};
 use crate::machine::{Machine, Site, uplink};
+use crate::net_conf::NetConf;
 use crate::scenario::{Scenario, StoreKind};
 use crate::store::{FalseLease, Store};
 use crate::timeline;
 use crate::wire::Disorder;
+use claims::Writer;
 
 /// RTPROT_BOOT, which `ip route add` writes.
 const BOOT: u8 = 3;
@@ -42,6 +47,10 @@ enum Recovery {
     Copy(usize, FalseLease),
     Register(usize),
     Assign(usize),
+    NetConf,
+    NetConfFile(usize),
+    Attack(String),
+    Disk(usize),
 }
 
 /// The machines and the store.
@@ -57,6 +66,13 @@ pub struct Cluster {
     pub interventions: u64,
     /// The machines of which a newer lease has the identity, and the address in that lease.
     pub copied: BTreeMap<usize, Ipv4Addr>,
+    /// What the operator wants net-conf to be, also for a backup.
+    pub net_conf: NetConf,
+    saved_net_conf: Option<NetConf>,
+    /// Who attacks the cluster.
+    writers: Vec<Writer>,
+    /// Files that were written and that a power loss took back.
+    pub lost_files: Vec<String>,
     /// What recovers at which second.
     recoveries: BTreeMap<(u64, u64), Recovery>,
     count: u64,
@@ -78,15 +94,28 @@ impl Cluster {
         let lan: Ipv4Net = if scenario.lan_inside { "10.128.0.0/16" } else { "192.168.0.0/16" }.parse()?;
         let net_conf = scenario.net_conf();
         let store = match scenario.store {
-            StoreKind::Kube => Store::kube(&net_conf)?,
-            StoreKind::Etcd => Store::etcd(net_conf),
+            StoreKind::Kube => Store::kube(&net_conf, scenario.machines)?,
+            StoreKind::Etcd => Store::etcd(&net_conf),
         };
         let lease_ttl = Duration::from_secs(scenario.lease_ttl);
         let site = Site { lan, lease_ttl, on_lost_lease: OnLostLease::Reacquire, by_address: scenario.by_address };
         let machines = (0..scenario.machines).map(|number| Machine::new(number, site));
         let machines = machines.collect::<Result<_, _>>().context("make the directories of the machines")?;
         let (recoveries, copied) = (BTreeMap::new(), BTreeMap::new());
-        let mut cluster = Cluster { machines, store, lan, vip: None, interventions: 0, copied, recoveries, count: 0 };
+        let mut cluster = Cluster {
+            machines,
+            store,
+            lan,
+            vip: None,
+            interventions: 0,
+            copied,
+            net_conf,
+            saved_net_conf: None,
+            writers: Vec::new(),
+            lost_files: Vec::new(),
+            recoveries,
+            count: 0,
+        };
         cluster.register_all(0);
         Ok(cluster)
     }
@@ -143,6 +172,13 @@ impl Cluster {
             }
             Recovery::Register(number) => self.store.register(number),
             Recovery::Assign(number) => self.store.assign(number),
+            Recovery::NetConf => self.correct_net_conf(),
+            Recovery::NetConfFile(number) => self.store.write_net_conf_file(number, &self.net_conf),
+            Recovery::Attack(name) => self.end_attack(&name),
+            Recovery::Disk(number) => {
+                disk::set_slow(number, Duration::ZERO);
+                disk::set_full(number, false);
+            }
             Recovery::Up(number) => {
                 let machine = &mut self.machines[number];
                 machine.kernel.set_up(uplink(), true);
@@ -180,12 +216,48 @@ impl Cluster {
                 self.machines[number].freeze(true);
                 self.later(now + seconds, Recovery::Thaw(number));
             }
-            Event::Reboot(..) | Event::NewDisk(..) | Event::CloneDisk(..) => self.boot_event(now, event)?,
+            Event::SlowDisk(number, ms, seconds) => {
+                disk::set_slow(number, Duration::from_millis(ms));
+                self.later(now + seconds, Recovery::Disk(number));
+            }
+            Event::FullDisk(number, seconds) => {
+                disk::set_full(number, true);
+                self.later(now + seconds, Recovery::Disk(number));
+            }
+            Event::Reboot(..) | Event::PowerLoss(..) | Event::NewDisk(..) | Event::CloneDisk(..) => {
+                self.boot_event(now, event)?
+            }
             Event::Deaf(number, seconds) => {
                 self.machines[number].kernel.lose_notifications(true);
                 self.later(now + seconds, Recovery::Hear(number));
             }
             Event::Clock(number, by) => self.machines[number].clock.set(by),
+            Event::Wire(..) | Event::Outage(..) | Event::Lag(..) | Event::Throttle(..) | Event::CacheLag(..) => {
+                self.wire_event(now, event)
+            }
+            Event::NetConf(_) | Event::BadNetConf(..) => self.conf_event(now, event),
+            Event::Hostile(attack, victim, seconds) => self.attack_event(now, (attack, victim, seconds)),
+            Event::DeleteDevices(number)
+            | Event::FlushRoutes(number)
+            | Event::DeleteEntry(number, _)
+            | Event::Hijack(number, _)
+            | Event::ForeignRoute(number, _)
+            | Event::ForeignDevice(number, _) => self.entry_event(number, event),
+            Event::Renumber(..)
+            | Event::Exchange(..)
+            | Event::AddressAway(..)
+            | Event::Vip(_)
+            | Event::LinkDown(..)
+            | Event::Unplug(..)
+            | Event::NewUplink(..) => self.uplink_event(now, event),
+            _ => self.store_event(now, event),
+        }
+        Ok(())
+    }
+
+    /// Events of the network to the store.
+    fn wire_event(&mut self, now: u64, event: &Event) {
+        match *event {
             Event::Wire(number, trouble, seconds) => {
                 self.machines[number].wire.set(trouble.into());
                 self.later(now + seconds, Recovery::Wire(number));
@@ -208,28 +280,14 @@ impl Cluster {
                 self.store.set_cache_lag(Duration::from_millis(ms));
                 self.later(now + seconds, Recovery::CacheLag);
             }
-            Event::DeleteDevices(number)
-            | Event::FlushRoutes(number)
-            | Event::DeleteEntry(number, _)
-            | Event::Hijack(number, _)
-            | Event::ForeignRoute(number, _)
-            | Event::ForeignDevice(number, _) => self.entry_event(number, event),
-            Event::Renumber(..)
-            | Event::Exchange(..)
-            | Event::AddressAway(..)
-            | Event::Vip(_)
-            | Event::LinkDown(..)
-            | Event::Unplug(..)
-            | Event::NewUplink(..) => self.uplink_event(now, event),
-            _ => self.store_event(now, event),
+            _ => {}
         }
-        Ok(())
     }
 
     /// Events after which a machine boots.
     fn boot_event(&mut self, now: u64, event: &Event) -> anyhow::Result<()> {
         let (number, seconds) = match *event {
-            Event::Reboot(number, seconds) => (number, seconds),
+            Event::Reboot(number, seconds) | Event::PowerLoss(number, seconds) => (number, seconds),
             Event::NewDisk(number) | Event::CloneDisk(number, _) => (number, 5),
             _ => return Ok(()),
         };
@@ -240,6 +298,10 @@ impl Cluster {
             Event::CloneDisk(_, from) => {
                 let (machine, from) = (&self.machines[number], &self.machines[from]);
                 machine.copy_disk_of(from)?;
+            }
+            Event::PowerLoss(..) => {
+                self.machines[number].clear_run_dir()?;
+                self.lost_files.extend(self.machines[number].lose_power()?);
             }
             _ => self.machines[number].clear_run_dir()?,
         }
@@ -288,70 +350,6 @@ impl Cluster {
             _ => {}
         }
         machine.remember_foreign();
-    }
-
-    /// Returns an address of the LAN that no machine has.
-    fn unused_address(&self, number: u32) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.lan.network().to_bits() + 250 + number)
-    }
-
-    fn add_lease(&mut self, until: u64, lease: FalseLease) {
-        self.store.add_lease(&lease);
-        self.later(until, Recovery::FalseLease(lease));
-    }
-
-    /// Events of the store.
-    fn store_event(&mut self, now: u64, event: &Event) {
-        self.interventions += 1;
-        match *event {
-            Event::Wipe(other) => {
-                self.store.wipe(other);
-                self.register_all(now + 3);
-            }
-            Event::Backup => self.store.back_up(),
-            Event::Restore => {
-                self.store.restore();
-                // A Node may be younger than the backup.
-                self.register_all(now + 3);
-            }
-            Event::Compact => self.store.compact(),
-            Event::DeleteLease(number) => self.store.delete_lease(number, self.machines[number].pods().as_ref()),
-            Event::DeleteNode(number, seconds) if self.store.has_nodes() => {
-                self.store.delete_node(number);
-                self.later(now + seconds, Recovery::Register(number));
-                self.later(now + seconds + 2, Recovery::Assign(number));
-            }
-            Event::LanLease(seconds) => {
-                let subnet = Ipv4Net::new_assert(self.lan.network(), 24);
-                let data = r#"{"VNI":1,"VtepMAC":"0e:66:00:00:00:01"}"#.to_owned();
-                self.add_lease(
-                    now + seconds,
-                    FalseLease { name: "lan".to_owned(), subnet, public: self.unused_address(1), data },
-                );
-            }
-            Event::OtherVni(vni, seconds) => {
-                let subnet = Ipv4Net::new_assert(Ipv4Addr::new(10, 62, 254, 0), 24);
-                let data = format!(r#"{{"VNI":{vni},"VtepMAC":"0e:66:00:00:00:02"}}"#);
-                self.add_lease(
-                    now + seconds,
-                    FalseLease { name: "vni".to_owned(), subnet, public: self.unused_address(2), data },
-                );
-            }
-            Event::CopiedIdentity(number, seconds) => {
-                let pods = self.machines[number].pods();
-                let data = pods.and_then(|pods| self.store.backend_data(number, &pods));
-                if let Some(data) = data.filter(|_| !self.copied.contains_key(&number)) {
-                    let third = u8::try_from(number % 100).unwrap_or(0);
-                    let subnet = Ipv4Net::new_assert(Ipv4Addr::new(10, 63, third, 0), 24);
-                    let (name, public) = (format!("copy{number}"), self.unused_address(1));
-                    let lease = FalseLease { name, subnet, public, data };
-                    self.store.add_lease(&lease);
-                    self.copied.insert(number, public);
-                    self.later(now + seconds, Recovery::Copy(number, lease));
-                }
-            }
-            _ => {}
-        }
     }
 
     /// Returns true if the host has its default route, for messages.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The content of a simulated etcd: keys with all their versions, leases, and the history of changes. It was
-//! not compared with a real etcd yet.
+//! The content of a simulated etcd: keys with all their versions, leases, and the history of changes. `tests/etcd.rs`
+//! compares it with a real etcd.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -96,6 +96,16 @@ impl Etcd {
     pub fn write(&mut self, key: &str, value: &str) {
         let request = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
         let _ = self.put(request);
+    }
+
+    /// Puts a key with a value that need not be text.
+    pub fn write_bytes(&mut self, key: &str, value: Vec<u8>) {
+        let _ = self.put(PutRequest { key: key.into(), value, ..PutRequest::default() });
+    }
+
+    /// Deletes a key.
+    pub fn remove(&mut self, key: &str) {
+        self.delete(&DeleteRangeRequest { key: key.into(), range_end: Vec::new() });
     }
 
     /// Deletes all keys with this prefix.

@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::chance::Chance;
+use crate::hostile::Attack;
+use crate::net_conf::{Bad, Edit};
 
 /// What is wrong between a machine and the store, in the list of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +92,63 @@ pub enum Event {
     CopiedIdentity(usize, u64),
     /// For this time the store has a lease with this VNI.
     OtherVni(u32, u64),
+    /// The machine loses power, and what was not synced. It is switched on again after this time.
+    PowerLoss(usize, u64),
+    /// Each write takes so many milliseconds, for so many seconds.
+    SlowDisk(usize, u64, u64),
+    /// There is no room on the disk for this time.
+    FullDisk(usize, u64),
+    /// Somebody changes net-conf.
+    NetConf(Edit),
+    /// For this time net-conf is one that no node may apply.
+    BadNetConf(Bad, u64),
+    /// For this time somebody with the rights of one node attacks this machine through the store.
+    Hostile(Attack, usize, u64),
+}
+
+impl Event {
+    /// Makes the time in which an agent does not follow the others at most so many seconds.
+    pub fn shorten(&mut self, most: u64) {
+        if let Event::Kill(_, seconds)
+        | Event::Terminate(_, seconds)
+        | Event::Freeze(_, seconds)
+        | Event::Wire(_, _, seconds)
+        | Event::Outage(_, seconds)
+        | Event::Throttle(_, seconds) = self
+        {
+            *seconds = most.min(*seconds);
+        }
+    }
+
+    /// Returns true if this event costs no packet between the machines, whatever else happens that costs none. Leases that copy an identity cost
+    /// none where the oldest lease has it.
+    pub fn is_lossless(&self, oldest_wins: bool) -> bool {
+        match self {
+            Event::Kill(..)
+            | Event::Terminate(..)
+            | Event::Freeze(..)
+            | Event::Vip(..)
+            | Event::ForeignRoute(..)
+            | Event::ForeignDevice(..)
+            | Event::Deaf(..)
+            | Event::Clock(..)
+            | Event::Wire(..)
+            | Event::Outage(..)
+            | Event::Throttle(..)
+            | Event::CacheLag(..)
+            | Event::Lag(..)
+            | Event::Compact
+            | Event::LanLease(..)
+            | Event::OtherVni(..)
+            | Event::SlowDisk(..)
+            | Event::FullDisk(..)
+            | Event::NetConf(..)
+            | Event::BadNetConf(..)
+            | Event::Hostile(..) => true,
+            Event::CopiedIdentity(..) => oldest_wins,
+            _ => false,
+        }
+    }
 }
 
 /// Returns a random event.
@@ -137,5 +196,15 @@ pub fn random(chance: &mut Chance, machines: usize, lan_inside: bool) -> Event {
         28 => [Event::Compact, Event::OtherVni(vni, long)][chance.below(2)].clone(),
         29 => [Event::DeleteLease(machine), Event::CopiedIdentity(machine, long)][chance.below(2)].clone(),
         _ => Event::LanLease(long),
+    }
+}
+
+/// Returns a random event of a disk.
+pub fn random_disk(chance: &mut Chance, machines: usize) -> Event {
+    let (machine, long) = (chance.below(machines), chance.between(5, 400));
+    match chance.below(3) {
+        0 => Event::PowerLoss(machine, chance.between(1, 60)),
+        1 => Event::SlowDisk(machine, chance.between(10, 10_000), long),
+        _ => Event::FullDisk(machine, long),
     }
 }

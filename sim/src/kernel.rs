@@ -48,6 +48,8 @@ pub struct SimKernel {
     /// Notifications are lost.
     deaf: Rc<Cell<bool>>,
     writes: Rc<Cell<u64>>,
+    /// Counts all changes.
+    version: Rc<Cell<u64>>,
 }
 
 /// Returns the name of an interface. The names in this program are all valid.
@@ -63,7 +65,7 @@ impl Default for SimKernel {
     fn default() -> SimKernel {
         let fake = FakeKernel::new(Machine::default(), PROTOCOL);
         let host = Rc::new(RefCell::new(Host { next_index: 2, ..Host::default() }));
-        SimKernel { fake, host, deaf: Rc::default(), writes: Rc::default() }
+        SimKernel { fake, host, deaf: Rc::default(), writes: Rc::default(), version: Rc::default() }
     }
 }
 
@@ -82,6 +84,11 @@ impl SimKernel {
     /// Returns how many operations of weft changed an entry.
     pub fn writes(&self) -> u64 {
         self.writes.get()
+    }
+
+    /// Returns a number that differs after each change of the kernel.
+    pub fn version(&self) -> u64 {
+        self.version.get()
     }
 
     /// Loses all notifications from now on, or no more. Then the reader learns that some were lost.
@@ -115,6 +122,7 @@ impl SimKernel {
 
     /// Tells the kernel in memory which links exist, and announces a change of links.
     fn changed(&self) {
+        self.version.set(self.version.get() + 1);
         let host = self.host.borrow();
         let links = host.links.iter().map(|(name, link)| link_info(*name, link, 1500)).collect();
         self.fake.set_links(links);
@@ -124,6 +132,7 @@ impl SimKernel {
 
     /// Writes or deletes an entry as another program does.
     pub fn disturb(&self, key: Key, seen: Option<ObservedValue>) {
+        self.version.set(self.version.get() + 1);
         self.fake.disturb(key, seen.clone(), false);
         match key {
             Key::Link(_) | Key::Addr(..) => self.notify(Notice::Links),
@@ -362,6 +371,7 @@ impl Kernel for SimKernel {
             }
             let outcome = self.fake.apply(std::slice::from_ref(op)).pop().unwrap_or(Outcome::Done);
             self.writes.set(self.writes.get() + 1);
+            self.version.set(self.version.get() + 1);
             // Linux announces to weft what weft itself has written.
             if outcome == Outcome::Done {
                 match op {

@@ -22,6 +22,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
 use crate::agent::Agent;
+use crate::disk;
 use crate::kernel::{DHCP, SimKernel, everywhere, name};
 use crate::store::Store;
 use crate::wire::{Disorder, Wire};
@@ -118,8 +119,25 @@ impl Machine {
 
     /// Returns the subnet that subnet.env gives to pods.
     pub fn pods(&self) -> Option<Subnets> {
-        let text = fs::read_to_string(self.subnet_file()).ok()?;
-        SubnetEnv::parse(&text).map(|env| env.subnets)
+        self.subnet_env().map(|env| env.subnets)
+    }
+
+    /// Returns what subnet.env says.
+    pub fn subnet_env(&self) -> Option<SubnetEnv> {
+        SubnetEnv::parse(&fs::read_to_string(self.subnet_file()).ok()?)
+    }
+
+    /// Returns the names of the devices of weft.
+    pub fn devices(&self) -> Vec<String> {
+        self.kernel.with_entries(|entries| {
+            let ours = entries.iter().filter_map(|(key, seen)| match key {
+                Key::Link(name) if seen.mark => Some(name.to_string()),
+                _ => None,
+            });
+            let mut names: Vec<String> = ours.collect();
+            names.sort_unstable();
+            names
+        })
     }
 
     /// Returns true if this value of a lease names an address that the machine has now.
@@ -316,7 +334,21 @@ impl Machine {
     pub fn clear_disk(&self) -> io::Result<()> {
         fs::remove_dir_all(self.dir())?;
         fs::create_dir_all(self.run_dir())?;
-        fs::create_dir_all(self.state_dir())
+        fs::create_dir_all(self.state_dir())?;
+        disk::sync_all(self.number, &self.state_dir())
+    }
+
+    /// Loses what was not synced. Returns the files of saved peers that had been written.
+    pub fn lose_power(&self) -> io::Result<Vec<String>> {
+        disk::lose_power(self.number, &self.state_dir(), "peers-")
+    }
+
+    /// Returns the subnet that is saved for a start without the store.
+    pub fn saved_subnet(&self) -> Option<String> {
+        let text = fs::read_to_string(weft::saved::file(&self.state_dir(), &self.subnet_file())).ok()?;
+        let (_, values) = text.split_once('\n')?;
+        let head = serde_json::Deserializer::from_str(values).into_iter::<serde_json::Value>().next()?.ok()?;
+        head["own"]["v4"].as_str().map(str::to_owned)
     }
 
     /// Replaces the whole disk by a copy of the disk of another machine.
@@ -330,7 +362,7 @@ impl Machine {
         );
         match fs::copy(theirs, ours) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+            _ => disk::sync_all(self.number, &self.state_dir()),
         }
     }
 }

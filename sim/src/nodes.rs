@@ -140,6 +140,14 @@ impl Nodes {
         }
     }
 
+    /// Replaces the annotations of a Node.
+    pub fn annotate(&mut self, name: &str, annotations: &[(&str, String)]) {
+        if let Some(node) = self.nodes.get(name).cloned() {
+            let annotations = annotations.iter().map(|(end, text)| (format!("{ANNOTATIONS}{end}"), text.clone()));
+            self.write(name, "MODIFIED", Node { annotations: annotations.collect(), ..node });
+        }
+    }
+
     /// Returns an annotation of a Node.
     pub fn annotation(&self, name: &str, end: &str) -> Option<String> {
         self.nodes.get(name)?.annotations.get(&format!("{ANNOTATIONS}{end}")).cloned()
@@ -148,9 +156,14 @@ impl Nodes {
     /// Returns the leases, by subnet as in etcd's keys. Each is described as etcd would have it.
     pub fn leases(&self) -> BTreeMap<String, String> {
         let lease = |node: &Node| {
-            let public = node.annotations.get(&format!("{ANNOTATIONS}public-ip"))?;
+            let annotation = |end: &str| node.annotations.get(&format!("{ANNOTATIONS}{end}"));
+            let json = |end| annotation(end).and_then(|text| serde_json::from_str::<Value>(text).ok());
             let key = node.pod_cidr?.to_string().replace('/', "-");
-            Some((key, format!(r#"{{"PublicIP":"{public}"}}"#)))
+            let mut lease = json!({"PublicIP": annotation("public-ip")?, "BackendType": annotation("backend-type")});
+            for (member, end) in [("BackendData", "backend-data"), ("OtherWays", "other-ways")] {
+                json(end).into_iter().for_each(|value| lease[member] = value);
+            }
+            Some((key, lease.to_string()))
         };
         self.nodes.values().filter_map(lease).collect()
     }

@@ -2,22 +2,25 @@
 //! Runs one simulation. A process runs one and no second one (see `chance.rs`).
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tokio::task::LocalSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::chance::{self, Chance};
 use crate::check::{self, Watcher};
 use crate::cluster::Cluster;
+use crate::lossless::Lossless;
 use crate::scenario::Scenario;
 use crate::timeline;
 
 /// After the last event, everything recovers, and so many seconds pass before the cluster counts as at rest. It is longer than
 /// `--hold-removals`.
 const SETTLE: u64 = 660;
+/// How often packets are followed where none may be lost.
+const LOOK: Duration = Duration::from_millis(50);
 /// For so many seconds a cluster at rest must write nothing.
 const QUIET: u64 = 60;
 
@@ -38,7 +41,7 @@ pub struct Outcome {
 pub fn run(scenario: &Scenario, level: tracing::Level) -> anyhow::Result<Outcome> {
     chance::begin(scenario.seed);
     weft_subnet::old_defects::bring_back(scenario.defect);
-    let began = Instant::now();
+    let began = std::time::Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     let wrong = runtime.block_on(LocalSet::new().run_until(async {
         timeline::begin();
@@ -73,6 +76,7 @@ async fn simulate(scenario: &Scenario) -> anyhow::Result<Vec<String>> {
         sleep(Duration::from_millis(chance.between(0, 2000 / scenario.machines as u64))).await;
     }
     let (mut watcher, mut events) = (Watcher::default(), scenario.events.iter().peekable());
+    let mut lossless = scenario.lossless.then(Lossless::default);
     let last = scenario.seconds.max(scenario.events.last().map_or(0, |timed| timed.at));
     for now in 0..=last {
         let wrong = watcher.step(now, &cluster);
@@ -83,8 +87,12 @@ async fn simulate(scenario: &Scenario) -> anyhow::Result<Vec<String>> {
         while let Some(timed) = events.next_if(|timed| timed.at <= now) {
             cluster.event(now, &timed.event)?;
         }
+        cluster.attack();
         // Not always the same moment between two timers of the agents.
-        sleep(Duration::from_millis(chance.between(900, 1100))).await;
+        let wrong = wait(Duration::from_millis(chance.between(900, 1100)), lossless.as_mut(), &cluster).await;
+        if !wrong.is_empty() {
+            return Ok(noted(wrong));
+        }
     }
     timeline::note("everything recovers");
     cluster.recover_all()?;
@@ -93,7 +101,10 @@ async fn simulate(scenario: &Scenario) -> anyhow::Result<Vec<String>> {
         if !wrong.is_empty() {
             return Ok(noted(wrong));
         }
-        sleep(Duration::from_secs(1)).await;
+        let wrong = wait(Duration::from_secs(1), lossless.as_mut(), &cluster).await;
+        if !wrong.is_empty() {
+            return Ok(noted(wrong));
+        }
     }
     let mut wrong = check::at_rest(&cluster);
     if wrong.is_empty() {
@@ -105,6 +116,23 @@ async fn simulate(scenario: &Scenario) -> anyhow::Result<Vec<String>> {
         }
     }
     Ok(noted(wrong))
+}
+
+/// Lets time pass. Returns which packets were lost meanwhile, where none may be.
+async fn wait(time: Duration, lossless: Option<&mut Lossless>, cluster: &Cluster) -> Vec<String> {
+    let Some(lossless) = lossless else {
+        sleep(time).await;
+        return Vec::new();
+    };
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        sleep(LOOK.min(end - Instant::now())).await;
+        let lost = lossless.look(cluster);
+        if !lost.is_empty() {
+            return lost;
+        }
+    }
+    Vec::new()
 }
 
 /// Returns which machines write to their kernels although nothing happens.

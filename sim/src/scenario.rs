@@ -7,6 +7,12 @@ use weft_subnet::old_defects::Defect;
 
 use crate::chance::Chance;
 use crate::event::{self, Event};
+use crate::hostile;
+use crate::net_conf::{self, NetConf};
+
+/// An agent that knows nothing of the others for longer than this may lose packets while net-conf changes (docs/operations.md). It is shorter than
+/// `--change-grace`.
+const MOST_AWAY: u64 = 50;
 
 /// An event and its time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,6 +35,7 @@ pub enum StoreKind {
 
 /// A whole simulation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::struct_excessive_bools, reason = "each of them is a choice of its own")]
 pub struct Scenario {
     /// The seed of everything that is random and not in this list.
     pub seed: u64,
@@ -51,6 +58,9 @@ pub struct Scenario {
     /// Where the leases are.
     #[serde(default)]
     pub store: StoreKind,
+    /// The events are such that every packet between the machines must arrive at every moment.
+    #[serde(default)]
+    pub lossless: bool,
     /// A defect of the past that is switched on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defect: Option<Defect>,
@@ -80,10 +90,12 @@ impl Scenario {
             tight,
             by_address: Chance::new(seed, 5).percent(30),
             store: if Chance::new(seed, 6).percent(40) { StoreKind::Kube } else { StoreKind::Etcd },
+            lossless: false,
             defect: None,
             events: Vec::new(),
         };
         scenario.add_events(count, &mut chance);
+        scenario.add_claims(&mut Chance::new(seed, 7));
         scenario
     }
 
@@ -100,6 +112,7 @@ impl Scenario {
             tight: false,
             by_address: false,
             store: StoreKind::Etcd,
+            lossless: false,
             defect: None,
             events: Vec::new(),
         };
@@ -116,13 +129,41 @@ impl Scenario {
         self.events.sort_by_key(|timed| timed.at);
     }
 
-    /// Returns net-conf. Subnets are leased from the first half of Network only, so that the simulation has prefixes of its own.
-    pub fn net_conf(&self) -> String {
-        let backend = &self.backend;
+    /// Adds changes of net-conf, attacks and bad disks. One scenario of four has nothing but events that cost no packet.
+    fn add_claims(&mut self, chance: &mut Chance) {
+        self.lossless = chance.percent(25);
+        let more = if self.lossless { 2 } else { 0 };
+        let [edits, mistakes, attacks, disks] = [5, 2, 4, 4].map(|most| chance.below(most + more));
+        let events = (0..edits + mistakes + attacks + disks).map(|number| {
+            let at = chance.between(30, self.seconds);
+            let event = if number < edits {
+                Event::NetConf(net_conf::random_edit(chance))
+            } else if number < edits + mistakes {
+                Event::BadNetConf(net_conf::random_bad(chance), chance.between(5, 200))
+            } else if number < edits + mistakes + disks {
+                event::random_disk(chance, self.machines)
+            } else {
+                Event::Hostile(hostile::random(chance), chance.below(self.machines), chance.between(5, 400))
+            };
+            Timed { at, event }
+        });
+        let events: Vec<Timed> = events.collect();
+        self.events.extend(events);
+        if self.lossless {
+            // No lease may end while its agent is away.
+            (self.lease_ttl, self.tight) = (86_400, false);
+            let oldest_wins = self.store == StoreKind::Kube;
+            self.events.retain(|timed| timed.event.is_lossless(oldest_wins));
+            self.events.iter_mut().for_each(|timed| timed.event.shorten(MOST_AWAY));
+        }
+        self.events.sort_by_key(|timed| timed.at);
+    }
+
+    /// Returns net-conf at the begin.
+    pub fn net_conf(&self) -> NetConf {
         // In a tight network, 10.1.0.0 to 10.1.N.0 for N machines.
-        let last = if self.tight { format!("10.1.{}.0", self.machines.min(250)) } else { "10.63.255.0".to_owned() };
-        format!(
-            r#"{{"Network":"10.0.0.0/8","SubnetLen":24,"SubnetMin":"10.1.0.0","SubnetMax":"{last}","Backend":{{"Type":"{backend}"}}}}"#
-        )
+        let third = u8::try_from(self.machines).unwrap_or(250).min(250);
+        let last = if self.tight { [10, 1, third, 0] } else { [10, 63, 255, 0] };
+        NetConf { backend: self.backend.clone(), vni: 1, wide: false, last: last.into(), bad: None }
     }
 }

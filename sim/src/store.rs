@@ -17,6 +17,8 @@ use weft_subnet::source::Source;
 
 use crate::api::ApiServer;
 use crate::etcd::Etcd;
+use crate::hostile::Lie;
+use crate::net_conf::NetConf;
 use crate::nodes::{ANNOTATIONS, Nodes};
 use crate::server::Server;
 use crate::timeline;
@@ -24,8 +26,6 @@ use crate::wire::Wire;
 
 /// The prefix of weft's keys in etcd.
 const PREFIX: &str = "/coreos.com/network";
-/// The file with net-conf, which every machine of a Kubernetes cluster has.
-const NET_CONF: &str = "net-conf.json";
 
 /// The store, which all machines share.
 #[derive(Debug)]
@@ -68,14 +68,19 @@ fn node_name(number: usize) -> String {
     format!("n{number}")
 }
 
+/// Returns the file with net-conf that a machine of a Kubernetes cluster has. Its kubelet writes it.
+fn net_conf_file(number: usize) -> PathBuf {
+    PathBuf::from(format!("net-conf-{number}.json"))
+}
+
 fn key(subnets: &Subnets) -> String {
     format!("{PREFIX}/subnets/{}", subnets.to_key())
 }
 
 impl Store {
     /// Returns an etcd with this net-conf.
-    pub fn etcd(net_conf: String) -> Store {
-        let cluster = 0x1000;
+    pub fn etcd(net_conf: &NetConf) -> Store {
+        let (cluster, net_conf) = (0x1000, net_conf.text());
         let mut etcd = Etcd::new(cluster);
         etcd.write(&format!("{PREFIX}/config"), &net_conf);
         Store::Etcd { server: Server::start(etcd), backup: None, net_conf, cluster }
@@ -84,9 +89,9 @@ impl Store {
     /// Returns an API server without Nodes.
     ///
     /// # Errors
-    /// The file with net-conf cannot be written.
-    pub fn kube(net_conf: &str) -> std::io::Result<Store> {
-        fs::write(NET_CONF, net_conf)?;
+    /// The files with net-conf cannot be written.
+    pub fn kube(net_conf: &NetConf, machines: usize) -> std::io::Result<Store> {
+        (0..machines).try_for_each(|number| fs::write(net_conf_file(number), net_conf.text()))?;
         Ok(Store::Kube { api: ApiServer::start(), backup: None })
     }
 
@@ -114,7 +119,7 @@ impl Store {
                     access: Access { url: Some("http://api:6443".to_owned()), ..Access::default() },
                     who: Who::Node(node_name(number)),
                     prefix: ANNOTATIONS.to_owned(),
-                    net_config: PathBuf::from(NET_CONF),
+                    net_config: net_conf_file(number),
                     set_condition: true,
                     events_after: None,
                     types: TYPES,
@@ -265,6 +270,48 @@ impl Store {
                 server.change(|etcd| etcd.delete_prefix(&key));
             }
             Store::Kube { api, .. } => api.change(|nodes| nodes.delete(&lease.name)),
+        }
+    }
+
+    /// Writes net-conf. In Kubernetes it comes to each machine as a file, see [`Store::write_net_conf_file`].
+    pub fn write_net_conf(&mut self, wanted: &NetConf) {
+        if let Store::Etcd { server, net_conf, .. } = self {
+            *net_conf = wanted.text();
+            server.change(|etcd| etcd.write(&format!("{PREFIX}/config"), net_conf));
+        }
+    }
+
+    /// Writes the file with net-conf of a machine, as its kubelet does. With an etcd there is no such file.
+    pub fn write_net_conf_file(&self, number: usize, wanted: &NetConf) {
+        if self.has_nodes() {
+            // The directory is in memory.
+            fs::write(net_conf_file(number), wanted.text()).unwrap_or_else(|error| panic!("write net-conf: {error}"));
+        }
+    }
+
+    /// Writes a false lease with the rights of one node. In Kubernetes these are the annotations of its Node, which gets a pod CIDR as any Node.
+    pub fn write_lie(&mut self, name: &str, lie: &Lie) {
+        match self {
+            Store::Etcd { server, .. } => {
+                server.change(|etcd| etcd.write_bytes(&format!("{PREFIX}/subnets/{}", lie.key), lie.value()));
+            }
+            Store::Kube { api, .. } => api.change(|nodes| {
+                nodes.register(name, &timeline::date());
+                nodes.assign(name);
+                nodes.annotate(name, &lie.annotations());
+            }),
+        }
+    }
+
+    /// Removes what [`Store::write_lie`] has written under these keys.
+    pub fn remove_lies(&mut self, name: &str, keys: &[String]) {
+        match self {
+            Store::Etcd { server, .. } => {
+                for key in keys {
+                    server.change(|etcd| etcd.remove(&format!("{PREFIX}/subnets/{key}")));
+                }
+            }
+            Store::Kube { api, .. } => api.change(|nodes| nodes.delete(name)),
         }
     }
 }

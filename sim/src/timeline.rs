@@ -13,6 +13,8 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use weft_subnet::outside::{self, Simulated};
 
+use crate::disk;
+
 /// The wall clock at the begin of each simulation, in seconds since 1970: 2026-01-01.
 const BEGIN: Duration = Duration::from_secs(1_767_225_600);
 /// The last lines that are kept, in bytes.
@@ -28,7 +30,13 @@ thread_local! {
 /// Begins the virtual time. This needs a tokio runtime with a paused clock.
 pub fn begin() {
     START.set(Some(Instant::now()));
-    outside::simulate(Some(Simulated { wall_clock, random: crate::chance::agents }));
+    let (random, file_step, write_time) = (crate::chance::agents, disk::step, disk::write_time);
+    outside::simulate(Some(Simulated { wall_clock, random, file_step, write_time }));
+}
+
+/// Returns the machine whose agent runs now.
+pub fn machine() -> Option<usize> {
+    MACHINE.get().map(|(machine, _)| machine)
 }
 
 /// Returns the virtual time since the begin.

@@ -7,6 +7,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use weft_sim::event::{Event, Trouble};
+use weft_sim::hostile::Attack;
+use weft_sim::net_conf::{Bad, Edit};
 use weft_sim::run::Outcome;
 use weft_sim::scenario::{Scenario, StoreKind, Timed};
 use weft_subnet::old_defects::Defect;
@@ -58,6 +60,76 @@ fn scenario(events: Vec<Event>, change: impl FnOnce(&mut Scenario)) -> Scenario 
     };
     change(&mut scenario);
     scenario
+}
+
+/// net-conf changes while agents are down, frozen, cut off from the store, or wait for their disks, and twice it is one that nobody may apply. No
+/// packet may be lost meanwhile, and at rest all machines follow.
+#[test]
+fn changes_of_net_conf_lose_no_packet() {
+    let to = |backend: &str| Event::NetConf(Edit::Backend(backend.to_owned()));
+    let events = vec![
+        Event::Kill(0, 200),
+        to("host-gw"),
+        Event::Wire(1, Trouble::Silence, 120),
+        Event::NetConf(Edit::Vni(9)),
+        to("vxlan"),
+        Event::Freeze(2, 40),
+        Event::NetConf(Edit::Wide(true)),
+        Event::SlowDisk(0, 5000, 200),
+        to("ipip"),
+        Event::Kill(1, 15),
+        Event::NetConf(Edit::Wide(false)),
+        to("vxlan"),
+        Event::NetConf(Edit::Vni(3)),
+    ];
+    // No agent starts while these are in the store.
+    let mistakes = vec![Event::BadNetConf(Bad::OtherNetwork, 20), Event::BadNetConf(Bad::OtherPort, 20)];
+    for store in [StoreKind::Etcd, StoreKind::Kube] {
+        for events in [&events, &mistakes] {
+            let outcome = play(&scenario(events.clone(), |all| {
+                (all.store, all.lossless, all.lease_ttl) = (store, true, 86_400);
+            }));
+            assert_eq!(outcome.wrong, [""; 0], "{store:?}: {events:?}");
+        }
+    }
+}
+
+#[test]
+fn attackers_with_the_rights_of_one_node_cost_no_packet() {
+    let mut attacks = vec![Attack::Huge, Attack::Flood, Attack::PeerAddress, Attack::PeerRoute, Attack::PeerSubnet];
+    attacks.extend([Attack::ManyVnis, Attack::Keys]);
+    attacks.extend((0..12).flat_map(|number| [Attack::Address(number), Attack::Type(number), Attack::Data(number)]));
+    attacks.extend((0..6).flat_map(|number| [Attack::NotJson(number), Attack::OtherWays(number)]));
+    for store in [StoreKind::Etcd, StoreKind::Kube] {
+        let events = attacks.iter().map(|attack| Event::Hostile(*attack, 1, 25)).collect();
+        let outcome = play(&scenario(events, |all| {
+            (all.store, all.lossless, all.lease_ttl, all.lan_inside) = (store, true, 86_400, true);
+        }));
+        assert_eq!(outcome.wrong, [""; 0], "{store:?}");
+    }
+}
+
+/// What could not be saved is saved when there is room again. In Kubernetes nothing changes meanwhile, not even the end of the lease.
+#[test]
+fn what_a_full_disk_refused_is_written_later() {
+    let events = vec![Event::FullDisk(0, 300), Event::NewDisk(0)];
+    assert_eq!(play(&scenario(events, |all| all.store = StoreKind::Kube)).wrong, [""; 0]);
+}
+
+#[test]
+fn a_power_loss_takes_back_no_file_that_was_written() {
+    let events =
+        vec![Event::DeleteLease(0), Event::SlowDisk(0, 4000, 100), Event::PowerLoss(0, 20), Event::PowerLoss(1, 20)];
+    assert_eq!(play(&scenario(events, |_| {})).wrong, [""; 0]);
+}
+
+/// The next revision after the last one that a node knows deletes its lease, and is compacted before its watch is resumed. Many versions of etcd then
+/// tell nobody of the deletion. The node must find out nevertheless.
+#[test]
+fn a_deletion_that_a_compaction_hides_is_noticed() {
+    let events = vec![Event::Wire(0, Trouble::Refused, 300), Event::Compact];
+    let outcome = play(&scenario(events, |all| all.events[1].at = 200));
+    assert_eq!(outcome.wrong, [""; 0]);
 }
 
 /// Each of these events is one that the generator of scenarios makes, too.

@@ -151,7 +151,10 @@ async fn watch_on(
         }
     }
     let what = format!("watch {}", store.keys.prefix());
-    let mut stream = match open(store, &to, at.revision + 1).await {
+    // A resumed watch begins with the last revision that we know, and not with the next one. If the next one deleted a key and was compacted, etcd
+    // before 3.4.34 and 3.5.16 would begin after it and never tell of the deletion (etcd issue 18089). Now it says that the revision is compacted.
+    let first = at.revision + i64::from(is_just_listed);
+    let mut stream = match open(store, &to, first).await {
         Ok(stream) => stream,
         Err(fault) => return End::Broken { what, fault },
     };
