@@ -108,7 +108,7 @@ impl<K: Kernel> Passer<K> {
                 let needed: HashSet<Key> = ops.iter().map(Op::key).chain(waiting).collect();
                 self.pending.retain(|key| needed.contains(key));
             }
-            self.write_in_stages(ops, plan, &mut report).await;
+            self.write_in_stages(ops, &mut report).await;
             if !again {
                 break;
             }
@@ -272,7 +272,7 @@ impl<K: Kernel> Passer<K> {
 
     /// Writes links and addresses first. If a device could not be made, entries on it are left out, because the retry of the link
     /// brings them. A device that exists and only lacks an attribute carries entries.
-    async fn write_in_stages(&mut self, ops: Vec<Op>, plan: &Plan, report: &mut PassReport) {
+    async fn write_in_stages(&mut self, ops: Vec<Op>, report: &mut PassReport) {
         let is_device_part =
             |op: &Op| matches!(op.key(), Key::Link(_) | Key::Addr(..)) && !matches!(op, Op::Remove(..));
         let (devices, entries) = ops.split_at(ops.partition_point(is_device_part));
@@ -283,7 +283,6 @@ impl<K: Kernel> Passer<K> {
                 Key::Link(name) if self.pending.get(&op.key()).is_some_and(|pending| !pending.stands) => Some(name),
                 _ => None,
             })
-            .filter(|name| plan.desired(&Key::Link(*name)).is_some())
             .collect();
         if missing.is_empty() {
             return self.write(entries, report).await;

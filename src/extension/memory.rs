@@ -89,6 +89,8 @@ mod tests {
         };
         write(&path, &[Arc::new(peer.clone())]).unwrap();
         assert_eq!(read(&path).unwrap(), [peer]);
+        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600, "the data of leases may be a secret of the commands");
         std::fs::write(&path, "[{").unwrap();
         assert!(read(&path).is_err());
     }

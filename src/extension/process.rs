@@ -239,10 +239,17 @@ mod tests {
     #[tokio::test]
     async fn a_program_in_the_background_delays_nothing_and_stays() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("pid");
-        let text = format!("sleep 100 & echo $! > {}; echo done", file.display());
+        let (fifo, file) = (dir.path().join("fifo"), dir.path().join("read"));
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let text = format!("cat {} > {} & echo done", fifo.display(), file.display());
         assert_eq!(run_it(&text, "", LIMIT).await.unwrap(), "done\n");
-        let pid: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
-        nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        // Opened for both, so that this does not wait for a reader that is gone.
+        let mut writer = std::fs::File::options().read(true).write(true).open(&fifo).unwrap();
+        std::io::Write::write_all(&mut writer, b"it lives").unwrap();
+        let began = Instant::now();
+        while std::fs::read(&file).unwrap_or_default() != b"it lives" {
+            assert!(began.elapsed() < LIMIT, "the program in the background was killed");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 }

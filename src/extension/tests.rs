@@ -158,3 +158,37 @@ async fn commands_for_peers_are_repeated_if_net_conf_says_so() {
     let mut runner = Extension::new(None);
     until(&mut runner, &*backend, &[2], |_| lines(&ran).len() >= 3).await;
 }
+
+#[tokio::test]
+async fn while_enough_commands_run_nothing_is_due_and_the_end_does_not_wait_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("peers");
+    let backend = backend(r#","SubnetAddCommand":"sleep 1000""#);
+    let mut runner = Extension::new(Some(file.clone()));
+    let peers: Vec<u8> = (2..32).collect();
+    until(&mut runner, &*backend, &peers, |runner| runner.tasks.len() == MOST_AT_ONCE && runner.save_at.is_some())
+        .await;
+    (runner.next_list, runner.save_at) = (None, Some(Instant::now() + PATIENCE));
+    assert!(runner.next().is_none_or(|at| at > Instant::now()), "the loop of the agent would never rest");
+    if let Some(saving) = runner.saving.take() {
+        saving.await.unwrap();
+    }
+    std::fs::remove_file(&file).unwrap();
+    runner.peers.is_changed = true;
+    tokio::time::timeout(LIMIT / 2, runner.stop()).await.expect("the commands are killed");
+    assert_eq!(
+        memory::read(&file).unwrap().len(),
+        MOST_AT_ONCE,
+        "what was begun is remembered, although no write was due"
+    );
+}
+
+#[tokio::test]
+async fn pods_never_wait_longer_than_half_a_minute_for_the_next_attempt() {
+    let (mut runner, now) = (Extension::new(None), Instant::now());
+    for _ in 0..20 {
+        let error = CommandError::TooSlow { key: "PostStartupCommand", limit: LIMIT, output: String::new() };
+        runner.own_ended(Vec::new(), Err(error), now);
+    }
+    assert_eq!(runner.next(), Some(now + LAST_OWN_PAUSE));
+}

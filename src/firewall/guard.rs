@@ -189,6 +189,14 @@ mod tests {
         assert!(peers.to_string().starts_with("off: 1 of 2 leases"), "{peers}");
         peers.peer(&lease("b", "198.51.100.2", Some("198.51.100.2")));
         assert_eq!(chains(&peers).len(), 1);
+        let v6 = "2001:db8::3".parse().ok();
+        let mut dual = lease("c", "198.51.100.3", Some("198.51.100.3"));
+        dual.attrs.public_ipv6 = v6;
+        peers.peer(&dual);
+        assert_eq!(chains(&peers), State::new(), "it does not say where its packets over IPv6 come from");
+        dual.attrs.tunnel_ipv6 = v6;
+        peers.peer(&dual);
+        assert_eq!(chains(&peers).len(), 1);
         peers.peer(&lease("c", "198.51.100.3", None));
         peers.forget(&"c".into());
         assert_eq!(peers.to_string(), "on: tunnel packets are taken from peers alone (2 of them)");

@@ -14,6 +14,7 @@ use weft_backends::diff::{Op, device};
 use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
+use weft_backends::wireguard::key::DeviceSecrets;
 
 use super::{Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, RouteLookup, Session, errno};
 
@@ -30,6 +31,7 @@ struct Inside {
     observations: usize,
     notices: VecDeque<Notice>,
     sessions: Vec<Session>,
+    secrets: Option<DeviceSecrets>,
 }
 
 /// The kernel, and also its monitor. Clones share one content.
@@ -51,6 +53,11 @@ impl FakeKernel {
     pub fn without_nexthop_objects(self) -> FakeKernel {
         self.inside.borrow_mut().plain_routes = true;
         self
+    }
+
+    /// Returns the secrets of WireGuard devices that were set last.
+    pub fn secrets(&self) -> Option<DeviceSecrets> {
+        self.inside.borrow().secrets.clone()
     }
 
     /// Returns all entries.
@@ -205,6 +212,10 @@ impl Kernel for FakeKernel {
     fn machine(&mut self) -> io::Result<Machine> {
         let inside = self.inside.borrow();
         inside.broken.map_or_else(|| Ok(inside.machine.clone()), |kind| Err(kind.into()))
+    }
+
+    fn set_secrets(&mut self, secrets: Option<DeviceSecrets>) {
+        self.inside.borrow_mut().secrets = secrets;
     }
 
     /// Answers with the route of the longest prefix. This kernel has no policy rules, and only the main table.

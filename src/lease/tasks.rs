@@ -84,7 +84,8 @@ impl LeaseTasks {
             let call = async || {
                 match store.config().await {
                     Ok(text) => drop(answers.send(LeaseAnswer::NetConf(text))),
-                    Err(Error::Missing(_)) => {}
+                    // The watch goes on with the last one, too.
+                    Err(Error::NoNetConf { .. }) => {}
                     Err(error) => return Err(error),
                 }
                 store.acquire(&request).await
@@ -139,5 +140,23 @@ async fn until_answered(answers: &mpsc::UnboundedSender<LeaseAnswer>, call: impl
         }
         tokio::time::sleep(jitter(delay)).await;
         delay = (delay * 2).min(RETRY_DELAY_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_fails_is_asked_more_and_more_rarely() {
+        let ((answers, _received), calls) = (mpsc::unbounded_channel(), Cell::new(0));
+        let call = async || {
+            calls.set(calls.get() + 1);
+            Err(Error::Missing("nothing".into()))
+        };
+        let minute = tokio::time::timeout(Duration::from_secs(60), until_answered(&answers, call)).await;
+        assert!(minute.is_err() && (15..=40).contains(&calls.get()), "{} calls in a minute", calls.get());
     }
 }

@@ -168,7 +168,6 @@ impl<K: Kernel> Node<K> {
         (self.net_conf.text, self.net_conf.not_applied) = (text, None);
         self.change.wanted = None;
         self.change.sends_at = None;
-        self.change.unused_since.clear();
         self.update_own_lease();
         // A restart must find when the change began.
         self.save_now();

@@ -24,18 +24,18 @@ const MAX_NAMED: usize = 3;
 /// The result of a probe.
 #[derive(Debug)]
 pub struct Probed {
-    sent: Outgoing,
-    answer: Result<Answer, EchoError>,
+    pub(super) sent: Outgoing,
+    pub(super) answer: Result<Answer, EchoError>,
 }
 
 /// The probes of a node, and where their results go.
 #[derive(Debug)]
 pub(super) struct Probes {
-    prober: Prober,
+    pub(super) prober: Prober,
     results: mpsc::UnboundedSender<Probed>,
     /// A random number, from which the place is made where the first round begins. It is another one on each node, so that not all nodes
     /// ask the same peer at once.
-    begin: Option<usize>,
+    pub(super) begin: Option<usize>,
     /// The places of the peers that the log called unreachable. Their recovery is logged, too.
     logged: BTreeSet<usize>,
 }
@@ -94,7 +94,8 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    fn next_packet(&mut self, now: Instant) -> Option<Outgoing> {
+    /// Returns the next packet that is due, if there is one.
+    pub(super) fn next_packet(&mut self, now: Instant) -> Option<Outgoing> {
         let (plan, probes) = (&self.plan, self.probes.as_mut()?);
         let prober = &mut probes.prober;
         let current = |place: usize| {

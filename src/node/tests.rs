@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A node with a scripted store and a kernel in memory. The store answers a call only when the test lets it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,11 +42,13 @@ mod claims;
 mod clear_text;
 mod config;
 mod conflist;
+mod extension;
 mod history;
 mod lease;
 mod passes;
 mod peers;
 mod plan;
+mod probes;
 mod rate_limit;
 mod rules;
 mod saved;
@@ -65,6 +67,26 @@ struct ScriptedStore {
     retakes: RefCell<Vec<Attrs>>,
     acquires: RefCell<usize>,
     taken: RefCell<bool>,
+    /// Number of tasks that renew the lease.
+    renewals: Rc<Cell<usize>>,
+    /// Number of reports about the network of this node.
+    reports: Cell<usize>,
+}
+
+/// Counts as one as long as it exists.
+struct Counted(Rc<Cell<usize>>);
+
+impl Counted {
+    fn new(count: &Rc<Cell<usize>>) -> Counted {
+        count.set(count.get() + 1);
+        Counted(count.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl ScriptedStore {
@@ -87,7 +109,7 @@ impl Source for ScriptedStore {
         Capabilities { expires: true, assigned: false }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
-        missing()
+        Box::pin(async { Err(Error::NoNetConf { place: "script".into(), remedy: "write it".into() }) })
     }
     fn own<'a>(&'a self, _: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         missing()
@@ -122,7 +144,14 @@ impl Source for ScriptedStore {
         Box::pin(async move { out.closed().await })
     }
     fn keep<'a>(&'a self, _: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
-        Box::pin(async move { out.closed().await })
+        Box::pin(async move {
+            let _one = Counted::new(&self.renewals);
+            out.closed().await;
+        })
+    }
+    fn health<'a>(&'a self, _fault: Option<&'a str>) -> Local<'a, Result<(), Error>> {
+        self.reports.set(self.reports.get() + 1);
+        Box::pin(async { Ok(()) })
     }
 }
 
@@ -233,6 +262,8 @@ impl TestNode {
             retakes: RefCell::default(),
             acquires: RefCell::default(),
             taken: RefCell::default(),
+            renewals: Rc::default(),
+            reports: Cell::default(),
         });
         let kernel = FakeKernel::new(machine("192.168.0.1"), PROTOCOL);
         let ((network, backend), there) = (acquire::parse(config).unwrap(), machine("192.168.0.1"));
@@ -299,6 +330,10 @@ impl TestNode {
             if self.store.retakes.borrow().len() >= retakes {
                 break;
             }
+            tokio::task::yield_now().await;
+        }
+        // A call too many reaches the store in this time.
+        for _ in 0..10 {
             tokio::task::yield_now().await;
         }
         self.store.retakes.borrow().len() == retakes

@@ -209,6 +209,8 @@ mod tests {
             received.push(String::from_utf8_lossy(&buffer[..n]).trim().to_owned());
         }
         assert_eq!(received, ["READY=1", "STATUS=3 peers"]);
+        notify.status("4 peers");
+        assert!(reader.recv(&mut buffer).is_err() && notify.next().is_some(), "one a second is enough");
     }
 
     #[test]

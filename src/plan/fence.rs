@@ -248,6 +248,9 @@ mod tests {
             state.iter().map(|(_, value)| value.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(text(false, false), [""; 0]);
+        // Each route leads into such a prefix, so the fence would do nothing.
+        let all = Subnets { v4: "0.0.0.0/0".parse().ok(), v6: None };
+        assert_eq!(closed().state(&all, &own), State::new());
         assert_eq!(text(true, false), ["unreachable 10.0.0.0/8", "unreachable fd00::/48"]);
         assert_eq!(text(false, true), ["blackhole 10.1.2.0/24", "blackhole fd00:0:0:1::/64"]);
         assert_eq!(

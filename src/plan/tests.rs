@@ -453,3 +453,106 @@ mod laws {
         }
     }
 }
+
+mod probes {
+    use super::*;
+
+    #[test]
+    fn results_of_a_peer_that_moved_do_not_count_any_more() {
+        let mut plan = plan();
+        plan.put(record(2, 1));
+        let target = |plan: &Plan| plan.probe_target(plan.peers().get(&lease(2, 1).id).unwrap()).unwrap();
+        let before = target(&plan);
+        plan.put(record(3, 1));
+        assert_eq!(target(&plan), before, "another lease changes nothing");
+        let mut moved = lease(2, 1);
+        moved.attrs.public_ip = Some([192, 168, 0, 22].into());
+        plan.put(Record { id: moved.id.clone(), lease: Ok(moved) });
+        let after = target(&plan);
+        assert_eq!((after.place, after.published), (before.place, Some([192, 168, 0, 22].into())));
+        assert_ne!(after.tag, before.tag);
+    }
+
+    #[test]
+    fn the_published_address_is_of_the_family_of_the_tunnel() {
+        let config = r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan"}}"#;
+        let network = Network::parse(config).unwrap();
+        let v6: std::net::Ipv6Addr = "fd00:1::1".parse().unwrap();
+        let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4: None, v6: Some(v6) };
+        let host = Host { uplink, public_v4: None, public_v6: Some(v6), ..plan().host().clone() };
+        let of = |third: u8| {
+            let attrs = Attrs {
+                public_ip: Some([192, 168, 0, third].into()),
+                public_ipv6: format!("fd00:1::{third}").parse().ok(),
+                backend_type: "vxlan".into(),
+                backend_v6_data: Some(format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{third:02x}"}}"#).into()),
+                ..Attrs::default()
+            };
+            let subnets = Subnets { v4: None, v6: format!("fd00:5:0:{third}::/64").parse().ok() };
+            let age = Age { stamp: third.into(), tie: "".into() };
+            Lease { id: subnets.to_key().into(), subnets, attrs, age }
+        };
+        let mut plan = Plan::new(network.clone(), make(&network).unwrap(), host, of(1));
+        plan.put(Record { id: of(2).id, lease: Ok(of(2)) });
+        let target = plan.probe_target(&of(2)).unwrap_or_else(|| panic!("{:?}", plan.skipped(&of(2).id)));
+        assert_eq!(target.published, "fd00:1::2".parse().ok());
+    }
+}
+
+/// Our lease names this backend from now on, and packets go by it.
+fn changes_to(plan: &mut Plan, options: &str, before: &str) {
+    let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan"{options}}}}}"#);
+    let network = Network::parse(&text).unwrap();
+    plan.prepare(Beside::new((text, network.clone()), make(&network).unwrap(), plan.host().clone()));
+    plan.switch_to_next(before.to_owned()).unwrap();
+    plan.send_current();
+}
+
+#[test]
+fn the_latest_of_the_earlier_backends_comes_first_and_one_that_is_back_is_none_of_them() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    let texts = |plan: &Plan| plan.earlier().map(|(_, text)| text.to_owned()).collect::<Vec<_>>();
+    changes_to(&mut plan, r#","VNI":7"#, "VNI 1");
+    changes_to(&mut plan, r#","VNI":9"#, "VNI 7");
+    assert_eq!(texts(&plan), ["VNI 7", "VNI 1"]);
+    changes_to(&mut plan, r#","VNI":7"#, "VNI 9");
+    assert_eq!(texts(&plan), ["VNI 9", "VNI 1"]);
+}
+
+#[test]
+fn a_peer_that_leaves_needs_no_earlier_backend_and_keeps_no_mtu_small() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+    let host = plan.host().clone();
+    plan.prepare(Beside::new((String::new(), network.clone()), make(&network).unwrap(), host));
+    plan.switch_to_next("vxlan".to_owned()).unwrap();
+    plan.send_current();
+    let number = plan.earlier().next().unwrap().0;
+    assert_eq!((plan.is_earlier_used(number), plan.mtu()), (true, 1450));
+    plan.remove(&lease(2, 1).id);
+    assert_eq!((plan.is_earlier_used(number), plan.mtu()), (false, 1500));
+}
+
+#[test]
+fn a_peer_that_leaves_without_a_word_about_its_packets_lets_the_guard_work() {
+    let mut plan = plan().with_tunnel_guard(true);
+    plan.put(record(2, 1));
+    assert!(plan.guard().unwrap().starts_with("off: 1 of 1 leases"), "{:?}", plan.guard());
+    plan.remove(&lease(2, 1).id);
+    assert!(plan.guard().unwrap().starts_with("on: "), "{:?}", plan.guard());
+}
+
+#[test]
+fn a_device_of_another_program_leaves_its_room_to_a_lease_that_waits() {
+    let mut plan = plan();
+    for third in 2..=MOST_DEVICES as u8 {
+        plan.put(record(third, 100 + u32::from(third)));
+    }
+    plan.put(record(200, 77));
+    let waiting = lease(200, 77).id;
+    assert!(plan.skipped(&waiting).is_some_and(|reason| reason.contains("needs a device of its own")));
+    assert!(plan.set_foreign_devices(&[Name::new("flannel.102").unwrap()].into()));
+    assert_eq!(plan.skipped(&waiting), None);
+}

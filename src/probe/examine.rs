@@ -301,4 +301,16 @@ mod tests {
         let broken = Path { tunnel: 0, ..narrow };
         assert_eq!(examine(&mut examination, &broken).0, Some(Cause::Tunnel));
     }
+
+    #[test]
+    fn a_request_of_the_peer_shows_for_a_few_packets_that_its_packets_arrive() {
+        let mut examination = Examination::new(1450, true);
+        let heard = Path { tunnel: 0, published: true, heard: true };
+        assert_eq!(examine(&mut examination, &heard).0, Some(Cause::OneDirection));
+        let silent = Path { heard: false, ..heard };
+        for _ in 1..HEARD {
+            assert_eq!(examine(&mut examination, &silent).0, Some(Cause::OneDirection));
+        }
+        assert_eq!(examine(&mut examination, &silent).0, Some(Cause::Tunnel), "it has been silent for some time");
+    }
 }

@@ -140,3 +140,119 @@ fn a_peer_whose_lease_changed_is_asked_soon_and_few_wait_for_that() {
     let asked = cluster.sent.iter().filter(|(_, place)| *place >= 2000).count();
     assert_eq!(asked, MAX_CHANGED);
 }
+
+#[test]
+fn a_lease_that_changes_all_the_time_is_asked_once_after_a_pause_and_delays_no_other() {
+    let mut cluster = Cluster::new(3000, &|_| ANSWERED);
+    let begin = cluster.now;
+    for _ in 0..2 * MAX_CHANGED {
+        cluster.prober.lease_changed(&"2500".into(), begin);
+    }
+    cluster.prober.lease_changed(&"2600".into(), begin);
+    cluster.run(Duration::from_secs(20));
+    for place in [2500, 2600] {
+        let times: Vec<Duration> =
+            cluster.sent.iter().filter(|(_, to)| *to == place).map(|(at, _)| *at - begin).collect();
+        assert!(times.len() == 1 && times[0] >= AFTER_CHANGE, "{place}: {times:?}");
+    }
+}
+
+/// Returns the next packet for a peer that is examined. Before that, another peer has its turn.
+fn next_examined(prober: &mut Prober, peer: Target, now: &mut Instant) -> Outgoing {
+    *now += BURST_PAUSE;
+    prober.turn(1, *now);
+    prober.examine(*now, |_| Some(peer)).unwrap()
+}
+
+/// Lets this peer give one answer after the other until its cause is known. Returns the last packet.
+fn examined_until_known(prober: &mut Prober, peer: Target, answer: Answer, now: &mut Instant) -> Outgoing {
+    let mut sent = prober.ask(peer, *now).unwrap();
+    for _ in 0..10 {
+        prober.ended(&sent, answer, *now);
+        if prober.examined[&peer.place].examination.is_over() {
+            return sent;
+        }
+        sent = next_examined(prober, peer, now);
+    }
+    panic!("no cause is found: {prober:?}");
+}
+
+/// A prober to which another peer has answered, so that it blames those that do not.
+fn with_an_answer(now: &mut Instant) -> Prober {
+    let mut prober = Prober::new(*now);
+    let other = prober.ask(target(9), *now).unwrap();
+    prober.ended(&other, ANSWERED, *now);
+    *now += BURST_PAUSE;
+    prober
+}
+
+#[test]
+fn a_peer_whose_lease_is_gone_is_examined_no_more_and_its_late_answer_is_not_that_of_the_next_one() {
+    let now = Instant::now();
+    let (old, mut prober) = (target(1), Prober::new(now));
+    let next = Target { tag: 77, address: [10, 9, 9, 0].into(), ..old };
+    let of_old = prober.ask(old, now).unwrap();
+    prober.ended(&of_old, LOST, now);
+    assert_eq!(prober.examine(now, |_| Some(next)), None, "the lease that had the place is gone");
+    let of_next = prober.ask(next, now).unwrap();
+    prober.ended(&of_next, LOST, now);
+    prober.ended(&of_old, ANSWERED, now);
+    let examined = prober.examine(now, |_| Some(next)).map(|sent| (sent.target, sent.packet));
+    let first = Examination::new(next.mtu, true).packet();
+    assert_eq!(examined, Some((next, first)), "the answer of another lease changes nothing");
+}
+
+#[test]
+fn a_peer_whose_cause_is_known_is_asked_seldom_and_waited_for_long_enough_to_hear_it() {
+    let mut now = Instant::now();
+    let (peer, mut prober) = (target(1), with_an_answer(&mut now));
+    let last = examined_until_known(&mut prober, peer, LOST, &mut now);
+    assert_eq!(prober.unreachable().map(|(_, cause)| cause).collect::<Vec<_>>(), [Cause::Underlay]);
+    // Its published address was asked, while requests from its tunnel address were noticed.
+    assert_eq!((Some(last.echo.to), last.echo.listen), (peer.published, Some(peer.address)));
+    assert_eq!(prober.ask(peer, now), None, "it is asked by its examination alone");
+    let sent = next_examined(&mut prober, peer, &mut now);
+    assert!(sent.echo.wait >= LONG_WAIT, "{sent:?}");
+    prober.turn(1, now + BURST_PAUSE);
+    now += BURST_PAUSE;
+    assert_eq!(prober.examine(now, |_| Some(peer)), None, "one packet at a time");
+}
+
+#[test]
+fn an_answer_outside_of_the_tunnel_is_not_shown_as_its_round_trip() {
+    let mut now = Instant::now();
+    let (peer, mut prober) = (target(1), with_an_answer(&mut now));
+    let mut sent = prober.ask(peer, now).unwrap();
+    while sent.packet != Packet::Published {
+        prober.ended(&sent, LOST, now);
+        sent = next_examined(&mut prober, peer, &mut now);
+    }
+    prober.ended(&sent, ANSWERED, now);
+    assert_eq!(prober.cause(&peer), Some(Cause::Tunnel));
+    let sample = prober.sample(&peer).unwrap();
+    assert_eq!((sample.round_trip(), sample.loss().0), (None, sample.loss().1), "every packet of the tunnel was lost");
+}
+
+#[test]
+fn a_peer_is_blamed_only_when_something_was_heard_of_any_peer() {
+    for (answer, is_blamed) in [(LOST, false), (Answer { heard: true, ..LOST }, true)] {
+        let mut now = Instant::now();
+        let (peer, mut prober) = (target(1), Prober::new(now));
+        examined_until_known(&mut prober, peer, answer, &mut now);
+        assert_eq!((prober.cause(&peer).is_some(), prober.silence().is_none()), (is_blamed, is_blamed), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_packet_that_could_not_be_sent_is_tried_again_later() {
+    let now = Instant::now();
+    let (peer, mut prober) = (target(1), Prober::new(now));
+    let lost = prober.ask(peer, now).unwrap();
+    prober.ended(&lost, LOST, now);
+    let small = prober.examine(now, |_| Some(peer)).unwrap();
+    prober.not_sent(&small, "no socket".to_owned(), now);
+    // Others have their turn meanwhile.
+    assert_eq!(prober.turn(1, now + AFTER_CHANGE), Some(Turn::Next));
+    assert_eq!(prober.examine(now + LONG_WAIT - PAUSE, |_| Some(peer)), None);
+    assert_eq!(prober.examine(now + LONG_WAIT, |_| Some(peer)), Some(small), "nothing is known of it yet");
+}

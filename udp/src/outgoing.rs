@@ -241,3 +241,33 @@ fn split(packet: &mut [u8], mut virtio: VirtioNetHdr, segments: &mut Vec<u8>) ->
     segments.truncate(sizes.get(..made)?.iter().sum());
     (made > 0).then_some(length)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel cuts what one call sends into packets of equal length. Only the last one may be shorter.
+    #[test]
+    fn packets_are_sent_together_only_where_the_kernel_cuts_them_apart_again() {
+        let (peer, other) = (Ipv4Addr::new(192, 168, 0, 2), Ipv4Addr::new(192, 168, 0, 3));
+        let batch = |bytes: usize| Batch { peer: Some(peer), segment: 100, bytes: vec![0; bytes] };
+        assert!(batch(100).takes(peer, 100) && batch(300).takes(peer, 40));
+        assert!(!batch(100).takes(peer, 101), "a longer one would be cut");
+        assert!(!batch(140).takes(peer, 100), "after a shorter one the cuts would be wrong");
+        assert!(!batch(100).takes(other, 100) && !Batch::default().takes(peer, 100));
+        let full = MAX_PAYLOAD / 100 * 100;
+        assert!(batch(full - 100).takes(peer, 100) && !batch(full).takes(peer, 100));
+    }
+
+    #[test]
+    fn a_checksum_of_zero_is_written_as_ones() {
+        let virtio = VirtioNetHdr { flags: NEEDS_CHECKSUM, csum_start: 20, csum_offset: 6, ..VirtioNetHdr::default() };
+        // The words of the payload and the pseudo header sum up to 0xffff, whose complement is zero.
+        let mut packet = vec![0; 28];
+        packet[20..22].copy_from_slice(&[0xff, 0xff]);
+        assert!(complete_checksum(&virtio, &mut packet));
+        assert_eq!(packet[26..28], [0xff, 0xff], "zero would mean that there is no checksum");
+        let outside = VirtioNetHdr { csum_offset: 7, ..virtio };
+        assert!(!complete_checksum(&outside, &mut packet));
+    }
+}

@@ -140,6 +140,8 @@ struct Case {
     published: &'static str,
     /// The other ways to reach this node that our lease in the store names.
     others: Vec<Attrs>,
+    /// `--guard-tunnel`.
+    guard: bool,
 }
 
 /// What subnet.env says after an earlier run.
@@ -148,7 +150,7 @@ const ENV: Option<[&str; 2]> = Some(["10.5.0.0/16", "10.5.7.1/24"]);
 impl Default for Case {
     fn default() -> Case {
         let (choice, saved) = (UplinkChoice::default(), Some(used("")));
-        Case { choice, saved, store: true, env: None, published: "192.168.0.1", others: Vec::new() }
+        Case { choice, saved, store: true, env: None, published: "192.168.0.1", others: Vec::new(), guard: false }
     }
 }
 
@@ -184,7 +186,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         kernel: &mut kernel,
         choice: &case.choice,
         subnet_file: &subnet_file,
-        guard: false,
+        guard: case.guard,
         memory: EarlierRun::new(Some(saved_file)),
         secrets: SecretFiles::default(),
         first_command: FirstCommand::default(),
@@ -203,7 +205,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         started = start => {
             let (host, own) = (started.host, started.own);
             let others = own.attrs.other_ways().into_iter().map(|way| format!(", also by {}", way.backend_type));
-            let others: String = others.collect();
+            let others: String = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}"))).collect();
             Some(format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
         }
         () = waits => None,
@@ -317,6 +319,15 @@ async fn the_other_ways_to_reach_this_node_stay_in_its_lease() {
         let others = vec![Attrs { backend_type: "host-gw".into(), ..lease(own(), "192.168.0.1").attrs }];
         let got = starts(Case { others, ..Case::default() }, machine()).await;
         assert_eq!(got, Some(format!("{KEPT}, also by host-gw")));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn with_the_tunnel_guard_the_first_lease_says_where_packets_come_from() {
+    local(async {
+        let got = starts(Case { guard: true, ..Case::default() }, machine()).await;
+        assert_eq!(got, Some(format!("{KEPT}, sends from 192.168.0.1")));
     })
     .await;
 }

@@ -325,3 +325,60 @@ async fn with_the_default_grace_time_wireguard_can_repeat_a_handshake_before_pac
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_postponed_net_conf_that_was_taken_back_is_not_applied() {
+    local(async {
+        let mut test = of_vni_1().await;
+        test.node.start(peer_of_vni_1()).await;
+        test.answer().await;
+        let before = test.writes();
+        test.net_conf(VNI_7).await;
+        assert!(test.asked(before + 1).await);
+        test.accepted().await;
+        test.net_conf(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":1,"Port":4789}}"#).await;
+        test.net_conf(VNI_7).await;
+        // The device that prevented it goes.
+        test.peer_says(vxlan(7).with_other_ways(&[vxlan(1)])).await;
+        test.accepted().await;
+        assert!(!test.has("flannel.1"));
+        assert_eq!((test.node.net_conf.text.as_str(), test.node.plan.is_changing()), (VNI_7, false));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn peers_get_their_time_anew_when_our_lease_has_to_be_written_again() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.context.options.change_grace = Duration::from_secs(60);
+        test.net_conf(VXLAN).await;
+        test.accepted().await;
+        let first = test.node.next_step_of_change().expect("packets will go the new way");
+        // Somebody writes our lease as it was. Peers cannot know yet that the new way works.
+        let own = test.node.plan.own().clone();
+        let theirs = Lease { attrs: lease(&own.id, "192.168.0.1").attrs, ..own };
+        let record = Record { id: theirs.id.clone(), lease: Ok(theirs) };
+        test.node.store_changed(vec![Event::Changes(vec![Ok(record)])]).await;
+        assert_eq!(test.node.next_step_of_change(), None);
+        test.accepted().await;
+        assert!(test.node.next_step_of_change().is_some_and(|step| step > first));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_grace_time_of_an_earlier_backend_begins_with_the_lease_of_its_last_user() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        test.accepted().await;
+        test.node.context.options.change_grace = Duration::from_secs(60);
+        assert_eq!(test.node.next_step_of_change(), None, "the peer needs host-gw");
+        let lease = Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") };
+        let record = Record { id: Id::from(PEER), lease: Ok(lease) };
+        test.node.store_changed(vec![Event::Changes(vec![Ok(record)])]).await;
+        assert!(test.node.next_step_of_change().is_some(), "the node wakes up at its end");
+    })
+    .await;
+}

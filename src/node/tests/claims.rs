@@ -231,3 +231,24 @@ async fn a_device_of_flannel_is_removed_only_if_it_has_the_address_of_this_node(
     })
     .await;
 }
+
+/// Beside a backend that makes no routes, the routes of an administrator look like those that flannel left.
+#[tokio::test]
+async fn routes_of_flannels_form_are_removed_only_where_this_node_makes_routes_itself() {
+    local(async {
+        for (kind, stays) in [("host-gw", false), ("alloc", true)] {
+            let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{kind}"}}}}"#);
+            let own = super::lease("10.5.1.0-24", "192.168.0.1");
+            let mut test = TestNode::of((&conf, own.clone()), OnLostLease::Hold, super::RuleOptions::default());
+            test.node.passer.takeover = Takeover::new(Author::Another);
+            let via = Route::Unicast { via: [192, 168, 0, 9].into(), dev: eth0(), onlink: false };
+            let (key, seen) = route("10.5.9.0/24", via, 3);
+            test.kernel.disturb(key, Some(seen), false);
+            let records =
+                vec![super::Record { id: own.id.clone(), lease: Ok(own) }, put("10.5.2.0-24", "192.168.0.2").unwrap()];
+            test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+            assert_eq!(test.kernel.entries().contains_key(&key), stays, "{kind}");
+        }
+    })
+    .await;
+}

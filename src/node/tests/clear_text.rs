@@ -99,8 +99,11 @@ async fn a_node_of_flannel_is_reached_in_clear_text_for_ten_grace_times_and_name
         test.node.continue_change(end - Duration::from_secs(1));
         test.node.tick().await;
         assert!(test.goes_in_clear_text(2));
+        let asked = test.store.retakes.borrow().len();
         test.node.continue_change(end);
         assert_eq!(test.node.schedule.next_audit, end, "a full pass follows at once");
+        assert!(test.asked(asked + 1).await, "our lease names the earlier way no more");
+        assert!(test.store.retakes.borrow()[asked].other_ways().is_empty());
         test.node.full_pass(crate::pass::Cause::Audit).await;
         let link = Key::Link(Name::new("flannel.1").unwrap());
         assert!(!test.goes_in_clear_text(2) && !test.kernel.entries().contains_key(&link));
@@ -215,4 +218,19 @@ impl TestNode {
         test.node.context.options.change_grace = grace;
         test
     }
+}
+
+#[tokio::test]
+async fn another_option_of_the_backend_that_encrypts_does_not_begin_the_time_anew() {
+    local(async {
+        let mut test = with_flannel().await;
+        test.changes_to(WIREGUARD).await;
+        let now = Instant::now();
+        let since = wall_clock().as_secs() - 400;
+        test.node.change.clear_text = Some(ClearTextTime::resume(&ClearText { since, leases: Vec::new() }, now));
+        let end = test.node.clear_text_end(now).unwrap();
+        test.changes_to(&WIREGUARD.replace(r#""wireguard""#, r#""wireguard","ListenPort":51999"#)).await;
+        assert_eq!(test.node.clear_text_end(now), Some(end));
+    })
+    .await;
 }

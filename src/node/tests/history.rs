@@ -187,3 +187,24 @@ async fn a_pass_with_many_changes_is_one_record_with_numbers() {
     })
     .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_recorded_is_written_a_moment_later_and_at_the_end() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let file = test.file.with_file_name("history");
+        test.node.context.recorder = Recorder::open(Some(file.clone())).await;
+        let changes = |ip: &str| vec![Event::Changes(vec![put("10.5.2.0-24", ip)])];
+        test.node.store_changed(changes("192.168.0.3")).await;
+        let due = test.node.context.recorder.next().expect("a write is due");
+        assert_eq!(test.node.next_wake(), Some(due), "the node wakes up for it");
+        tokio::time::sleep_until(due).await;
+        test.node.tick().await;
+        assert_eq!(test.node.context.recorder.next(), None, "the write has begun");
+        test.node.store_changed(changes("192.168.0.4")).await;
+        test.node.stopping().await;
+        let text = std::fs::read_to_string(file).unwrap();
+        assert!(text.contains("via 192.168.0.3") && text.contains("via 192.168.0.4"), "{text}");
+    })
+    .await;
+}

@@ -8,6 +8,7 @@ use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::Event;
 
 use super::{TestNode, lease, local, machine, put};
+use crate::lease::tasks::LeaseAnswer;
 use crate::node::NextStep;
 use crate::node::own_lease::SavedEnd;
 use crate::options::OnLostLease;
@@ -292,6 +293,53 @@ async fn a_subnet_that_is_given_back_during_the_call_is_not_lost() {
         *test.store.taken.borrow_mut() = false;
         assert_eq!(test.answer().await, NextStep::Continue);
         assert!(test.node.own_lease.lost.is_none() && test.asked(2).await);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn whoever_removed_our_lease_may_have_removed_those_of_the_peers_too() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let gone = ["10.5.1.0-24", "10.5.2.0-24"].map(|id| Err(id.into())).to_vec();
+        test.node.store_changed(vec![Event::Changes(gone)]).await;
+        assert_eq!(test.node.peers.hold.len(), 1, "one removal alone would be carried out");
+        assert!(test.via("10.5.2.0/24").is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_that_is_held_again_is_renewed_by_one_task_and_its_node_is_reported_again() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.report();
+        while test.store.reports.get() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(test.store.renewals.get(), 1);
+        let own = test.node.plan.own().clone();
+        test.node.lease_answered(LeaseAnswer::Held(own)).await;
+        let again = async {
+            while test.store.reports.get() == 1 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), again).await.expect("a second report");
+        assert_eq!(test.store.renewals.get(), 1);
+    })
+    .await;
+}
+
+/// The node started from saved peers while the store was away. When the store answers, net-conf is missing.
+#[tokio::test]
+async fn without_net_conf_a_node_that_started_without_the_store_takes_its_lease_all_the_same() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let request = test.node.request(None);
+        test.node.own_lease.tasks.acquire_after_resume(request);
+        test.answer().await;
+        assert_eq!((*test.store.acquires.borrow(), test.node.own_lease.error.clone()), (1, None));
     })
     .await;
 }

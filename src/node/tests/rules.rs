@@ -86,6 +86,9 @@ async fn subnet_env_waits_for_the_rules() {
         rules_changed(&mut test).await;
         assert!(env(&test).unwrap().contains("FLANNEL_IPMASQ=true"));
         assert!(!test.node.status().ready);
+        std::fs::remove_file(&test.file).unwrap();
+        test.node.write_subnet_file();
+        assert!(env(&test).unwrap().contains("FLANNEL_IPMASQ=true"), "pods that start now get what others have");
     })
     .await;
 }

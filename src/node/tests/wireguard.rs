@@ -7,7 +7,7 @@ use weft_backends::wireguard::key::PublicKey;
 use weft_backends::wireguard::peer::WgPeer;
 
 use super::*;
-use crate::kernel::{Kernel, Session};
+use crate::kernel::{Kernel, Outcome, Session};
 
 const WIREGUARD: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#;
 
@@ -108,7 +108,9 @@ async fn the_traffic_with_a_peer_is_shown_beside_it() {
 async fn entries_and_status_contain_no_secret() {
     local(async {
         let mut test = ready().await;
-        let secrets = test.node.plan.secrets().expect("the kernel side gets them");
+        let secrets = test.node.plan.secrets().expect("there are some");
+        let given = test.kernel.secrets().expect("the kernel side gets them");
+        assert_eq!(given.private.to_base64(), secrets.private.to_base64());
         let (hex, base64) = (format!("{:?}", secrets.private.expose()), secrets.private.to_base64());
         let status = format!("{:?}", test.node.status());
         let entries = format!("{:?} {:?}", test.kernel.entries(), test.node.plan.host());
@@ -199,7 +201,8 @@ async fn the_key_stays_if_the_store_does_not_answer() {
         let (before, files) = (device_key(&test), key_files(&test));
         let answer = rotate(&mut test);
         let due = test.node.key_change.as_ref().and_then(crate::node::key_change::KeyChange::next).unwrap();
-        assert!(test.node.next_wake().is_some_and(|wake| wake <= due));
+        test.node.sysctls.next_check = due + Duration::from_secs(3600);
+        assert_eq!(test.node.next_wake(), Some(due), "the node wakes up for it");
         test.node.key_change_due(due);
         assert!(answer.await.unwrap().unwrap_err().contains("The key stays as it is"));
         test.answer().await;
@@ -225,6 +228,46 @@ async fn only_wireguard_has_a_key_that_can_be_changed() {
         assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("only wireguard has one"));
         test.node.store.error = Some("etcd is away".into());
         assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("etcd is away"));
+        test.node.store.error = None;
+        test.node.own_lease.error = Some("permission denied".into());
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the own lease is being written"));
+        test.node.own_lease.error = None;
+        test.node.change.wanted = Some(WIREGUARD.into());
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the backend changes"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_key_stays_if_the_kernel_refuses_the_new_one() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, files) = (device_key(&test), key_files(&test));
+        let answer = rotate(&mut test);
+        assert!(test.asked(1).await);
+        let device = Key::Link(Name::new("flannel-wg").unwrap());
+        test.kernel.fail(device, Some(Outcome::Retry("device or resource busy".into())));
+        test.answer().await;
+        let said = answer.await.unwrap().unwrap_err();
+        assert!(said.contains("the kernel has not accepted the new key: device or resource busy"), "{said}");
+        test.kernel.fail(device, None);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!((device_key(&test), key_files(&test)), (before, files), "the key that our lease names");
+        assert!(test.asked(1).await, "nobody is told of another key");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_late_answer_with_the_old_key_does_not_end_the_change() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (old, files) = (test.node.plan.own().clone(), key_files(&test));
+        let mut answer = rotate(&mut test);
+        test.answer().await;
+        test.node.lease_answered(LeaseAnswer::Held(old)).await;
+        assert!(answer.try_recv().is_err(), "the store does not hold the new key yet");
+        assert!(key_files(&test).iter().any(|file| files.contains(file)), "the old key is kept until then");
     })
     .await;
 }

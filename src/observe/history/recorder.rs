@@ -218,7 +218,10 @@ mod tests {
         let mut first = reopened(&path).await;
         assert_eq!(first.next(), None, "without a change nothing is written");
         first.add(record("a"));
-        assert!(first.next().unwrap() > Instant::now(), "changes that follow each other are written together");
+        let due = first.next().unwrap();
+        assert!(due > Instant::now(), "changes that follow each other are written together");
+        first.add(record("a2"));
+        assert_eq!(first.next(), Some(due), "a change that follows does not make the write later");
         first.close().await;
         let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
         let before = inode(&path);
@@ -226,10 +229,10 @@ mod tests {
         first.close().await;
         assert_eq!(inode(&path), before, "the second write appends");
         let mut second = reopened(&path).await;
-        assert_eq!(events(&second), ["a", "b"]);
+        assert_eq!(events(&second), ["a", "a2", "b"]);
         second.add(record("c"));
         second.close().await;
-        assert_eq!(events(&reopened(&path).await), ["a", "b", "c"]);
+        assert_eq!(events(&reopened(&path).await), ["a", "a2", "b", "c"]);
         assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap()) & 0o777, 0o600);
     }
 
@@ -288,5 +291,23 @@ mod tests {
         recorder.add(record("c"));
         recorder.close().await;
         assert_eq!(events(&reopened(&path).await), ["a", "b", "c"], "the next write makes up for the one that failed");
+    }
+
+    #[tokio::test]
+    async fn the_last_write_waits_for_the_one_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history");
+        let mut recorder = reopened(&path).await;
+        let (end, hangs) = std::sync::mpsc::channel::<()>();
+        recorder.task = Some(tokio::task::spawn_blocking(move || hangs.recv().unwrap_or_default()));
+        recorder.add(record("a"));
+        {
+            let mut closing = std::pin::pin!(recorder.close());
+            let early = tokio::time::timeout(Duration::from_millis(100), &mut closing).await;
+            assert!(early.is_err() && !path.exists(), "two threads must not write one file");
+            drop(end);
+            closing.await;
+        }
+        assert_eq!(events(&reopened(&path).await), ["a"]);
     }
 }

@@ -173,3 +173,50 @@ async fn a_dropped_reporter_reports_nothing() {
     })
     .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_recovery_is_reported_after_a_report_of_a_fault_that_may_have_arrived() {
+    local(async {
+        let (log, began) = (Received::default(), Instant::now());
+        let copy = log.clone();
+        // The store writes the fault, and its answer is lost.
+        let send = async move |fault: Option<String>| {
+            let is_lost = fault.is_some();
+            copy.borrow_mut().push((began.elapsed().as_secs(), fault));
+            if is_lost { Err(Error::Unavailable { what: "patch node n1".into(), source: None }) } else { Ok(()) }
+        };
+        let condition = ConditionReporter::with(send, PATIENCE);
+        condition.set(Health::Well);
+        seconds(1).await;
+        condition.set(unwell("device"));
+        seconds(31).await;
+        assert_eq!(log.borrow().last(), Some(&down(31, "device")));
+        condition.set(Health::Well);
+        seconds(61).await;
+        assert_eq!(log.borrow().last().map(|(_, fault)| fault.clone()), Some(None), "{:?}", log.borrow());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeated_report_is_not_tried_again_at_once_while_the_store_is_away() {
+    local(async {
+        let (tries, copy) = (Rc::new(RefCell::new(0)), Rc::new(RefCell::new(0)));
+        let counted = tries.clone();
+        let away = copy.clone();
+        let send = async move |_: Option<String>| {
+            *counted.borrow_mut() += 1;
+            if *away.borrow() == 0 {
+                return Ok(());
+            }
+            Err(Error::Unavailable { what: "patch node n1".into(), source: None })
+        };
+        let condition = ConditionReporter::with(send, PATIENCE);
+        condition.set(Health::Well);
+        seconds(1).await;
+        *copy.borrow_mut() = 1;
+        seconds(3600).await;
+        assert!((7..=13).contains(&*tries.borrow()), "{} tries in an hour", tries.borrow());
+    })
+    .await;
+}

@@ -173,3 +173,16 @@ fn the_tunnel_of_an_earlier_backend_has_no_peer_that_joined_after_the_change() {
     plan.end_clear_text();
     assert_eq!((plan.tunnel(), refused(&plan, 2)), (None, true));
 }
+
+#[test]
+fn a_peer_that_has_followed_and_cannot_be_reached_so_is_not_reached_in_clear_text() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    change_to_wireguard(&mut plan, "");
+    plan.put(followed(2));
+    plan.send_current();
+    let mut broken = followed(2);
+    broken.lease.as_mut().unwrap().attrs.backend_data = Some("{}".into());
+    plan.put(broken);
+    assert!(in_clear_text(&plan).is_empty() && plan.skipped(&id(2)).is_some(), "{:?}", plan.skipped(&id(2)));
+}

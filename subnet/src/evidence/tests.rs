@@ -202,3 +202,21 @@ fn our_lease_with_the_identity_that_we_are_about_to_publish_is_ours() {
     other.attrs.backend_data = Some(r#"{"VtepMAC":"02:00:00:00:00:09"}"#.into());
     assert_eq!(ours.proof(&other), None);
 }
+
+#[test]
+fn if_two_leases_name_our_address_and_nothing_else_is_known_neither_is_ours() {
+    let known = evidence(false, false);
+    let (one, other) = (lease("=", "=", "-"), lease("x", "=", "-"));
+    assert_eq!(known.ours([&one].into_iter()), [&one]);
+    assert_eq!(known.ours([&one, &other].into_iter()), [&one; 0]);
+}
+
+#[test]
+fn a_lease_without_a_type_is_a_reservation_only_for_a_backend_that_names_its_leases() {
+    let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
+    let named = lease("=", "=", "-").attrs;
+    let unnamed = Attrs { backend_type: String::new(), ..named.clone() };
+    for (was, new, wanted) in [(&named, &named, true), (&named, &unnamed, false), (&unnamed, &named, false)] {
+        assert_eq!(Evidence::of(FOR_TESTS, subnets, was).or(new).reservations, wanted, "{was:?} {new:?}");
+    }
+}

@@ -75,6 +75,7 @@ impl KubeStore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fake::Fake;
     use super::*;
 
     fn notice(text: &str) -> FaultNotice {
@@ -100,5 +101,22 @@ mod tests {
         let (fault, over) = (event("n1", "u", &fault), event("n1", "u", &over));
         assert_eq!((&fault["type"], &fault["reason"]), (&json!("Warning"), &json!("UplinkFault")));
         assert_eq!((&over["type"], &over["reason"]), (&json!("Normal"), &json!("UplinkFaultEnded")));
+    }
+
+    #[tokio::test]
+    async fn a_notice_that_is_there_already_is_counted() {
+        let mut fake = Fake::start().await;
+        let store = fake.store();
+        let serve = async {
+            let request = fake.expect("POST", PATH).await;
+            assert_eq!(request.body["regarding"]["uid"], "n1", "the name stands for a uid that is not known yet");
+            request.refuse(409, "AlreadyExists").await;
+            let request = fake.expect("PATCH", &format!("{PATH}/n1.weft-")).await;
+            assert_eq!(request.body["series"]["count"], 7);
+            request.json(&json!({})).await;
+        };
+        let again = FaultNotice { count: 7, ..notice("no address") };
+        let (written, ()) = tokio::join!(store.write_event(&again), serve);
+        written.unwrap();
     }
 }

@@ -101,3 +101,11 @@ fn values_that_cannot_be_read_are_named() {
     }
     assert!(node(&ours(&[("kube-subnet-manager", "false")]), cidr).record(&prefix()).is_none());
 }
+
+/// flannel publishes it where a family is not in use.
+#[test]
+fn the_unspecified_address_is_none() {
+    let annotations = ours(&[("kube-subnet-manager", "true"), ("backend-type", "vxlan"), ("public-ip", "0.0.0.0")]);
+    let lease = node(&annotations, r#""podCIDR":"10.5.1.0/24""#).record(&prefix()).unwrap().lease.unwrap();
+    assert_eq!(lease.attrs.public_ip, None);
+}

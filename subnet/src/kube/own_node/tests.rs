@@ -103,6 +103,20 @@ async fn only_annotations_that_differ_are_written() {
     };
     let (lease, ()) = tokio::join!(store.take_again(&other), serve);
     assert_eq!(lease.unwrap().attrs, other);
+    let written: Node = serde_json::from_value(FakeNode::new(1, 6).with("public-ip", "192.0.2.9").json()).unwrap();
+    assert!(store.record(&written).unwrap().lease.is_ok(), "it is what was published last");
+}
+
+#[tokio::test]
+async fn our_lease_that_cannot_be_read_is_ours_all_the_same() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    let (own, ()) =
+        tokio::join!(store.find_own(), reads(&mut fake, FakeNode::new(1, 5).with("public-ip", "no address")));
+    let own = own.unwrap().expect("the Node is managed by this agent");
+    assert_eq!((own.attrs.backend_data, own.subnets), (attrs().backend_data, lease().subnets));
+    let (own, ()) = tokio::join!(store.find_own(), reads(&mut fake, FakeNode::bare(1, 6)));
+    assert_eq!(own.unwrap(), None);
 }
 
 #[tokio::test]

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A node whose net-conf names commands: when they may run, and what waits for them.
+
+use weft_backends::commands::CommandPeer;
+
+use super::*;
+use crate::extension::{Extension, memory};
+use crate::options::NetConfCommands;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A node with these commands, whose lease is the only one in the store.
+async fn with_commands(commands: &str, may_run: NetConfCommands) -> TestNode {
+    let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension","Shell":true{commands}}}}}"#);
+    let own = lease("10.5.1.0-24", "192.168.0.1");
+    let mut test = TestNode::of((&conf, own.clone()), OnLostLease::Hold, RuleOptions::default());
+    test.node.context.options.net_conf_commands = may_run;
+    let records = vec![Record { id: own.id.clone(), lease: Ok(own) }];
+    test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+    test
+}
+
+/// Returns true if a command ends within this time.
+async fn ends(test: &mut TestNode, limit: Duration) -> bool {
+    test.node.update_extension();
+    let ended = test.node.command_ended();
+    let has_ended = tokio::time::timeout(limit, ended.notified()).await.is_ok();
+    // The task ends a moment after its notice.
+    tokio::task::yield_now().await;
+    test.node.update_extension();
+    has_ended
+}
+
+#[tokio::test]
+async fn no_command_of_net_conf_runs_without_the_flag() {
+    local(async {
+        let command = r#","PostStartupCommand":"true""#;
+        let mut refused = with_commands(command, NetConfCommands::Refuse).await;
+        assert!(!ends(&mut refused, Duration::from_millis(200)).await);
+        let mut allowed = with_commands(command, NetConfCommands::Run).await;
+        assert!(ends(&mut allowed, PATIENCE).await);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn pods_wait_for_the_command_after_the_lease() {
+    local(async {
+        let mut test = with_commands(r#","PostStartupCommand":"true""#, NetConfCommands::Run).await;
+        test.node.report();
+        assert!(!test.file.exists(), "no pod may start yet");
+        let faults = test.node.state().faults;
+        let reasons: Vec<&str> = faults.iter().map(|fault| fault.text.as_str()).collect();
+        assert_eq!(reasons, ["PostStartupCommand: it has not ended yet"]);
+        assert!(ends(&mut test, PATIENCE).await);
+        assert!(test.file.exists(), "the end of the command lets pods start");
+        assert_eq!(test.node.state().faults, []);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_first_list_without_peers_is_no_reason_to_run_commands_for_peers_that_left() {
+    local(async {
+        let mut test = with_commands(r#","SubnetRemoveCommand":"true""#, NetConfCommands::Run).await;
+        let left = CommandPeer {
+            subnets: Subnets::from_key("10.5.2.0-24").unwrap(),
+            public_ip: Some([192, 168, 0, 2].into()),
+            public_ipv6: None,
+            data: "".into(),
+        };
+        let file = test.file.with_file_name("extension");
+        memory::write(&file, &[Arc::new(left)]).unwrap();
+        test.node.extension = Extension::new(Some(file));
+        assert!(test.node.passer.keep_stale_until.is_some(), "the store may have been wiped");
+        assert!(!ends(&mut test, Duration::from_millis(200)).await);
+        test.node.passer.keep_stale_until = None;
+        assert!(ends(&mut test, PATIENCE).await, "the grace time is over");
+    })
+    .await;
+}
