@@ -290,7 +290,11 @@ async fn run_loop<K: Kernel, M: Monitor>(
                 return Ok(ExitCode::FAILURE);
             },
             Some(request) = inputs.requests.recv() => node.answer(request),
-            Some(probed) = probed.recv() => node.probe_ended(probed),
+            Some(first) = probed.recv() => {
+                // The packets of a burst that nobody answers end together.
+                let others = std::iter::from_fn(|| probed.try_recv().ok());
+                std::iter::once(first).chain(others).for_each(|probed| node.probe_ended(probed));
+            }
             Ok(()) = inputs.rules.changed() => node.rules_changed(),
             () = subnet_file.changed() => node.write_subnet_file(),
             () = changed(&mut conflist_source) => node.conflist_source_changed(),

@@ -317,7 +317,9 @@ fn a_masquerade_of_nftables_behind_a_rule_that_may_accept_is_no_finding() {
         ip("link add flannel.1 type vxlan id 1 dstport 8472");
         ip("link set flannel.1 up");
         ip("route add 10.5.9.0/24 dev flannel.1 proto 90");
-        shell("nft 'table ip vpn { chain out { type nat hook postrouting priority srcnat; limit rate 1/second accept; masquerade; }; }'");
+        shell(
+            "nft 'table ip vpn { chain out { type nat hook postrouting priority srcnat; limit rate 1/second accept; masquerade; }; }'",
+        );
         assert_eq!(doctor(file, "masquerade"), []);
         shell("nft flush chain ip vpn out && nft add rule ip vpn out masquerade");
         only_finding(file, "masquerade", &["the chain ip vpn out of nftables"]);

@@ -166,8 +166,7 @@ async fn while_enough_commands_run_nothing_is_due_and_the_end_does_not_wait_for_
     let backend = backend(r#","SubnetAddCommand":"sleep 1000""#);
     let mut runner = Extension::new(Some(file.clone()));
     let peers: Vec<u8> = (2..32).collect();
-    until(&mut runner, &*backend, &peers, |runner| runner.tasks.len() == MOST_AT_ONCE && runner.save_at.is_some())
-        .await;
+    until(&mut runner, &*backend, &peers, |runner| runner.tasks.len() == MAX_AT_ONCE && runner.save_at.is_some()).await;
     (runner.next_list, runner.save_at) = (None, Some(Instant::now() + PATIENCE));
     assert!(runner.next().is_none_or(|at| at > Instant::now()), "the loop of the agent would never rest");
     if let Some(saving) = runner.saving.take() {
@@ -178,7 +177,7 @@ async fn while_enough_commands_run_nothing_is_due_and_the_end_does_not_wait_for_
     tokio::time::timeout(LIMIT / 2, runner.stop()).await.expect("the commands are killed");
     assert_eq!(
         memory::read(&file).unwrap().len(),
-        MOST_AT_ONCE,
+        MAX_AT_ONCE,
         "what was begun is remembered, although no write was due"
     );
 }

@@ -503,7 +503,7 @@ mod probes {
 fn changes_to(plan: &mut Plan, options: &str, before: &str) {
     let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan"{options}}}}}"#);
     let network = Network::parse(&text).unwrap();
-    plan.prepare(Beside::new((text, network.clone()), make(&network).unwrap(), plan.host().clone()));
+    plan.prepare(ExtraBackend::new((text, network.clone()), make(&network).unwrap(), plan.host().clone()));
     plan.switch_to_next(before.to_owned()).unwrap();
     plan.send_current();
 }
@@ -526,7 +526,7 @@ fn a_peer_that_leaves_needs_no_earlier_backend_and_keeps_no_mtu_small() {
     plan.put(record(2, 1));
     let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
     let host = plan.host().clone();
-    plan.prepare(Beside::new((String::new(), network.clone()), make(&network).unwrap(), host));
+    plan.prepare(ExtraBackend::new((String::new(), network.clone()), make(&network).unwrap(), host));
     plan.switch_to_next("vxlan".to_owned()).unwrap();
     plan.send_current();
     let number = plan.earlier().next().unwrap().0;
@@ -547,7 +547,7 @@ fn a_peer_that_leaves_without_a_word_about_its_packets_lets_the_guard_work() {
 #[test]
 fn a_device_of_another_program_leaves_its_room_to_a_lease_that_waits() {
     let mut plan = plan();
-    for third in 2..=MOST_DEVICES as u8 {
+    for third in 2..=MAX_DEVICES as u8 {
         plan.put(record(third, 100 + u32::from(third)));
     }
     plan.put(record(200, 77));

@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn a_request_of_the_peer_shows_for_a_few_packets_that_its_packets_arrive() {
         let mut examination = Examination::new(1450, true);
-        let heard = Path { tunnel: 0, published: true, heard: true };
+        let heard = Path { tunnel: 0, published: true, heard: true, connection: false };
         assert_eq!(examine(&mut examination, &heard).0, Some(Cause::OneDirection));
         let silent = Path { heard: false, ..heard };
         for _ in 1..HEARD {

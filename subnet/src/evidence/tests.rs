@@ -217,6 +217,6 @@ fn a_lease_without_a_type_is_a_reservation_only_for_a_backend_that_names_its_lea
     let named = lease("=", "=", "-").attrs;
     let unnamed = Attrs { backend_type: String::new(), ..named.clone() };
     for (was, new, wanted) in [(&named, &named, true), (&named, &unnamed, false), (&unnamed, &named, false)] {
-        assert_eq!(Evidence::of(FOR_TESTS, subnets, was).or(new).reservations, wanted, "{was:?} {new:?}");
+        assert_eq!(Evidence::of(FOR_TESTS, subnets, was).with_next(new).reservations, wanted, "{was:?} {new:?}");
     }
 }
