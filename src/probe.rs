@@ -24,6 +24,9 @@ use samples::{Sample, Samples};
 
 /// The packets of this time are sent together, because each packet that is sent alone wakes the agent up several times.
 const BURST_PAUSE: Duration = Duration::from_secs(1);
+/// The same pause while many peers were found silent and no peer has ever answered. Then ICMP is filtered, or this node is cut off, and more
+/// packets tell nothing new.
+const SILENT_BURST_PAUSE: Duration = Duration::from_secs(5);
 /// Number of packets that are sent together.
 const MAX_BURST: u32 = 5;
 /// The shortest time between the turns of two peers.
@@ -167,17 +170,22 @@ impl Prober {
         let examined = self.examined.values().filter(|one| !one.is_open).map(|one| one.due);
         let changed = self.changed.front().map(|(at, _)| *at);
         let due = examined.chain(changed).chain([self.next_peer]).min().unwrap_or(self.next_peer);
-        self.burst.map_or(due, |(began, _)| due.max(began + BURST_PAUSE))
+        self.burst.map_or(due, |(began, _)| due.max(began + self.burst_pause()))
+    }
+
+    /// Returns the time between the beginnings of two bursts.
+    fn burst_pause(&self) -> Duration {
+        if self.last_answer.is_none() && self.is_full() { SILENT_BURST_PAUSE } else { BURST_PAUSE }
     }
 
     /// Returns true if a packet may be sent now.
     fn may_send(&self, now: Instant) -> bool {
-        self.burst.is_none_or(|(began, left)| now >= began + BURST_PAUSE || (left > 0 && now == began))
+        self.burst.is_none_or(|(began, left)| now >= began + self.burst_pause() || (left > 0 && now == began))
     }
 
     /// Counts a packet that is sent now.
     fn count_packet(&mut self, now: Instant) {
-        let going_on = self.burst.filter(|(began, _)| now < *began + BURST_PAUSE);
+        let going_on = self.burst.filter(|(began, _)| now < *began + self.burst_pause());
         let (began, left) = going_on.unwrap_or((now, MAX_BURST));
         self.burst = Some((began, left.saturating_sub(1)));
     }

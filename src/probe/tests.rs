@@ -131,6 +131,26 @@ fn while_nobody_answers_no_peer_is_blamed() {
 }
 
 #[test]
+fn a_node_that_nobody_has_answered_asks_less_often_until_somebody_does() {
+    let mut cluster = Cluster::new(400, &|_| LOST);
+    let packets = |cluster: &mut Cluster<'_>| {
+        cluster.sent.clear();
+        cluster.run(Duration::from_secs(100));
+        cluster.sent.len()
+    };
+    packets(&mut cluster);
+    assert!(cluster.prober.is_full());
+    let seldom = packets(&mut cluster);
+    assert!((90..=105).contains(&seldom), "{seldom} packets, five are sent every 5 s");
+    cluster.path = &|outgoing| if outgoing.target.place == 3 { LOST } else { ANSWERED };
+    let often = packets(&mut cluster);
+    assert!(often > 400, "{often} packets after the first answer");
+    cluster.path = &|_| LOST;
+    let still = packets(&mut cluster);
+    assert!(still > 400, "{still} packets: somebody has answered, so silent peers are faults");
+}
+
+#[test]
 fn a_peer_whose_lease_changed_is_asked_soon_and_few_wait_for_that() {
     let mut cluster = Cluster::new(3000, &|_| ANSWERED);
     for place in 2000..3000 {
