@@ -153,7 +153,8 @@ async fn watch_on(
     let what = format!("watch {}", store.keys.prefix());
     // A resumed watch begins with the last revision that we know, and not with the next one. If the next one deleted a key and was compacted, etcd
     // before 3.4.34 and 3.5.16 would begin after it and never tell of the deletion (etcd issue 18089). Now it says that the revision is compacted.
-    let first = at.revision + i64::from(is_just_listed);
+    let known = at.revision;
+    let first = known + i64::from(is_just_listed);
     let mut stream = match open(store, &to, first).await {
         Ok(stream) => stream,
         Err(fault) => return End::Broken { what, fault },
@@ -185,7 +186,7 @@ async fn watch_on(
             return canceled(&message, what, &to).await;
         }
         failures.reset();
-        if !report(store, out, at, &message).await {
+        if !report(store, out, (&mut *at, known), &message).await {
             return End::Closed;
         }
     }
@@ -262,13 +263,19 @@ fn revisions_to_repeat(message: &WatchResponse) -> i64 {
     i64::from(bytes > PERHAPS_FRAGMENT)
 }
 
-/// Reports one message of the watch. Returns false if nobody receives the events any more.
-async fn report(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position, message: &WatchResponse) -> bool {
+/// Reports one message of the watch. The events up to the revision `known` were reported before. Returns false if nobody receives the events
+/// any more.
+async fn report(
+    store: &EtcdStore,
+    out: &mpsc::Sender<Event>,
+    (at, known): (&mut Position, i64),
+    message: &WatchResponse,
+) -> bool {
     let mut changes: Vec<Result<Record, Id>> = Vec::new();
     let mut net_conf = None;
     let repeat = revisions_to_repeat(message);
     for event in message.events() {
-        let Some(kv) = event.kv() else { continue };
+        let Some(kv) = event.kv().filter(|kv| kv.mod_revision() > known) else { continue };
         at.revision = at.revision.max(kv.mod_revision() - repeat);
         let deleted = event.event_type() == EventType::Delete;
         if let Some(id) = store.keys.id(kv.key()) {
