@@ -138,9 +138,10 @@ fn status_without_an_agent_says_what_to_do() {
 fn a_forgotten_sudo_is_named() {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    // The other user may not read the directory of the build.
+    // The other user may not read the directory of the build. A copy by this process would be open for writing in the children that other tests
+    // start meanwhile, and the kernel refuses to run such a file.
     let program = dir.path().join("weft");
-    fs::copy(env!("CARGO_BIN_EXE_weft"), &program).unwrap();
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_weft")).arg(&program).status().unwrap().success());
     let socket = dir.path().join("weft.sock");
     let store = format!("dir:{}", dir.path().display());
     let agent = ["agent", "--store", &store, "--socket", socket.to_str().unwrap()];
