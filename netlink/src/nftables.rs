@@ -2,7 +2,11 @@
 //! What all readers and writers of nftables share: the kinds of messages, numbers in attributes, and the base chains of the kernel
 //! (linux/netfilter/nf_tables.h). Numbers in attributes are big-endian.
 
+pub mod attributes;
+
 use std::io;
+
+use attributes::{CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, HOOK_NUMBER, HOOK_PRIORITY, POLICY_DROP};
 
 use crate::socket::Netlink;
 use crate::wire::{attr, attr_after, messages, text};
@@ -46,20 +50,6 @@ pub const GETGEN: u16 = SUBSYSTEM | 16;
 pub const NFGENMSG: usize = 4;
 /// The attribute that names the table, the same in every kind of message.
 pub const TABLE_NAME: u16 = 1;
-/// NFTA_CHAIN_NAME.
-pub const CHAIN_NAME: u16 = 3;
-/// NFTA_CHAIN_HOOK: hook and priority of a base chain.
-pub const CHAIN_HOOK: u16 = 4;
-/// NFTA_CHAIN_POLICY: the verdict on packets that reach the end of a base chain.
-pub const CHAIN_POLICY: u16 = 5;
-/// NFTA_CHAIN_TYPE: `filter`, `nat` or `route`.
-pub const CHAIN_TYPE: u16 = 7;
-/// NFTA_HOOK_HOOKNUM, inside [`CHAIN_HOOK`].
-pub const HOOK_NUMBER: u16 = 1;
-/// NFTA_HOOK_PRIORITY, inside [`CHAIN_HOOK`].
-pub const HOOK_PRIORITY: u16 = 2;
-/// The policy NF_DROP.
-pub const POLICY_DROP: u32 = 0;
 /// NFTA_DATA_VALUE.
 pub const DATA_VALUE: u16 = 1;
 /// NFTA_DATA_VERDICT.

@@ -5,7 +5,6 @@
 //! close one costs the kernel 16 ms.
 
 pub mod accept;
-mod attributes;
 pub mod batch;
 pub mod connection;
 pub mod expr;

@@ -7,13 +7,13 @@ use std::net::IpAddr;
 
 use weft_subnet::cidr::Family;
 
-use super::attributes::{
+use super::expr::{Expr, be32};
+use super::table::{Position, REQUEST, Set, Table, nfgen};
+use weft_netlink::nftables::attributes::{
     CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, ELEMENT, ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, HOOK_NUMBER,
     HOOK_PRIORITY, POLICY_ACCEPT, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_POSITION, RULE_USERDATA, SET_FLAGS,
     SET_ID, SET_KEY_LENGTH, SET_KEY_TYPE, SET_NAME, TABLE_FLAGS, TABLE_USERDATA,
 };
-use super::expr::{Expr, be32};
-use super::table::{Position, REQUEST, Set, Table, nfgen};
 use weft_netlink::nftables::{
     DATA_VALUE, DELCHAIN, DELRULE, DELSETELEM, DELTABLE, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM, NEWTABLE, TABLE_NAME,
 };

@@ -9,12 +9,12 @@ use nix::errno::Errno;
 use weft_backends::traffic_rules::{FamilyRules, Rule, Test};
 use weft_subnet::cidr::Family;
 
-use super::attributes::{
+use super::expr::{self, Expr, NODES};
+use weft_netlink::nftables::attributes::{
     CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, HOOK_NUMBER,
     HOOK_PRIORITY, POLICY_ACCEPT, POLICY_DROP, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_USERDATA, TABLE_FLAGS,
     TABLE_USE,
 };
-use super::expr::{self, Expr, NODES};
 use weft_netlink::nftables::{
     DATA_VALUE, DELSETELEM, GETCHAIN, GETRULE, GETSETELEM, GETTABLE, Hook, NEWCHAIN, NEWRULE, NEWSET, NEWSETELEM,
     NEWTABLE, NFGENMSG, TABLE_NAME, be32_of, handle_of,

@@ -156,17 +156,23 @@ fn peer_of_vni_1() -> Vec<Event> {
     vec![Event::Snapshot { records, reset: false }]
 }
 
+/// A node that has changed to VNI 7. A net-conf that wants another port for VNI 1 waits until no peer needs the device of VNI 1.
+async fn with_postponed_net_conf() -> TestNode {
+    let mut test = of_vni_1().await;
+    test.node.start(peer_of_vni_1()).await;
+    test.answer().await;
+    let before = test.writes();
+    test.net_conf(VNI_7).await;
+    assert!(test.asked(before + 1).await);
+    test.accepted().await;
+    test.net_conf(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":1,"Port":4789}}"#).await;
+    test
+}
+
 #[tokio::test]
 async fn a_net_conf_that_an_earlier_device_prevents_is_applied_when_that_device_goes() {
     local(async {
-        let mut test = of_vni_1().await;
-        test.node.start(peer_of_vni_1()).await;
-        test.answer().await;
-        let before = test.writes();
-        test.net_conf(VNI_7).await;
-        assert!(test.asked(before + 1).await);
-        test.accepted().await;
-        test.net_conf(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":1,"Port":4789}}"#).await;
+        let mut test = with_postponed_net_conf().await;
         let problem = test.node.net_conf.not_applied.clone().unwrap_or_default();
         assert!(problem.contains("cannot be applied while packets go through flannel.1"), "{problem}");
         test.peer_says(vxlan(7).with_other_ways(&[vxlan(1)])).await;
@@ -329,14 +335,7 @@ async fn with_the_default_grace_time_wireguard_can_repeat_a_handshake_before_pac
 #[tokio::test]
 async fn a_postponed_net_conf_that_was_taken_back_is_not_applied() {
     local(async {
-        let mut test = of_vni_1().await;
-        test.node.start(peer_of_vni_1()).await;
-        test.answer().await;
-        let before = test.writes();
-        test.net_conf(VNI_7).await;
-        assert!(test.asked(before + 1).await);
-        test.accepted().await;
-        test.net_conf(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":1,"Port":4789}}"#).await;
+        let mut test = with_postponed_net_conf().await;
         test.net_conf(VNI_7).await;
         // The device that prevented it goes.
         test.peer_says(vxlan(7).with_other_ways(&[vxlan(1)])).await;

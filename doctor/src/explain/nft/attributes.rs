@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The numbers of attributes, with the names that they have in linux/netfilter/nf_tables.h, without `NFTA_`. Their values are in the crate libc.
+//! The numbers of attributes, with the names that they have in linux/netfilter/nf_tables.h, without `NFTA_`. Those that the
+//! agent writes, too, are in [`weft_netlink::nftables::attributes`].
 
-/// Of a rule.
-pub mod rule {
-    pub const CHAIN: u16 = 2;
-    pub const HANDLE: u16 = 3;
-    pub const EXPRESSIONS: u16 = 4;
-}
-
-/// Of a set, and of the description of its keys.
+/// Of the description of the keys of a set.
 pub mod set {
-    pub const NAME: u16 = 2;
-    pub const FLAGS: u16 = 3;
     pub const DESC: u16 = 9;
     pub const DESC_CONCAT: u16 = 2;
     pub const FIELD_LEN: u16 = 1;
@@ -19,9 +11,6 @@ pub mod set {
 
 /// Of the elements of a set.
 pub mod elements {
-    pub const LIST_SET: u16 = 2;
-    pub const LIST_ELEMENTS: u16 = 3;
-    pub const KEY: u16 = 1;
     pub const DATA: u16 = 2;
     pub const FLAGS: u16 = 3;
     pub const KEY_END: u16 = 10;

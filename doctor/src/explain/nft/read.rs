@@ -6,6 +6,9 @@ use std::io;
 use std::rc::Rc;
 
 use nix::libc;
+use weft_netlink::nftables::attributes::{
+    ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, SET_FLAGS, SET_NAME,
+};
 use weft_netlink::nftables::{
     BaseChain, GETRULE, GETSET, GETSETELEM, NEWRULE, NEWSET, NEWSETELEM, NFGENMSG, TABLE_NAME, be32_of, handle_of,
 };
@@ -13,7 +16,7 @@ use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{Writer, attr, attr_after, attrs, attrs_after, messages};
 
 use super::super::rules::{Outcome, Tested};
-use super::attributes::{elements, rule, set};
+use super::attributes::{elements, set};
 use super::instruction::{self, Rule};
 use super::set::{Data, Element, Set};
 use super::walk::{self, Table};
@@ -52,7 +55,7 @@ impl KernelTable<'_> {
         let ask = |w: &mut Writer| {
             w.begin(GETSET, 0, &[self.family, 0, 0, 0]);
             w.attr_str(TABLE_NAME, self.name);
-            w.attr_str(set::NAME, name);
+            w.attr_str(SET_NAME, name);
         };
         let data = self.netlink.request(ask)?.map_err(|refusal| io::Error::from(refusal.errno))?;
         let Some(found) = messages(&data).find(|message| message.kind == NEWSET) else {
@@ -61,7 +64,7 @@ impl KernelTable<'_> {
         let get = |kind: u16| attr_after(found.payload, NFGENMSG, kind);
         let fields = get(set::DESC).and_then(|shape| attr(shape, set::DESC_CONCAT)).unwrap_or_default();
         let len = |(_, field): (u16, &[u8])| attr(field, set::FIELD_LEN).map(|len| be32_of(len) as usize);
-        Ok((has_flag(get(set::FLAGS), libc::NFT_SET_INTERVAL), attrs(fields).filter_map(len).collect()))
+        Ok((has_flag(get(SET_FLAGS), libc::NFT_SET_INTERVAL), attrs(fields).filter_map(len).collect()))
     }
 }
 
@@ -70,13 +73,13 @@ impl Table for KernelTable<'_> {
         if let Some(rules) = self.rules.get(chain) {
             return Ok(Rc::clone(rules));
         }
-        let data = self.dump(GETRULE, (rule::CHAIN, chain))?;
+        let data = self.dump(GETRULE, (RULE_CHAIN, chain))?;
         let read = |payload: &[u8]| {
             let mut read = Rule::default();
             for (kind, value) in attrs_after(payload, NFGENMSG) {
                 match kind {
-                    rule::HANDLE => read.handle = handle_of(value),
-                    rule::EXPRESSIONS => read.instructions = instruction::list(value),
+                    RULE_HANDLE => read.handle = handle_of(value),
+                    RULE_EXPRESSIONS => read.instructions = instruction::list(value),
                     _ => {}
                 }
             }
@@ -93,11 +96,10 @@ impl Table for KernelTable<'_> {
             return Ok(Rc::clone(set));
         }
         let (has_ranges, fields) = self.shape(name)?;
-        let data = self.dump(GETSETELEM, (elements::LIST_SET, name))?;
+        let data = self.dump(GETSETELEM, (ELEMENTS_SET, name))?;
         let lists = messages(&data).filter(|message| message.kind == NEWSETELEM);
-        let lists = lists.flat_map(|message| {
-            attrs_after(message.payload, NFGENMSG).filter(|(kind, _)| *kind == elements::LIST_ELEMENTS)
-        });
+        let lists =
+            lists.flat_map(|message| attrs_after(message.payload, NFGENMSG).filter(|(kind, _)| *kind == ELEMENTS_LIST));
         let elements = lists.flat_map(|(_, list)| attrs(list)).map(|(_, one)| element(one)).collect();
         let set = Rc::new(Set { elements, has_ranges, fields });
         self.sets.insert(name.to_owned(), Rc::clone(&set));
@@ -116,7 +118,7 @@ fn element(bytes: &[u8]) -> Element {
         verdict.or_else(|| instruction::value(data).map(Data::Value))
     });
     Element {
-        key: get(elements::KEY).and_then(instruction::value),
+        key: get(ELEMENT_KEY).and_then(instruction::value),
         last: get(elements::KEY_END).and_then(instruction::value),
         is_end: has_flag(get(elements::FLAGS), libc::NFT_SET_ELEM_INTERVAL_END),
         data: data.unwrap_or(Data::Nothing),
