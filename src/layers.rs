@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 /// The modules of this crate from the lowest to the highest. A module imports only modules that stand before it, so no two
 /// modules import each other, not even by way of others.
-const ORDER: [&str; 28] = [
+const ORDER: [&str; 29] = [
     // Tools that know nothing of leases.
     "async_socket",
+    "debt",
     "files",
     "instance",
     "log",

@@ -8,6 +8,7 @@ pub mod commands;
 pub mod conflicts;
 pub mod conflist;
 pub mod data_path;
+pub mod debt;
 pub mod extension;
 pub mod files;
 pub mod firewall;

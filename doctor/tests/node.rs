@@ -329,7 +329,7 @@ fn a_masquerade_of_nftables_behind_a_rule_that_may_accept_is_no_finding() {
 /// Starts a process with this name, which does nothing.
 fn named_process(file: &Path, name: &str) -> std::process::Child {
     let program = file.with_file_name(name);
-    fs::copy("/bin/sleep", &program).unwrap();
+    std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
     let mut process = Command::new("setpriv");
     let process = process.args(["--pdeathsig", "KILL"]).arg(&program).arg("600").spawn().unwrap();
     let comm = format!("/proc/{}/comm", process.id());

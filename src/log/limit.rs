@@ -10,6 +10,8 @@ use tracing::callsite::Identifier;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
+use crate::debt::Debt;
+
 use super::repeats::{self, Repeats, Verdict};
 
 /// Number of lines that may be logged at once.
@@ -20,19 +22,17 @@ const ONE_IN: Duration = Duration::from_secs(6);
 /// A number of lines that may be logged: 100 at once, and then one in six seconds.
 #[derive(Debug, Default)]
 pub struct Allowance {
-    /// Each line moves this time by [`ONE_IN`]. When it is past, the whole allowance is there again.
-    paid_at: Option<Instant>,
+    debt: Debt,
 }
 
 impl Allowance {
     /// Uses one line of the allowance. Returns false if none is left.
     pub fn take(&mut self, now: Instant) -> bool {
-        let owed = self.paid_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-        if owed > ONE_IN * (AT_ONCE - 1) {
-            return false;
+        let is_allowed = self.debt.allows(ONE_IN * (AT_ONCE - 1), now);
+        if is_allowed {
+            self.debt.charge(ONE_IN, now);
         }
-        self.paid_at = Some(now + owed + ONE_IN);
-        true
+        is_allowed
     }
 }
 

@@ -26,6 +26,8 @@ use crate::plan::ExtraBackend;
 /// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
 /// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
 const SETTLING: u32 = 10;
+/// What the full pass after a new net-conf is for, in the history.
+const NET_CONF: &str = "another net-conf is applied";
 
 /// How far a change is, as far as the plan does not know it.
 #[derive(Debug, Default)]
@@ -125,7 +127,7 @@ impl<K: Kernel> Node<K> {
             && let Some(text) = self.change.without_identities.take()
             && self.apply_net_conf(&text) == NetConfChange::Applied
         {
-            self.schedule.next_audit = Instant::now();
+            self.schedule.audit_by(Instant::now(), NET_CONF);
         }
         self.continue_change(Instant::now());
     }
@@ -171,7 +173,7 @@ impl<K: Kernel> Node<K> {
         self.update_own_lease();
         // A restart must find when the change began.
         self.save_now();
-        self.schedule.next_audit = Instant::now();
+        self.schedule.audit_by(Instant::now(), NET_CONF);
     }
 
     /// Returns which of these devices does not carry packets, and why.
@@ -201,7 +203,7 @@ impl<K: Kernel> Node<K> {
             self.change.sends_at = None;
             tracing::info!(backend = self.plan.network().backend_type, "packets go by the new backend from now on");
             self.plan.send_current();
-            self.schedule.next_audit = now;
+            self.schedule.audit_by(now, "packets go by the new backend from now on");
         }
     }
 
@@ -228,7 +230,7 @@ impl<K: Kernel> Node<K> {
             self.plan.drop_earlier(number);
             self.update_own_lease();
             self.save_later();
-            self.schedule.next_audit = now;
+            self.schedule.audit_by(now, "no peer needs the earlier backend any more");
         }
         if !self.plan.is_changing()
             && let Some(text) = self.change.postponed.take()

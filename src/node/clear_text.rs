@@ -77,7 +77,7 @@ impl<K: Kernel> Node<K> {
         tracing::warn!(backend, peers, "the time for clear text is over: nodes that have not followed are set aside");
         self.update_own_lease();
         self.save_later();
-        self.schedule.next_audit = now;
+        self.schedule.audit_by(now, "the time for clear text is over");
     }
 
     /// Returns what is saved, so that a restart does not begin the time anew.

@@ -201,7 +201,7 @@ impl<K: Kernel> Node<K> {
                     "the identity of our device (VtepMAC) was changed in our own lease: the device follows it"
                 );
                 self.plan_with_lease(lease.clone());
-                self.schedule.next_audit = Instant::now();
+                self.schedule.audit_by(Instant::now(), "the own lease names another identity of the device");
                 // Everything else in the lease is ours to decide.
                 self.update_own_lease();
             }

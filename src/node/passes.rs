@@ -64,7 +64,7 @@ impl<K: Kernel> Node<K> {
                 tracing::error!("{text}");
                 self.statistics.last_error = Some(Failure::now(text.clone()));
                 self.kernel_problem = Some(text);
-                self.schedule.next_audit = Instant::now() + DUMP_RETRY;
+                self.schedule.retry_audit(Instant::now() + DUMP_RETRY);
             }
         }
         self.check_sysctls();

@@ -15,6 +15,7 @@ use weft_backends::state::{Key, Name, Value};
 use weft_subnet::lease::{Id, Record};
 
 use super::schedule::PAUSE;
+use crate::debt::Debt;
 
 /// The cost of a change that makes or removes a device, and so needs a full pass.
 const DEVICE_COST: Duration = Duration::from_secs(10);
@@ -36,14 +37,15 @@ const FEW: usize = 64;
 /// What each lease owes, and what waits.
 #[derive(Debug)]
 pub(super) struct RateLimit {
-    /// When each lease that has changed lately is out of debt.
-    paid_at: HashMap<Id, Instant>,
+    /// What each lease that has changed lately owes.
+    debts: HashMap<Id, Debt>,
     /// The newest records of leases that have changed too often.
     waiting: HashMap<Id, Record>,
     /// Number of leases that were in debt at the last check.
     in_debt: usize,
-    /// When the full passes are paid for.
-    full_passes_paid_at: Instant,
+    began: Instant,
+    /// What full passes for devices of peers owe.
+    full_passes: Debt,
     /// Devices whose making or removal waits for the next full pass.
     delayed: BTreeSet<Name>,
     /// Something else waits for a full pass.
@@ -54,10 +56,11 @@ impl RateLimit {
     /// Returns a state in which no lease owes anything.
     pub(super) fn new(now: Instant) -> RateLimit {
         RateLimit {
-            paid_at: HashMap::new(),
+            debts: HashMap::new(),
             waiting: HashMap::new(),
             in_debt: 0,
-            full_passes_paid_at: now,
+            began: now,
+            full_passes: Debt::default(),
             delayed: BTreeSet::new(),
             is_full_pass_requested: false,
         }
@@ -84,13 +87,12 @@ impl RateLimit {
         let least = if has_devices { DEVICE_COST } else { PLAIN_COST };
         let entries = u32::try_from(changed.len().div_ceil(ENTRIES)).unwrap_or(u32::MAX);
         let cost = PLAIN_COST.saturating_mul(entries).clamp(least, CREDIT);
-        if self.paid_at.len() > FEW.max(2 * self.in_debt) {
-            self.paid_at.retain(|_, at| *at > now);
-            self.paid_at.shrink_to(2 * self.paid_at.len());
-            self.in_debt = self.paid_at.len();
+        if self.debts.len() > FEW.max(2 * self.in_debt) {
+            self.debts.retain(|_, debt| !debt.is_paid(now));
+            self.debts.shrink_to(2 * self.debts.len());
+            self.in_debt = self.debts.len();
         }
-        let paid_at = self.paid_at.entry(id.clone()).or_insert(now);
-        *paid_at = (*paid_at).max(now) + cost;
+        self.debts.entry(id.clone()).or_default().charge(cost, now);
     }
 
     /// Forgets the waiting record of a lease that is gone.
@@ -119,24 +121,23 @@ impl RateLimit {
     }
 
     fn allowed_at(&self, id: &Id, now: Instant) -> Instant {
-        self.paid_at.get(id).and_then(|at| at.checked_sub(CREDIT)).unwrap_or(now)
+        self.debts.get(id).and_then(|debt| debt.allowed_at(CREDIT)).unwrap_or(now)
     }
 
     /// Returns true if a full pass may run because of a device of a peer.
     pub(super) fn allows_full_pass(&self, now: Instant) -> bool {
-        self.full_passes_paid_at.checked_sub(FULL_PASS_CREDIT).is_none_or(|at| at <= now)
+        self.full_passes.allows(FULL_PASS_CREDIT, now)
     }
 
     /// Charges for a full pass that has run because of a device of a peer, and has taken this time.
     pub(super) fn full_pass_ended(&mut self, took: Duration, now: Instant) {
-        self.full_passes_paid_at = self.full_passes_paid_at.max(now) + FULL_PASS_COST.max(took * PAUSE);
+        self.full_passes.charge(FULL_PASS_COST.max(took * PAUSE), now);
     }
 
     /// Returns when the full pass that devices wait for may run, or `None` if nothing waits for one.
     pub(super) fn full_pass_due(&self) -> Option<Instant> {
         let is_wanted = self.is_full_pass_requested || self.has_delayed_devices();
-        let allowed_at = self.full_passes_paid_at.checked_sub(FULL_PASS_CREDIT);
-        is_wanted.then(|| allowed_at.unwrap_or(self.full_passes_paid_at))
+        is_wanted.then(|| self.full_passes.allowed_at(FULL_PASS_CREDIT).unwrap_or(self.began))
     }
 
     /// Lets no device wait any longer, because a full pass begins, for whatever reason.
@@ -282,7 +283,7 @@ mod tests {
         for n in 0..50_001_u32 {
             limit.charge(&format!("{n} again").into(), &[route(1, "flannel.2")], later + PLAIN_COST * n);
         }
-        assert!(limit.paid_at.len() < 2 * FEW, "{}", limit.paid_at.len());
+        assert!(limit.debts.len() < 2 * FEW, "{}", limit.debts.len());
     }
 
     #[test]

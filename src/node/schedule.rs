@@ -59,6 +59,11 @@ impl Schedule {
         }
     }
 
+    /// Lets the next audit come at this time and not before, because the kernel could not be read now.
+    pub(super) fn retry_audit(&mut self, at: Instant) {
+        (self.next_audit, self.early) = (at, Some("the kernel's tables could not be read before"));
+    }
+
     /// Returns what the audit that is due now is for, if it is not a usual one.
     pub(super) fn take_event(&mut self) -> Option<&'static str> {
         self.early.take()

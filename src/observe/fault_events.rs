@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use weft_subnet::retry::jitter;
 use weft_subnet::source::{Error, FaultNotice, Source};
 
+use crate::debt::Debt;
 use crate::log::chain;
 
 /// A fault that ended and came back is written again after this time at the earliest.
@@ -156,24 +157,6 @@ impl Drop for Running {
     }
 }
 
-/// How many writes are allowed.
-#[derive(Debug)]
-struct Allowance {
-    /// Each write moves this time by [`ONE_IN`]. When it is past, the whole allowance is there again.
-    paid_at: Instant,
-}
-
-impl Allowance {
-    /// Returns when the next write is allowed.
-    fn ready(&self) -> Instant {
-        self.paid_at.checked_sub(ONE_IN * (AT_ONCE - 1)).unwrap_or(self.paid_at)
-    }
-
-    fn take(&mut self, now: Instant) {
-        self.paid_at = self.paid_at.max(now) + ONE_IN;
-    }
-}
-
 /// The last notice of one kind.
 #[derive(Debug)]
 struct Written {
@@ -217,7 +200,7 @@ impl Ledger {
 
 async fn run(write: impl AsyncFn(FaultNotice) -> Result<(), Error>, mut receiver: watch::Receiver<Faults>) {
     let (mut ledger, mut failed) = (Ledger::default(), None);
-    let mut allowance = Allowance { paid_at: Instant::now() };
+    let mut debt = Debt::default();
     let mut earliest = Instant::now();
     loop {
         let faults = receiver.borrow_and_update().clone();
@@ -232,9 +215,9 @@ async fn run(write: impl AsyncFn(FaultNotice) -> Result<(), Error>, mut receiver
                 Ok(()) => continue,
                 Err(_) => return,
             },
-            () = sleep_until(at.max(earliest).max(allowance.ready())) => {}
+            () = sleep_until(debt.allowed_at(ONE_IN * (AT_ONCE - 1)).into_iter().fold(at.max(earliest), Instant::max)) => {}
         }
-        allowance.take(Instant::now());
+        debt.charge(ONE_IN, Instant::now());
         let notice = ledger.notice(kind, &faults);
         match write(notice.clone()).await {
             Ok(()) => {

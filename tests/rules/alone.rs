@@ -15,10 +15,11 @@ use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight};
 
 const REMEDY: &str = "install the package iptables, or choose --firewall=nft";
 
-/// Makes a directory with the binary, the libraries that it needs, and /proc.
+/// Makes a directory with the binary, the libraries that it needs, and /proc. A process of its own copies the binary: a copy by this process
+/// would be open for writing in the children that other tests start meanwhile, and the kernel refuses to run such a file.
 fn empty_root() -> TempDir {
     let root = tempfile::Builder::new().prefix("weft-root-").tempdir().unwrap();
-    fs::copy(weft_exe(), root.path().join("weft")).unwrap();
+    assert!(Command::new("cp").arg(weft_exe()).arg(root.path().join("weft")).status().unwrap().success());
     fs::create_dir(root.path().join("proc")).unwrap();
     let linked = Command::new("ldd").arg(weft_exe()).output().unwrap();
     for word in String::from_utf8_lossy(&linked.stdout).split_whitespace().filter(|word| word.starts_with('/')) {

@@ -234,7 +234,7 @@ fn rules_of_flannel_stay_while_it_runs() {
         let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--firewall=nft"]).await;
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("flanneld");
-        std::fs::copy("/bin/sleep", &program).unwrap();
+        std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
         let command = format!("exec {} 600", program.display());
         let mut flanneld = tokio::process::Command::new("ip");
         flanneld.args(["netns", "exec", "n1", "sh", "-c", &command]).kill_on_drop(true);
