@@ -9,7 +9,6 @@ mod batch;
 pub mod decode;
 pub mod encode;
 pub mod errno;
-pub mod ethtool;
 pub mod fake;
 pub mod fence;
 pub mod guard;

@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use weft_backends::state::Name;
+use weft_netlink::ethtool::{self, EthtoolError, TX_CHECKSUM};
 
 use crate::files;
-use crate::kernel::ethtool::{self, EthtoolError, TX_CHECKSUM};
 
 /// The devices whose transmit checksum offload this agent turned off.
 #[derive(Debug)]

@@ -8,11 +8,14 @@
 mod certificates;
 mod chains;
 pub mod cni_files;
+pub mod duplicates;
 pub mod explain;
 mod forwarding;
+pub mod ipsec;
 mod limits;
 pub mod node;
 pub mod node_findings;
+pub mod offload;
 mod other_networks;
 pub mod other_rules;
 mod pod_links;

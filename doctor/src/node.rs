@@ -15,8 +15,11 @@ use weft_cni::rtnl::{Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
 
 use super::cni_files::{self, CniFiles, CniSources};
+use super::duplicates::{self, Duplicate};
 use super::forwarding::{self, Forwarding};
+use super::ipsec::{self, Taken};
 use super::limits::{self, Limits};
+use super::offload::{self, Offloaded};
 use super::other_networks::{self, Leftover};
 use super::other_rules::{self, RuleFacts};
 use super::pod_links::{self, PodLinks};
@@ -134,6 +137,12 @@ pub struct NodeFacts {
     pub forwarding: Forwarding,
     /// The links by which packets between nodes pass.
     pub path_links: PathLinks,
+    /// The IPv4 addresses of this node that another host has, too.
+    pub duplicates: Vec<Duplicate>,
+    /// The policies of IPsec that take packets between pods.
+    pub ipsec: Vec<Taken>,
+    /// The tunnel devices that leave checksums to a card that may spoil them.
+    pub offload: Vec<Offloaded>,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
     /// The rules of other programs.
@@ -183,6 +192,16 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let peers = if has_vxlan { sources.peers.as_slice() } else { &[] };
     // A kernel without queueing disciplines has none that matters.
     let qdiscs = kernel.qdiscs().unwrap_or_default();
+    let path_links = uplinks::read(&links, (&addrs, &routes), &qdiscs, &sources.published);
+    let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|(_, subnet)| *subnet).collect();
+    let mut not_examined = not_examined(sources);
+    let duplicates = duplicates::read(&links, &addrs, &path_links);
+    let duplicates = known(
+        "duplicate-address",
+        "whether another host has an IPv4 address of this node",
+        duplicates,
+        &mut not_examined,
+    );
     Ok(NodeFacts {
         path: sources.subnet_file.clone(),
         subnet_file,
@@ -196,7 +215,10 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         neighbours: neighbour_tables(&neighbours),
         pods: pod_links::read(&links, &addrs, &routes),
         forwarding: forwarding::read(&links, &routes),
-        path_links: uplinks::read(&links, (&addrs, &routes), &qdiscs, &sources.published),
+        duplicates,
+        offload: offload::read(&links, &path_links, Path::new("/sys/class/net")),
+        path_links,
+        ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
         dropping: tunnel_rules::read(peers, ways.port().unwrap_or(sources.port), &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
@@ -208,7 +230,20 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         store: store::read(&sources.store),
         agent: sources.agent.clone(),
         backend: sources.backend.clone(),
-        not_examined: not_examined(sources),
+        not_examined,
+    })
+}
+
+/// Returns what was read, or nothing if it could not be read, for example by another user than root. Then a text for people says so.
+fn known<T: Default>(
+    check: &'static str,
+    what: &str,
+    read: io::Result<T>,
+    not_examined: &mut Vec<(&'static str, String)>,
+) -> T {
+    read.unwrap_or_else(|error| {
+        not_examined.push((check, format!("{what}: {error}")));
+        T::default()
     })
 }
 

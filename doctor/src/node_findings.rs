@@ -7,9 +7,12 @@ use serde_json::{Value, json};
 use weft_subnet::env::SubnetEnv;
 
 use super::cni_files;
+use super::duplicates;
 use super::forwarding::forwarding;
+use super::ipsec;
 use super::limits;
 use super::node::{AgentAnswer, BRIDGE, NodeFacts, SubnetFile};
+use super::offload;
 use super::other_networks;
 use super::pod_links;
 use super::rule_findings;
@@ -41,7 +44,7 @@ pub struct NodeFinding {
 }
 
 /// Every check, in the order in which findings are shown.
-pub const CHECKS: [Check; 32] = [
+pub const CHECKS: [Check; 34] = [
     Check { name: "agent", about: "problems that the running agent reports", decide: agent },
     Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_networks::other_agent },
     Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file },
@@ -68,8 +71,8 @@ pub const CHECKS: [Check; 32] = [
     Check { name: "uplink", about: "a bridge or bond takes the packets of a link", decide: uplinks::uplink },
     Check {
         name: "duplicate-address",
-        about: "another host has an IPv6 address of this node",
-        decide: uplinks::duplicate_address,
+        about: "another host has an address of this node",
+        decide: duplicates::duplicate_address,
     },
     Check {
         name: "traffic-control",
@@ -93,8 +96,10 @@ pub const CHECKS: [Check; 32] = [
         about: "rules or links of another network for pods that does not run",
         decide: other_networks::leftovers,
     },
+    Check { name: "ipsec", about: "a policy of IPsec takes packets between pods", decide: ipsec::ipsec },
     Check { name: "rp-filter", about: "the kernel drops packets from some nodes", decide: way_findings::rp_filter },
     Check { name: "checksum", about: "packets arrive with wrong checksums", decide: way_findings::checksum },
+    Check { name: "offload", about: "a card is known to spoil checksums of tunnels", decide: offload::offload },
     Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: ipv6 },
     Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack },
     Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours },

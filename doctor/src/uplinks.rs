@@ -164,20 +164,6 @@ pub(super) fn uplink(facts: &NodeFacts) -> Vec<NodeFinding> {
     findings
 }
 
-/// Another host has an address of this node.
-pub(super) fn duplicate_address(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let one = |(addr, link): &(IpAddr, String)| {
-        let evidence = format!(
-            "another host has {addr} of {link}, too: the kernel found it (dadfailed) and does not use the address"
-        );
-        let remedy = format!(
-            "find the other host (`ip -6 neigh show {addr}` on a third one) and give one of the two another address; then `ip link set {link} down` and up"
-        );
-        finding(evidence, remedy)
-    };
-    facts.path_links.duplicates.iter().map(one).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Netlink at the byte level, for the agent and the CNI plugin: a buffer in which messages are built, and a blocking
-//! socket for requests. Only the module [`rt`] is specific to rtnetlink, [`generic`] to generic netlink, and [`nftables`] to
+//! socket for requests. Only the module [`rt`] is specific to rtnetlink, [`generic`] and [`ethtool`] to generic netlink, and [`nftables`] to
 //! nftables.
 
+pub mod ethtool;
 pub mod generic;
 pub mod hash;
 pub mod nftables;

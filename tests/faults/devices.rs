@@ -10,7 +10,7 @@ use std::process::Command;
 use nix::net::if_::if_nametoindex;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value as Json, json};
-use weft::kernel::ethtool::has_tx_checksum;
+use weft_netlink::ethtool::has_tx_checksum;
 
 use crate::site::{Kind, Lease, Site, array, bridge, devices, each, in_namespace, ip, run};
 

@@ -2,8 +2,8 @@
 //! `--tx-checksum-off` on real devices. The kernel says whether the feature is on.
 
 use nix::net::if_::if_nametoindex;
-use weft::kernel::ethtool::{has_tx_checksum, set_tx_checksum};
 use weft::offload::ChecksumOffload;
+use weft_netlink::ethtool::{has_tx_checksum, set_tx_checksum};
 
 use super::adapter_net::{add_uplink, alone, ip, name};
 

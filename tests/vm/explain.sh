@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `weft explain` and `weft doctor` say about ipip and wireguard, and about tables of the kernel that are full: their limits belong to the
-# whole machine, so no other test may change them.
+# What `weft explain` and `weft doctor` say about ipip and wireguard, about a network card of VMware, and about tables of the kernel that are
+# full: their limits belong to the whole machine, so no other test may change them.
 . /lib.sh
 
 # explain NODE CODE TEXT FROM TO: the exit code, and part of what is printed.
@@ -54,3 +54,11 @@ for n in 1 2 3 4 5 6 7 8 9; do
 done
 echo 9 >/proc/sys/net/ipv4/neigh/default/gc_thresh3
 check "a full neighbour table is named" doctor neighbours gc_thresh3
+
+# --- a network card of VMware ---
+
+ip link set eth0 up || die "no network card"
+ip route add default dev eth0 || die "make the card the uplink"
+check "a card without a tunnel is sound" sound offload
+ip link add flannel.9 type vxlan id 9 dstport 4789 dev eth0 || die "make a vxlan device"
+check "a card that may spoil checksums is named" doctor offload "flannel.9 leaves the checksums of packets to eth0"

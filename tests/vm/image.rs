@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 /// The package that depends on the current kernel package, whose name changes with every ABI.
 const META: &str = "linux-image-cloud-amd64";
 /// The modules that are loaded, in this order, each after those on which it depends.
-const MODULES: [&str; 11] = [
+const MODULES: [&str; 12] = [
     "dummy",
     "veth",
     "bridge",
@@ -24,6 +24,7 @@ const MODULES: [&str; 11] = [
     "nft_chain_nat",
     "nft_masq",
     "sch_fq",
+    "vmxnet3",
 ];
 
 /// The scenarios that get flanneld and etcd, and need memory for them.

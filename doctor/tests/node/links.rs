@@ -175,6 +175,40 @@ fn an_ipv6_address_that_another_host_has_is_found() {
 }
 
 #[test]
+fn an_ipv4_address_that_another_host_has_is_found() {
+    in_namespace(|file| {
+        let other = OtherNamespace::new();
+        ip(&format!("link add eth0 up type veth peer name eth0 netns {}", other.pid()));
+        other.run("ip link set eth0 up address 02:00:00:00:00:0b");
+        other.run("ip addr add 192.0.2.7/24 dev eth0");
+        ip("addr add 192.0.2.1/24 dev eth0");
+        ip("route add default via 192.0.2.7");
+        assert_eq!(doctor(file, "duplicate-address"), []);
+        other.run("ip addr add 192.0.2.1/24 dev eth0");
+        let evidence = ["192.0.2.1, too", "eth0", "02:00:00:00:00:0b", "another address"];
+        only_text(&sources(file), "duplicate-address", &evidence);
+        other.run("ip addr del 192.0.2.1/24 dev eth0");
+        assert_eq!(doctor(file, "duplicate-address"), []);
+    });
+}
+
+#[test]
+fn a_second_link_of_this_host_on_the_lan_is_no_other_host() {
+    in_namespace(|file| {
+        let lan = OtherNamespace::new();
+        lan.run("ip link add br0 up type bridge");
+        for link in ["eth0", "eth1"] {
+            ip(&format!("link add {link} up type veth peer name {link} netns {}", lan.pid()));
+            lan.run(&format!("ip link set {link} up master br0"));
+        }
+        ip("addr add 192.0.2.1/24 dev eth0");
+        ip("route add default via 192.0.2.7");
+        // The kernel answers on each link for all addresses of this host.
+        assert_eq!(doctor(file, "duplicate-address"), []);
+    });
+}
+
+#[test]
 fn routes_and_policy_rules_that_refuse_packets_to_pods_are_found() {
     in_namespace(|file| {
         fs::write(file, ENV).unwrap();
@@ -201,6 +235,33 @@ fn routes_and_policy_rules_that_refuse_packets_to_pods_are_found() {
         only_text(&sources(file), "network", &["a policy rule refuses packets", "10.5.9.0/24", "`ip rule`"]);
         ip("rule del pref 100");
         assert_eq!(doctor(file, "network"), []);
+    });
+}
+
+#[test]
+fn a_policy_of_ipsec_that_takes_packets_of_pods_is_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "route add 10.5.9.0/24 via 192.0.2.9 proto 90",
+            "xfrm policy add dir out src 0.0.0.0/0 dst 10.6.0.0/16 action block",
+            "xfrm policy add dir out src 192.0.2.1 dst 192.0.2.9 tmpl proto esp mode transport",
+            "xfrm policy add dir out src 10.5.0.0/16 dst 10.5.0.0/16 proto udp dport 500 action block",
+        ] {
+            ip(line);
+        }
+        assert_eq!(doctor(file, "ipsec"), [], "other destinations, the packets of the tunnel, and one port");
+        let vpn = "dir out src 0.0.0.0/0 dst 0.0.0.0/0";
+        ip(&format!("xfrm policy add {vpn} priority 9 tmpl src 192.0.2.1 dst 192.0.2.8 proto esp mode tunnel"));
+        let evidence = ["to 10.5.9.0/24", "src 0.0.0.0/0 dst 0.0.0.0/0 dir out priority 9", "`ip xfrm policy`"];
+        only_text(&sources(file), "ipsec", &evidence);
+        ip("xfrm policy add dir out src 10.5.0.0/16 dst 10.5.0.0/16 priority 8");
+        assert_eq!(doctor(file, "ipsec"), [], "the packets pass before");
+        ip("xfrm policy add dir fwd src 10.5.9.0/24 dst 10.5.0.0/16 action block");
+        only_finding(file, "ipsec", &["from 10.5.9.0/24", "dir fwd priority 0"]);
     });
 }
 

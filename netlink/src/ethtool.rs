@@ -5,8 +5,8 @@
 use std::io;
 
 use nix::errno::Errno;
-use weft_netlink::generic;
 
+use super::generic;
 use super::wire::{Writer, attrs, attrs_after, messages, text};
 
 const FAMILY: &str = "ethtool";

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Addresses of this node that another host on the LAN has, too. The kernel finds those of IPv6. For IPv4, this module asks the LAN as RFC 5227
+//! says: an ARP request for the address, with 0.0.0.0 as its sender, so that nobody learns anything from it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::{LinkAddr, bind};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
+use weft_cni::rtnl::{Addr, Link};
+
+use super::node::NodeFacts;
+use super::node_findings::{NodeFinding, finding};
+use super::uplinks::PathLinks;
+
+/// Requests for each address, and the time after each. A host on the LAN answers within a few milliseconds.
+const REQUESTS: u32 = 2;
+const WAIT: Duration = Duration::from_millis(100);
+/// At most so many addresses are asked for. A node has one or two.
+const MAX_ADDRESSES: usize = 16;
+
+/// EtherType of ARP (linux/if_ether.h).
+const ETH_P_ARP: u16 = 0x0806;
+/// Length of an Ethernet frame with an ARP packet for IPv4.
+const FRAME: usize = 42;
+
+type Mac = [u8; 6];
+
+/// An IPv4 address of this node that another host has, too.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Duplicate {
+    /// The address.
+    pub addr: Ipv4Addr,
+    /// The link of this node that has it.
+    pub link: String,
+    /// The MAC address of the other host.
+    pub mac: Mac,
+}
+
+/// Asks for the addresses of the uplinks.
+///
+/// # Errors
+/// No packets can be sent or received, for example because the caller is not root.
+pub fn read(links: &[Link], addrs: &[Addr], path: &PathLinks) -> io::Result<Vec<Duplicate>> {
+    // A link of this host may answer for an address of another one.
+    let own: BTreeSet<Mac> = links.iter().filter_map(|link| link.mac).collect();
+    let mut found = BTreeSet::new();
+    let uplinks = links.iter().filter(|link| path.links.iter().any(|one| one.is_uplink && one.name == link.name));
+    for link in uplinks.filter(|link| link.up) {
+        let (Some(mac), of_link) = (link.mac, addrs.iter().filter(|addr| addr.index == link.index && addr.global))
+        else {
+            continue;
+        };
+        let wanted: Vec<Ipv4Addr> = of_link.filter_map(|addr| v4(addr)).take(MAX_ADDRESSES).collect();
+        if !wanted.is_empty() {
+            let others = ask(&link.name, mac, &wanted)?.into_iter().filter(|(_, mac)| !own.contains(mac));
+            found.extend(others.map(|(addr, mac)| Duplicate { addr, link: link.name.clone(), mac }));
+        }
+    }
+    Ok(found.into_iter().collect())
+}
+
+fn v4(addr: &Addr) -> Option<Ipv4Addr> {
+    match addr.addr {
+        IpAddr::V4(addr) => Some(addr),
+        IpAddr::V6(_) => None,
+    }
+}
+
+/// Sends the requests on a link, and returns who says to have one of the addresses.
+fn ask(link: &str, mac: Mac, wanted: &[Ipv4Addr]) -> io::Result<BTreeSet<(Ipv4Addr, Mac)>> {
+    let mut found = BTreeSet::new();
+    let of_link = getifaddrs()?.filter(|one| one.interface_name == link).filter_map(|one| one.address);
+    // The address of a link without ARP, such as a tunnel, has another length.
+    let Some(bound) = of_link.filter_map(|addr| addr.as_link_addr().copied()).find(|addr: &LinkAddr| addr.halen() == 6)
+    else {
+        return Ok(found);
+    };
+    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, Some(eth::ARP))?;
+    bind(socket.as_raw_fd(), &bound)?;
+    // The type of the standard library sends and receives on any socket of packets.
+    let socket = UdpSocket::from(socket);
+    for _ in 0..REQUESTS {
+        for addr in wanted {
+            // A link whose carrier is gone cannot send.
+            let _ = socket.send(&request(mac, *addr));
+        }
+        let end = Instant::now() + WAIT;
+        while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            socket.set_read_timeout(Some(left))?;
+            let mut frame = [0; FRAME];
+            match socket.recv(&mut frame) {
+                Ok(FRAME) => found.extend(sender(&frame).filter(|(addr, _)| wanted.contains(addr))),
+                // The frame is no ARP packet, or the time is over.
+                _ => {}
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the frame of an ARP probe (RFC 826, RFC 5227).
+fn request(mac: Mac, wanted: Ipv4Addr) -> [u8; FRAME] {
+    let mut frame = [0; FRAME];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac);
+    frame[12..14].copy_from_slice(&ETH_P_ARP.to_be_bytes());
+    // Ethernet, IPv4, the lengths of their addresses, and "request".
+    frame[14..22].copy_from_slice(&[0, 1, 8, 0, 6, 4, 0, 1]);
+    frame[22..28].copy_from_slice(&mac);
+    frame[38..42].copy_from_slice(&wanted.octets());
+    frame
+}
+
+/// Returns the address that the sender of an ARP packet says to have, and its MAC address.
+fn sender(frame: &[u8; FRAME]) -> Option<(Ipv4Addr, Mac)> {
+    if frame[12..14] != ETH_P_ARP.to_be_bytes() || frame[14..20] != [0, 1, 8, 0, 6, 4] {
+        return None;
+    }
+    let (mac, addr): (Mac, [u8; 4]) = (frame[22..28].try_into().ok()?, frame[28..32].try_into().ok()?);
+    Some((addr.into(), mac))
+}
+
+/// Another host has an address of this node.
+pub(super) fn duplicate_address(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let v4 = |Duplicate { addr, link, mac }: &Duplicate| {
+        let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+        let evidence = format!(
+            "another host on the LAN of {link}, with the MAC address {mac}, has {addr}, too: packets to this node go to \
+             whichever of the two answered last"
+        );
+        finding(evidence, format!("give one of the two hosts another address; the switch knows the port of {mac}"))
+    };
+    let v6 = |(addr, link): &(IpAddr, String)| {
+        let evidence = format!(
+            "another host has {addr} of {link}, too: the kernel found it (dadfailed) and does not use the address"
+        );
+        let remedy = format!(
+            "find the other host (`ip -6 neigh show {addr}` on a third one) and give one of the two another address; then `ip link set {link} down` and up"
+        );
+        finding(evidence, remedy)
+    };
+    facts.duplicates.iter().map(v4).chain(facts.path_links.duplicates.iter().map(v6)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_arp_packets_of_ipv4_name_a_sender() {
+        let mac = [2, 0, 0, 0, 0, 7];
+        let mut frame = request(mac, Ipv4Addr::new(192, 0, 2, 1));
+        assert_eq!(sender(&frame), Some((Ipv4Addr::UNSPECIFIED, mac)), "nobody learns an address from the request");
+        frame[28..32].copy_from_slice(&[192, 0, 2, 1]);
+        assert_eq!(sender(&frame), Some((Ipv4Addr::new(192, 0, 2, 1), mac)));
+        for at in [13, 15, 16, 18, 19] {
+            let mut other = frame;
+            other[at] ^= 0x40;
+            assert_eq!(sender(&other), None, "byte {at}");
+        }
+    }
+}
