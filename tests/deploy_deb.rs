@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Debian package: the same input gives the same bytes, lintian has no complaint, and the package is installed, upgraded under traffic,
-//! removed and purged in a Debian with systemd, which runs in a container. There, the commands of docs/install.md work as they stand. Needs
-//! root, and what `make test-deb` prepares.
+//! removed and purged in a Debian with systemd, which runs in a container. There, the commands of docs/install.md work as they stand, and
+//! systemd keeps the device of udp over restarts. Needs root, and what `make test-deb` prepares.
 //!
 //! `WEFT_BIN` and `WEFT_CNI` name other binaries than those of this build, such as static ones.
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test says what it expected")]
@@ -130,6 +130,16 @@ fn install_upgrade_under_traffic_remove_and_purge() {
     package(packages.path(), "new.deb", "2");
     let log = boot("scenario.sh", packages.path(), &[]);
     for check in CHECKS {
+        assert!(log.contains(&format!("PASS {check}\n")), "'{check}' was never checked:\n{log}");
+    }
+}
+
+#[test]
+fn systemd_keeps_the_device_of_udp_over_restarts() {
+    let packages = tempfile::tempdir().unwrap();
+    package(packages.path(), "new.deb", "2");
+    let log = boot("udp.sh", packages.path(), &["--bind=/dev/net/tun".to_owned()]);
+    for check in ["no packet is lost by restarts", "the device is the same one", "it is kept again"] {
         assert!(log.contains(&format!("PASS {check}\n")), "'{check}' was never checked:\n{log}");
     }
 }
