@@ -15,7 +15,6 @@ use super::other_agents::other_agents;
 use crate::cli::ReleaseTask;
 use crate::kernel::Kernel;
 use crate::log::text::printable;
-use crate::observe::report::public;
 use crate::options::Store;
 use crate::{agent, files, saved};
 
@@ -71,7 +70,7 @@ fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow:
     let has_ours = |lease: &&Lease| subnets.iter().all(|net| lease.subnets.of(family(&net)) == Some(net));
     let lease = leases().find(|lease| lease.subnets == *subnets).or_else(|| leases().find(has_ours));
     let lease = lease.with_context(|| format!("no lease of {subnets} is in the store: there is nothing to release"))?;
-    let published = public(&lease.attrs);
+    let published: Vec<IpAddr> = lease.attrs.published().collect();
     if !published.iter().any(|ip| ours.contains(ip)) {
         let list: Vec<String> = published.iter().map(IpAddr::to_string).collect();
         anyhow::bail!(
@@ -89,7 +88,7 @@ fn render(records: &[Record]) -> String {
     for record in records {
         let _ = match &record.lease {
             Ok(lease) => {
-                let public: Vec<String> = public(&lease.attrs).iter().map(IpAddr::to_string).collect();
+                let public: Vec<String> = lease.attrs.published().map(|ip| ip.to_string()).collect();
                 let kind = Shown(&lease.attrs.backend_type);
                 writeln!(out, "{:24} {:40} {kind}", shown(&record.id), public.join(","))
             }

@@ -63,8 +63,8 @@ impl<K: Kernel> Node<K> {
 
     /// Returns the published addresses of all nodes, sorted.
     fn node_addresses(&self) -> Vec<IpAddr> {
-        let peers = self.plan.peers().believed_unordered().flat_map(|lease| report::public(&lease.attrs));
-        let mut all: Vec<IpAddr> = peers.chain(report::public(&self.plan.own().attrs)).collect();
+        let peers = self.plan.peers().believed_unordered().flat_map(|lease| lease.attrs.published());
+        let mut all: Vec<IpAddr> = peers.chain(self.plan.own().attrs.published()).collect();
         all.sort_unstable();
         all.dedup();
         all

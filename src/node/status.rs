@@ -121,7 +121,7 @@ impl<K: Kernel> Node<K> {
         let addresses = uplink.v4.map(IpAddr::V4).into_iter().chain(uplink.v6.map(IpAddr::V6));
         NodeDetails {
             warnings: self.warnings(),
-            public: report::public(&self.plan.own().attrs),
+            public: self.plan.own().attrs.published().collect(),
             // Not the types in the lease, because udp and alloc have none there.
             other_ways: self.plan.earlier().map(|(number, _)| self.plan.users(number, 0).0.to_owned()).collect(),
             lease_ttl: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at)),

@@ -7,7 +7,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Id, Lease};
 
@@ -218,7 +217,7 @@ pub struct PeerRow {
 impl PeerRow {
     /// Returns a peer whose lease can be read.
     pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> PeerRow {
-        let public: Vec<String> = public(&lease.attrs).iter().map(IpAddr::to_string).collect();
+        let public: Vec<String> = lease.attrs.published().map(|ip| ip.to_string()).collect();
         let (subnet, backend) = (lease.subnets.to_string(), lease.attrs.backend_type.clone());
         let (public, sessions, probe) = (public.join(","), Vec::new(), None);
         let peer = Peer { subnet, public, backend, state, not_encrypted: false, reason, sessions, probe };
@@ -251,11 +250,6 @@ impl PeerRow {
         let peer = Peer { subnet, public, backend, state, not_encrypted: false, reason, sessions, probe };
         PeerRow { id: id.clone(), subnets: Subnets::default(), peer }
     }
-}
-
-/// Returns the addresses that a lease names.
-pub fn public(attrs: &Attrs) -> Vec<IpAddr> {
-    attrs.public_ip.map(IpAddr::V4).into_iter().chain(attrs.public_ipv6.map(IpAddr::V6)).collect()
 }
 
 /// Returns the host's name.

@@ -147,10 +147,9 @@ impl Plan {
 
     /// Plans the exceptions of a lease that came or changed. `None` says that the lease is gone.
     pub(super) fn plan_fence_exceptions(&mut self, id: &Id, age: &Age, attrs: Option<&Attrs>) -> Vec<Changed> {
-        let addresses = attrs.map(|attrs| [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)]);
         let networks = &self.network.networks;
         let within = |ip: &IpAddr| networks.iter().any(|network| network.contains(ip));
-        let inside = addresses.into_iter().flatten().flatten().filter(within).collect();
+        let inside = attrs.into_iter().flat_map(Attrs::published).filter(within).collect();
         let mut changed = Vec::new();
         for ((age, id), addresses) in self.fence.set(id, age, inside) {
             let state = addresses.into_iter().map(|ip| (Key::Open(ip), Value::Open)).collect();

@@ -20,12 +20,12 @@ impl NodeAddresses {
     /// Replaces a lease by its new state. `None` means that there is no valid lease before or after the change.
     pub fn follow(&mut self, before: Option<&Lease>, after: Option<&Lease>) {
         // New addresses come first, so that an address in both states is never removed in between.
-        for ip in after.into_iter().flat_map(public_addresses) {
+        for ip in after.into_iter().flat_map(|lease| lease.attrs.published()) {
             let count = self.counts.entry(ip).or_default();
             *count += 1;
             self.version += u64::from(*count == 1);
         }
-        for ip in before.into_iter().flat_map(public_addresses) {
+        for ip in before.into_iter().flat_map(|lease| lease.attrs.published()) {
             let Entry::Occupied(mut count) = self.counts.entry(ip) else { continue };
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -52,11 +52,6 @@ impl NodeAddresses {
     pub fn version(&self) -> u64 {
         self.version
     }
-}
-
-fn public_addresses(lease: &Lease) -> impl Iterator<Item = IpAddr> {
-    let attrs = &lease.attrs;
-    [attrs.public_ip.map(IpAddr::V4), attrs.public_ipv6.map(IpAddr::V6)].into_iter().flatten()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The value of a lease in a store. It is JSON, and has exactly the bytes that flannel writes (docs/flannel-formats.md, "Leases in etcd").
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::Serialize;
@@ -101,6 +101,11 @@ fn text(members: &Members, name: &str) -> Option<Box<str>> {
 }
 
 impl Attrs {
+    /// Returns the public addresses, that of IPv4 first.
+    pub fn published(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        self.public_ip.map(IpAddr::V4).into_iter().chain(self.public_ipv6.map(IpAddr::V6))
+    }
+
     /// Returns the public addresses, each as a network of one address.
     pub fn public_addresses(&self) -> Subnets {
         Subnets { v4: self.public_ip.map(Ipv4Net::from), v6: self.public_ipv6.map(Ipv6Net::from) }
