@@ -108,6 +108,8 @@ pub struct Wanted<'a> {
 struct Own {
     /// The variables with which it has succeeded.
     done: Option<Vec<Variable>>,
+    /// It has not succeeded with the variables that are wanted now.
+    is_awaited: bool,
     is_running: bool,
     failures: u32,
     retry_at: Option<Instant>,
@@ -148,7 +150,8 @@ impl Extension {
         self.collect(now);
         let Some(wanted) = wanted else { return };
         self.update_own(wanted, now);
-        if self.own.done.as_ref() != Some(&wanted.own) {
+        self.own.is_awaited = self.own.done.as_ref() != Some(&wanted.own);
+        if self.own.is_awaited {
             return;
         }
         if wanted.commands.concern_peers() {
@@ -161,6 +164,10 @@ impl Extension {
 
     /// Returns when to call [`Extension::update`], besides after every event.
     pub fn next(&self) -> Option<Instant> {
+        // Nothing is done for peers before.
+        if self.own.is_awaited {
+            return self.own.retry_at;
+        }
         let has_room = self.tasks.len() < MAX_AT_ONCE;
         let due = self.peers.next().filter(|_| has_room);
         [self.own.retry_at, due, self.next_list, self.repeat_at, self.save_at].into_iter().flatten().min()

@@ -194,7 +194,9 @@ impl<K: Kernel> Node<K> {
         if !self.plan.sends_earlier() {
             return;
         }
-        if self.own_lease.tasks.is_call_open() || self.plan.own().attrs != self.wanted_attrs() {
+        // Peers choose the way by what the lease says beside its addresses, which an administrator may have chosen.
+        let is_accepted = self.plan.own().attrs.same_but_addresses(&self.wanted_attrs());
+        if self.own_lease.tasks.is_call_open() || !is_accepted {
             self.change.sends_at = None;
             return;
         }

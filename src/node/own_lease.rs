@@ -46,6 +46,8 @@ pub(super) struct OwnLease {
     pub(super) missing: Option<&'static str>,
     /// Why the last call failed.
     pub(super) error: Option<String>,
+    /// Why the lease was not renewed, until it is.
+    pub(super) not_renewed: Option<String>,
     /// The time to live that the store has given, and when. `None` if it is unlimited or not known yet.
     pub(super) ttl: Option<(Instant, Duration)>,
     pub(super) saved_end: SavedEnd,
@@ -61,6 +63,7 @@ impl OwnLease {
             lost: None,
             missing: None,
             error: None,
+            not_renewed: None,
             ttl: None,
             saved_end: SavedEnd::Unknown,
         }
@@ -90,6 +93,8 @@ enum OwnRecord<'a> {
     AsHeld,
     /// It is our lease, and somebody has changed the VTEP MAC in it.
     OtherIdentity(&'a Lease),
+    /// It is our lease, and the administrator has chosen another public address for it. That is no contest.
+    OtherAddress,
     /// It is our lease, and somebody has changed something else in it.
     Changed(&'a Lease),
     /// It is the lease of another node.
@@ -186,7 +191,7 @@ impl<K: Kernel> Node<K> {
         match meaning {
             OwnRecord::Unreadable => self.log_overwritten("an unreadable value"),
             OwnRecord::OtherIdentity(lease) | OwnRecord::Changed(lease) => self.log_overwritten(&lease.attrs.owner()),
-            OwnRecord::OwnWrite | OwnRecord::AsHeld | OwnRecord::OfAnotherNode => {}
+            OwnRecord::OwnWrite | OwnRecord::AsHeld | OwnRecord::OtherAddress | OwnRecord::OfAnotherNode => {}
         }
         match meaning {
             OwnRecord::OwnWrite => {}
@@ -205,7 +210,7 @@ impl<K: Kernel> Node<K> {
                 // Everything else in the lease is ours to decide.
                 self.update_own_lease();
             }
-            OwnRecord::Changed(_) => self.write_own_lease(),
+            OwnRecord::OtherAddress | OwnRecord::Changed(_) => self.write_own_lease(),
             // Only the store can tell by compare-and-swap whose lease it is. A lease that is known to be lost is not asked
             // for again.
             OwnRecord::OfAnotherNode if self.own_lease.lost.is_none() => self.write_own_lease(),
@@ -228,6 +233,10 @@ impl<K: Kernel> Node<K> {
             Evidence { id: assigned.then(|| own.id.clone()), ..Evidence::of(TYPES, own.subnets, &own.attrs) };
         if !evidence.proves(lease) {
             return OwnRecord::OfAnotherNode;
+        }
+        // Such a store reports an address that another agent wrote as unreadable.
+        if assigned && lease.subnets == own.subnets && lease.attrs.same_but_addresses(&own.attrs) {
+            return OwnRecord::OtherAddress;
         }
         // Only a store that knows its nodes proves that a lease with another identity is still ours.
         if self.device_follows(lease) { OwnRecord::OtherIdentity(lease) } else { OwnRecord::Changed(lease) }

@@ -134,6 +134,7 @@ impl<K: Kernel> Node<K> {
         let mut event = StoreEvent::default();
         due.iter().for_each(|id| event.lease(id, "was gone from the store until the end of its grace time"));
         let changed = due.iter().flat_map(|id| self.plan.remove(id)).collect();
+        self.save_later();
         self.write(changed, event.to_string()).await;
     }
 

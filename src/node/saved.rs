@@ -49,6 +49,7 @@ impl<K: Kernel> Node<K> {
     /// is saved only when it has moved by a quarter of that time, because stores that are touched otherwise report a renewal, too.
     pub(super) fn lease_renewed(&mut self, ttl: Option<Duration>) {
         let now = Instant::now();
+        self.own_lease.not_renewed = None;
         let must_save = match (self.own_lease.saved_end, ttl) {
             (SavedEnd::At(saved), Some(ttl)) => saved + ttl / 4 <= now + ttl,
             (SavedEnd::Never, None) => false,

@@ -103,6 +103,7 @@ impl<K: Kernel> Node<K> {
         all.extend(self.context.conflist.problem());
         all.extend(self.context.store.remark());
         all.extend(self.own_lease.error.as_ref().map(|text| format!("own lease: {text}")));
+        all.extend(self.own_lease.not_renewed.as_ref().map(|text| format!("own lease is not renewed: {text}")));
         all.extend(self.net_conf.not_applied.clone());
         all.extend(self.change_warnings());
         all.extend(self.sysctls.problems.iter().cloned());

@@ -82,13 +82,16 @@ impl<K: Kernel> Node<K> {
         let peers_version = self.plan.peers_version();
         let now = Instant::now();
         // Some stores report an unlimited lease without having been asked.
-        if events.iter().any(|event| !matches!(event, Event::Unreachable(_) | Event::Renewed(None))) {
+        let is_answer =
+            |event: &Event| !matches!(event, Event::Unreachable(_) | Event::NotRenewed(_) | Event::Renewed(None));
+        if events.iter().any(is_answer) {
             self.store.last_answer = now;
             self.context.reporter.metrics.store_word(now);
         }
         for event in events {
             // A renewal may be an old answer that came over another connection.
-            if !matches!(event, Event::Unreachable(_) | Event::Renewed(_)) && self.store.error.take().is_some() {
+            let is_renewal = matches!(event, Event::Renewed(_) | Event::NotRenewed(_));
+            if !is_renewal && !matches!(event, Event::Unreachable(_)) && self.store.error.take().is_some() {
                 tracing::info!("the store answers again");
             }
             match event {
@@ -112,6 +115,12 @@ impl<K: Kernel> Node<K> {
                         tracing::warn!("store: {text}");
                     }
                     self.store.error = Some(text);
+                }
+                Event::NotRenewed(text) => {
+                    if self.store.log_limit.due(&text, now) {
+                        tracing::warn!("own lease is not renewed: {text}");
+                    }
+                    self.own_lease.not_renewed = Some(text);
                 }
                 Event::Renewed(ttl) => {
                     self.lease_renewed(ttl);

@@ -67,6 +67,9 @@ struct ScriptedStore {
     retakes: RefCell<Vec<Attrs>>,
     acquires: RefCell<usize>,
     taken: RefCell<bool>,
+    /// The public address that an administrator chose.
+    overwrite: Cell<Option<std::net::Ipv4Addr>>,
+    is_assigned: Cell<bool>,
     /// Number of tasks that renew the lease.
     renewals: Rc<Cell<usize>>,
     /// Number of reports about the network of this node.
@@ -106,7 +109,7 @@ impl Source for ScriptedStore {
         "script".into()
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: true, assigned: false }
+        Capabilities { expires: true, assigned: self.is_assigned.get() }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
         Box::pin(async { Err(Error::NoNetConf { place: "script".into(), remedy: "write it".into() }) })
@@ -128,7 +131,8 @@ impl Source for ScriptedStore {
             if *self.taken.borrow() {
                 return Err(Error::Taken { subnet: *subnets, owner: "192.168.0.7".into() });
             }
-            Ok(Lease { attrs: attrs.clone(), ..lease(&subnets.to_key(), "192.168.0.1") })
+            let public_ip = self.overwrite.get().or(attrs.public_ip);
+            Ok(Lease { attrs: Attrs { public_ip, ..attrs.clone() }, ..lease(&subnets.to_key(), "192.168.0.1") })
         })
     }
     fn release<'a>(&'a self, _: &'a Lease) -> Local<'a, Result<(), Error>> {
@@ -262,6 +266,8 @@ impl TestNode {
             retakes: RefCell::default(),
             acquires: RefCell::default(),
             taken: RefCell::default(),
+            overwrite: Cell::default(),
+            is_assigned: Cell::default(),
             renewals: Rc::default(),
             reports: Cell::default(),
         });

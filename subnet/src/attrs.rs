@@ -106,6 +106,13 @@ impl Attrs {
         self.public_ip.map(IpAddr::V4).into_iter().chain(self.public_ipv6.map(IpAddr::V6))
     }
 
+    /// Returns true if two leases of one node differ at most in their public addresses. A store may publish others than those of the host,
+    /// because an administrator chose them.
+    pub fn same_but_addresses(&self, other: &Attrs) -> bool {
+        let published = (other.public_ip, other.public_ipv6);
+        Attrs { public_ip: published.0, public_ipv6: published.1, ..self.clone() } == *other
+    }
+
     /// Returns the public addresses, each as a network of one address.
     pub fn public_addresses(&self) -> Subnets {
         Subnets { v4: self.public_ip.map(Ipv4Net::from), v6: self.public_ipv6.map(Ipv6Net::from) }

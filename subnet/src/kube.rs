@@ -97,6 +97,8 @@ pub struct KubeOptions {
 struct Publication {
     network: Network,
     attrs: Attrs,
+    /// The addresses that the Node had after our last write.
+    addresses: Option<publish::Addresses>,
 }
 
 /// Leases in the Nodes of a cluster.
@@ -178,10 +180,16 @@ impl KubeStore {
             && let Some(publication) = &*self.publication.borrow()
         {
             self.warn_of_unreadable(node);
-            // The agent publishes its lease again if it cannot be read. The new one has the address that the admin chose.
-            if publish::addresses_differ(&publication.attrs, self.types, node, &self.prefix) {
-                let reason = format!("node {}: the public address has to be published again", record.id);
-                record.lease = Err(Unreadable::new(reason));
+            let wanted = publish::wanted_addresses(&publication.attrs, self.types, node, &self.prefix);
+            let now = publish::addresses(node, &self.prefix);
+            if now != wanted {
+                record.lease = record.lease.and_then(|lease| {
+                    // The agent publishes its lease again if it has another address, and if it cannot be read.
+                    if publication.addresses.as_ref() == Some(&now) {
+                        return Ok(publish::with_addresses(lease, &wanted));
+                    }
+                    Err(Unreadable::new(format!("node {}: somebody else wrote the public address", record.id)))
+                });
             }
             record.lease = record.lease.map(|lease| own_node::in_families_of(&publication.network.networks, lease));
         }

@@ -74,26 +74,27 @@ impl Failures {
         (self.count, self.reported) = (0, None);
     }
 
-    /// Counts a failure, reports it to `out` if that is due, and returns how long to wait. Returns `None` if nobody receives the
-    /// events any more.
+    /// Counts a failure, reports it to `out` as this event if that is due, and returns how long to wait. Returns `None` if nobody receives
+    /// the events any more.
     pub(crate) async fn report(
         &mut self,
         error: &dyn Error,
         endpoints: usize,
+        event: fn(String) -> Event,
         out: &mpsc::Sender<Event>,
     ) -> Option<Duration> {
         let (is_due, delay) = self.count(endpoints);
         let text = chain(error);
         tracing::debug!(error = %text, "the store failed");
         if is_due {
-            out.send(Event::Unreachable(text)).await.ok()?;
+            out.send(event(text)).await.ok()?;
         }
         Some(delay)
     }
 
-    /// Reports a failure as [`Failures::report`] does, and waits. Returns false if nobody receives the events any more.
+    /// Reports that the store is unreachable as [`Failures::report`] does, and waits. Returns false if nobody receives the events any more.
     pub(crate) async fn pause(&mut self, error: &dyn Error, endpoints: usize, out: &mpsc::Sender<Event>) -> bool {
-        let Some(delay) = self.report(error, endpoints, out).await else { return false };
+        let Some(delay) = self.report(error, endpoints, Event::Unreachable, out).await else { return false };
         sleep(delay).await;
         true
     }

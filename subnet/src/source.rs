@@ -173,6 +173,9 @@ pub enum Event {
     Answered,
     /// The store does not answer. This is reported at once, and then at most once a minute.
     Unreachable(String),
+    /// Our lease could not be renewed, for the reason in the text. This is reported at once, and then at most once a minute, whatever else the
+    /// store answers.
+    NotRenewed(String),
     /// Our lease was renewed and expires after this time. `None` if it never expires, as a reservation or in a directory.
     Renewed(Option<Duration>),
 }

@@ -78,6 +78,8 @@ for command in by_hand with_weft; do
     end_flows
     end_capture n2
     check "$command: without a device packets are lost" [ "$(measured lost)" -gt 0 ]
+    # weft has no part in the first one.
+    [ $command = with_weft ] || by_n2 "$(begun | head -n 1)" || die "the script begins no handshake, or this machine is too slow"
     check "$command: n2 begins the first handshake" by_n2 "$(begun | head -n 1)"
     # Two peers and two devices. A second attempt would come 5 s after the first.
     check "$command: no handshake is begun twice" [ "$(begun | wc -l)" -le 4 ]

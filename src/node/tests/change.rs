@@ -104,6 +104,24 @@ async fn the_device_stands_before_the_lease_names_it_and_packets_follow_the_leas
 }
 
 #[tokio::test]
+async fn a_change_ends_although_the_store_publishes_the_address_that_an_administrator_chose() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.store.overwrite.set(Some([203, 0, 113, 7].into()));
+        test.net_conf(VXLAN).await;
+        assert!(test.asked(1).await);
+        test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
+        test.accepted().await;
+        assert_eq!(test.node.plan.own().attrs.public_ip, Some([203, 0, 113, 7].into()));
+        assert_eq!(test.device(), "flannel.1");
+        assert!(test.asked(2).await);
+        test.accepted().await;
+        assert!(!test.node.plan.is_changing());
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn another_vni_is_a_change_with_two_devices_and_one_mac() {
     local(async {
         let mut own = lease("10.5.1.0-24", "192.168.0.1");

@@ -120,13 +120,18 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
                 failures.reset();
                 let ttl = if let Renewal::For(ttl) = renewal { Some(ttl) } else { None };
                 expires = ttl.map(|ttl| Instant::now() + ttl);
-                if !matches!(renewal, Renewal::NotOurs) && out.send(Event::Renewed(ttl)).await.is_err() {
+                // A watch that was interrupted while the store was replaced may not know that our key is gone.
+                let event = match renewal {
+                    Renewal::NotOurs => Event::Changes(vec![Err(lease.id.clone())]),
+                    Renewal::Permanent | Renewal::For(_) => Event::Renewed(ttl),
+                };
+                if out.send(event).await.is_err() {
                     return;
                 }
                 renew_in(ttl.unwrap_or(store.lease_ttl), store.renew_margin)
             }
             Err(error) => {
-                let Some(delay) = failures.report(&error, 1, &out).await else { return };
+                let Some(delay) = failures.report(&error, 1, Event::NotRenewed, &out).await else { return };
                 retry_in(delay, expires.map(|at| at.saturating_duration_since(Instant::now())))
             }
         };

@@ -164,7 +164,8 @@ impl KubeStore {
     }
 
     pub(super) async fn take(&self, request: &LeaseRequest) -> Result<Lease, Error> {
-        let publication = Publication { network: request.network.clone(), attrs: request.attrs.clone() };
+        let publication =
+            Publication { network: request.network.clone(), attrs: request.attrs.clone(), addresses: None };
         *self.publication.borrow_mut() = Some(publication);
         let node = self.node_with_pod_cidr().await?;
         self.publish(node, &request.attrs, &request.network).await
@@ -226,6 +227,9 @@ impl KubeStore {
             self.warn_of_unreadable(&node);
             let changes = publish::changes(attrs, self.types, &node, &self.prefix);
             if changes.is_empty() {
+                if let Some(publication) = &mut *self.publication.borrow_mut() {
+                    publication.addresses = Some(publish::addresses(&node, &self.prefix));
+                }
                 let lease = node.lease(&self.prefix).map_err(|error| Error::Invalid(error.to_string()))?;
                 return Ok(in_families_of(&network.networks, lease));
             }

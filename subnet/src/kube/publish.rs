@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::attrs::Attrs;
 use crate::backend_types::BackendTypes;
+use crate::lease::Lease;
 
 use super::annotations::{self, Prefix};
 use super::node::{Node, NodeError};
@@ -59,11 +60,25 @@ pub(super) fn changes(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &
     all
 }
 
-/// Returns true if the node does not publish the addresses that it should. The administrator has added, changed or removed one of his
-/// addresses while the agent runs.
-pub(super) fn addresses_differ(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &Prefix) -> bool {
-    let changes = changes(attrs, types, node, prefix);
-    [annotations::PUBLIC, annotations::PUBLIC_V6].iter().any(|end| changes.contains_key(&prefix.name(end)))
+/// The public addresses of a Node, as text: IPv4 and IPv6.
+pub(super) type Addresses = [Option<String>; 2];
+
+/// Returns the addresses that a Node publishes.
+pub(super) fn addresses(node: &Node, prefix: &Prefix) -> Addresses {
+    [annotations::PUBLIC, annotations::PUBLIC_V6].map(|end| node.annotation(&prefix.name(end)).map(str::to_owned))
+}
+
+/// Returns the addresses that our Node should publish. They change while the agent runs if the administrator adds, changes or removes his.
+pub(super) fn wanted_addresses(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &Prefix) -> Addresses {
+    let mut all = wanted(attrs, types, node, prefix);
+    [annotations::PUBLIC, annotations::PUBLIC_V6].map(|end| all.remove(&prefix.name(end)).flatten())
+}
+
+/// Returns the lease with these addresses.
+pub(super) fn with_addresses(mut lease: Lease, [v4, v6]: &Addresses) -> Lease {
+    lease.attrs.public_ip = v4.as_deref().and_then(|text| text.parse().ok());
+    lease.attrs.public_ipv6 = v6.as_deref().and_then(|text| text.parse().ok());
+    lease
 }
 
 /// Returns the removal of all that an agent published. The administrator's annotations stay.
