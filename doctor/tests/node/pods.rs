@@ -17,8 +17,9 @@ fn a_link_or_address_that_was_given_to_another_pod_meanwhile_stays() {
             ip(&format!("link add {name} type veth peer name {name}p"));
             ip(&format!("link set {name} alias weft-veth"));
         };
+        // No other namespace of this machine has such addresses. One that had them would be in use.
         let address = |last: u8, container: &str| {
-            fs::write(path(&format!("networks/cbr0/10.5.1.{last}")), format!("{container}\r\neth0")).unwrap();
+            fs::write(path(&format!("networks/cbr0/10.213.77.{last}")), format!("{container}\r\neth0")).unwrap();
         };
         for (name, last) in [("veth0", 2), ("veth1", 3)] {
             link(name);
@@ -43,7 +44,7 @@ fn a_link_or_address_that_was_given_to_another_pod_meanwhile_stays() {
             done.unwrap();
         }
         let left: Vec<_> = fs::read_dir(path("networks/cbr0")).unwrap().map(|file| file.unwrap().file_name()).collect();
-        assert!(left.contains(&"10.5.1.3".into()) && !left.contains(&"10.5.1.2".into()), "{left:?}");
+        assert!(left.contains(&"10.213.77.3".into()) && !left.contains(&"10.213.77.2".into()), "{left:?}");
         let exists = |name: &str| fs::exists(format!("/proc/thread-self/net/dev_snmp6/{name}")).unwrap();
         assert!(exists("veth1") && !exists("veth0"));
     });
