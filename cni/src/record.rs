@@ -216,17 +216,24 @@ fn lock(path: &Path, limit: Duration) -> Result<Option<Flock<File>>, Error> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file.map_err(failed)?,
         };
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) if is_at(&lock, path) => return Ok(Some(lock)),
-            // The call that held the lock has removed or replaced the file: open the new one.
-            Ok(_) => {}
-            Err((_, Errno::EWOULDBLOCK)) => pause(),
-            Err((_, errno)) => return Err(failed(errno.into())),
+        if let Some(lock) = try_lock(file, path).map_err(failed)? {
+            return Ok(Some(lock));
         }
         if Instant::now() >= deadline {
             let text = format!("another call for this pod is still running: {} is locked", path.display());
             return Err(Error::new(code::TRY_AGAIN, text));
         }
+        pause();
+    }
+}
+
+/// Locks a file that was opened at this path. Returns `None` if another call holds the lock, or has removed or replaced the file since it
+/// was opened.
+fn try_lock(file: File, path: &Path) -> io::Result<Option<Flock<File>>> {
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock).filter(|lock| is_at(lock, path))),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+        Err((_, errno)) => Err(errno.into()),
     }
 }
 
@@ -252,4 +259,57 @@ fn parse(path: &Path, text: &[u8]) -> Option<Record> {
     let written: Option<Caller> = ours.and_then(|ours| serde_json::from_value(ours).ok());
     let from_name = || ifname.map(|ifname| Caller { ifname: ifname.to_owned(), ..Caller::default() });
     Some(Record { path: path.to_owned(), container: container.to_owned(), caller: written.or_else(from_name), conf })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Between the opening of a file and its lock, the call that held the lock may end.
+    #[test]
+    fn a_lock_on_a_file_that_was_removed_or_replaced_is_not_one_on_the_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, new) = (dir.path().join("id"), dir.path().join(".id~1"));
+        let open = || {
+            fs::write(&path, "{}").unwrap();
+            File::open(&path).unwrap()
+        };
+        let held = try_lock(open(), &path).unwrap().expect("nobody else has it");
+        assert!(try_lock(File::open(&path).unwrap(), &path).unwrap().is_none(), "another call holds the lock");
+        drop(held);
+        let before = open();
+        fs::remove_file(&path).unwrap();
+        assert!(try_lock(before, &path).unwrap().is_none(), "removed");
+        let before = open();
+        fs::write(&new, "{}").unwrap();
+        fs::rename(&new, &path).unwrap();
+        assert!(try_lock(before, &path).unwrap().is_none(), "replaced");
+        let now = File::open(&path).unwrap();
+        assert!(try_lock(now, &path).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_temporary_file_is_removed_once_it_is_old_and_nobody_writes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = std::time::SystemTime::now();
+        let file = |name: &str, modified: std::time::SystemTime| {
+            let file = File::create(dir.path().join(name)).unwrap();
+            file.set_modified(modified).unwrap();
+            file
+        };
+        let old = now - ABANDONED * 60;
+        let written = Flock::lock(file(".id~1", old), FlockArg::LockExclusive).unwrap();
+        // The second one stays young however long this test takes.
+        let _others = [file(".id~2", now + ABANDONED * 600), file(".other~3", old), file("id", old)];
+        let left = || {
+            sweep(dir.path(), ".id~");
+            let names = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            names
+        };
+        assert_eq!(left(), [".id~1", ".id~2", ".other~3", "id"]);
+        drop(written);
+        assert_eq!(left(), [".id~2", ".other~3", "id"]);
+    }
 }

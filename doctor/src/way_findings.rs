@@ -255,6 +255,9 @@ mod tests {
             ("10.0.0.0/8", libc::RTPROT_STATIC, true, false),
             ("10.0.0.0/8", libc::RTPROT_KERNEL, false, true),
             ("10.5.0.0/20", libc::RTPROT_KERNEL, false, true),
+            // Programs write such routes, too. The hosts behind the gateway are none of the link's.
+            ("10.0.0.0/8", libc::RTPROT_KERNEL, true, false),
+            ("10.5.0.0/20", libc::RTPROT_KERNEL, true, true),
             ("192.168.0.0/16", libc::RTPROT_KERNEL, false, false),
             ("10.5.9.0/24", libc::RTPROT_BOOT, true, false),
         ] {
@@ -264,6 +267,8 @@ mod tests {
             let findings = network(&facts);
             assert_eq!(findings.len(), usize::from(found), "{dst} {protocol}: {findings:?}");
             assert!(findings.iter().all(|finding| finding.evidence.contains(dst) && finding.evidence.contains("tun0")));
+            let is_of_link = protocol == libc::RTPROT_KERNEL && !has_gateway;
+            assert!(findings.iter().all(|finding| finding.evidence.contains("is connected to") == is_of_link));
             for backend in BY_OTHERS {
                 facts.backend = backend.to_owned();
                 assert_eq!(network(&facts), [], "with {backend} the routes of others are those to peers");

@@ -10,6 +10,8 @@ mod firewall;
 mod links;
 #[path = "node/others.rs"]
 mod others;
+#[path = "node/pods.rs"]
+mod pods;
 
 use std::fs;
 use std::net::UdpSocket;
@@ -154,6 +156,7 @@ fn a_bridge_with_an_address_of_an_old_subnet_is_found() {
         ip("addr add 10.5.9.1/24 dev cni0");
         let remedy = only_finding(file, "bridge-subnet", &["10.5.9.1", "10.5.7.0/24"]);
         assert!(remedy.contains("ip link del cni0"), "{remedy}");
+        assert_eq!(doctor(file, "network"), [], "no other check calls the bridge of the pods a foreign network");
         ip("addr add 10.5.7.1/24 dev cni0");
         assert_eq!(doctor(file, "bridge-subnet"), []);
     });

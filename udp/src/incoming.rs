@@ -7,7 +7,6 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use ipnet::Ipv4Net;
-use nix::errno::Errno;
 use nix::poll::PollFlags;
 use quinn_udp::{RecvMeta, UdpSockRef};
 use tun_rs::{GROTable, VIRTIO_NET_HDR_LEN};
@@ -78,12 +77,13 @@ impl Incoming {
             }
             for datagram in bytes[..meta.len.min(BUFFER)].chunks(meta.stride.max(1)) {
                 match judge(datagram, sender, &routes, shared.subnet, shared.mtu) {
-                    Ok(packet) => writer.add(packet, shared)?,
+                    Ok(packet) => writer.add(packet, shared),
                     Err(reason) => counts.drop_packets(reason, 1),
                 }
             }
         }
-        writer.write(shared)
+        writer.write(shared);
+        Ok(())
     }
 }
 
@@ -136,9 +136,9 @@ impl Writer {
         Writer { packets, used: 0, table: GROTable::new(), joins_udp: takes_udp_segments() }
     }
 
-    fn add(&mut self, packet: &[u8], shared: &Shared) -> Result<(), Error> {
+    fn add(&mut self, packet: &[u8], shared: &Shared) {
         if self.used == self.packets.len() {
-            self.write(shared)?;
+            self.write(shared);
         }
         let slot = &mut self.packets[self.used];
         slot.clear();
@@ -146,24 +146,19 @@ impl Writer {
         slot.extend_from_slice(packet);
         self.used += 1;
         shared.counters.received.forward(1, packet.len());
-        Ok(())
     }
 
-    fn write(&mut self, shared: &Shared) -> Result<(), Error> {
+    /// Writes what was collected. If the device is gone, the thread that reads from it notices that, and ends the tunnel.
+    fn write(&mut self, shared: &Shared) {
         let packets = &mut self.packets[..std::mem::take(&mut self.used)];
         if let Err(_error) = self.table.apply_gro(packets, VIRTIO_NET_HDR_LEN, self.joins_udp) {
             shared.counters.received.drop_packets(Reason::Malformed, packets.len());
-            return Ok(());
+            return;
         }
         for packet in packets.iter().filter(|packet| packet[..VIRTIO_NET_HDR_LEN] != JOINED) {
-            match shared.device.write(packet) {
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(Errno::EBADFD as i32) => {
-                    return Err(shared.device_lost(error));
-                }
-                Err(_) => shared.counters.received.drop_packets(Reason::DeviceRefused, 1),
+            if shared.device.write(packet).is_err() {
+                shared.counters.received.drop_packets(Reason::DeviceRefused, 1);
             }
         }
-        Ok(())
     }
 }

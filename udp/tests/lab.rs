@@ -11,6 +11,8 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -52,11 +54,15 @@ impl Node {
 
     /// Starts a tunnel that takes over a socket.
     fn tunnel_with(&self, device: Device, socket: Option<OwnedFd>) -> Result<Tunnel> {
+        let config = Config { socket, ..self.config(device)? };
+        self.inside(|| Ok(Tunnel::start(config, routes(), || {})?))
+    }
+
+    fn config(&self, device: Device) -> Result<Config> {
         let n = self.number;
         let uplink = Ipv4Addr::new(192, 168, 0, n);
         let subnet = format!("10.5.{n}.0/24").parse()?;
-        let config = Config { device, uplink, port: PORT, subnet, mtu: MTU, socket, counters: Default::default() };
-        self.inside(|| Ok(Tunnel::start(config, routes(), || {})?))
+        Ok(Config { device, uplink, port: PORT, subnet, mtu: MTU, socket: None, counters: Default::default() })
     }
 
     async fn start(&self) -> Result<Tunnel> {
@@ -341,6 +347,55 @@ fn nothing_is_lost_while_somebody_keeps_the_descriptors() {
         let first = one.tunnel_with(one.inside(|| Ok(Device::adopt(descriptors.device)?))?, Some(stranger.into()))?;
         assert!(one.ping("-q -c 1 -W 10 10.5.2.0")?.contains(" 0% packet loss"));
         drop(first);
+        Ok(())
+    });
+}
+
+/// The kernel refuses packets together if one of them is too long for the uplink. Those that are short enough must leave all the same.
+#[test]
+fn packets_that_fit_are_sent_although_others_beside_them_are_too_long() {
+    two_nodes(|one, two| async move {
+        let _second = two.start().await?;
+        let first = one.start().await?;
+        // The requests wait until the next tunnel reads them all at once.
+        let fd = first.device()?.try_clone_fd()?;
+        first.stop()?;
+        one.ns.ip("link set up0 mtu 1000").await?;
+        let before = echoes_sent(&one)?;
+        let mut pings = Vec::new();
+        for (number, words) in [(1, "-s 1400 -W 1"), (2, "-s 1400 -W 1"), (3, "-s 56 -W 20")] {
+            pings.push(one.spawn("ping", &format!("-c 1 -M do {words} 10.5.2.0"))?);
+            eventually("the request waits", || echoes_sent(&one).is_ok_and(|now| now == before + number))?;
+        }
+        let first = one.tunnel(one.inside(|| Ok(Device::adopt(fd)?))?)?;
+        let small = pings.pop().unwrap().wait_with_output()?;
+        let out = String::from_utf8_lossy(&small.stdout).into_owned();
+        assert!(out.contains(" 0% packet loss"), "{out}");
+        for mut ping in pings {
+            assert!(!ping.wait()?.success(), "the others are too long");
+        }
+        let counters = first.counters();
+        assert_eq!((counters.sent.dropped(Reason::TooBig), counters.sent.packets()), (2, 1));
+        drop(first);
+        Ok(())
+    });
+}
+
+/// Nobody waits for the end of the tunnel here. Without the end of the other thread, packets would still flow in one direction.
+#[test]
+fn both_threads_end_when_the_device_is_gone() {
+    two_nodes(|one, _two| async move {
+        let (config, ended) = (one.config(one.device().await?)?, Arc::new(AtomicUsize::new(0)));
+        let count = ended.clone();
+        let on_end = move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        };
+        let tunnel = one.inside(|| Ok(Tunnel::start(config, routes(), on_end)?))?;
+        one.ns.ip("link del flannel0").await?;
+        eventually("both threads end", || ended.load(Ordering::SeqCst) == 2)?;
+        assert!(tunnel.has_ended());
+        let lost = tunnel.stop().unwrap_err().to_string();
+        assert!(lost.contains("flannel0 was lost"), "{lost}");
         Ok(())
     });
 }

@@ -110,6 +110,22 @@ fn add_and_status_ask_the_agent_if_it_has_a_socket() {
     });
 }
 
+/// A store that is down for hours keeps the agent from becoming ready. Pods are added all the same, long before the time is over that
+/// a missing subnet.env is waited for.
+#[test]
+fn add_continues_after_three_seconds_with_an_agent_that_is_not_ready() {
+    on_a_node(|site| {
+        site.script("fine", SUCCEEDING_PLUGIN);
+        site.pod("p1");
+        agent(&site, Arc::new(AtomicBool::new(false)));
+        let begin = Instant::now();
+        let answer = site.call("ADD", "p1", &site.conf(json!({"delegate": {"type": "fine"}}))).success();
+        assert!(begin.elapsed() >= Duration::from_secs(3), "ADD must wait for an agent that is not ready");
+        let log = answer.stderr;
+        assert!(log.contains("waiting up to 3000 ms") && log.contains("(no lease yet): continuing with"), "{log}");
+    });
+}
+
 #[test]
 fn status_reports_missing_plugins_and_exhausted_addresses() {
     on_a_node(|site| {

@@ -126,6 +126,64 @@ fn gc_continues_after_a_failure_and_calls_the_delegates_gc() {
     });
 }
 
+/// A plugin that logs its calls in the file `calls`, each with the network namespace that it was given.
+const LOGGING_PLUGIN: &str = r#"
+cat >/dev/null
+case $CNI_COMMAND in
+ADD) echo '{"cniVersion":"1.0.0"}' ;;
+DEL) echo "$CNI_CONTAINERID $CNI_IFNAME [$CNI_NETNS]" >>"$here/calls" ;;
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}' ;;
+esac"#;
+
+/// Adds pods with this plugin, and changes the record of each.
+fn add_logged(site: &Site, pods: &[&str], change: impl Fn(&str, &mut Value)) {
+    site.script("logging", LOGGING_PLUGIN);
+    for pod in pods {
+        site.pod(pod);
+        site.call("ADD", pod, &site.conf(json!({"delegate": {"type": "logging"}}))).success();
+        let file = site.path(&format!("records/id-{pod}"));
+        let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        change(pod, &mut record);
+        fs::write(&file, record.to_string()).unwrap();
+    }
+}
+
+/// Collects everything, and returns the DELs that the plugin got.
+fn dels_of_gc(site: &Site) -> Vec<String> {
+    let mut conf = gc(site, json!([]));
+    conf["delegate"] = json!({"type": "logging"});
+    site.call("GC", "", &conf).success();
+    assert_eq!(site.files("records"), Vec::<String>::new());
+    fs::read_to_string(site.path("calls")).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// The number of the process in a path below /proc may be that of another process by now, even of one in the host's namespace.
+#[test]
+fn gc_names_only_a_namespace_that_has_a_name() {
+    on_a_node(|site| {
+        add_logged(&site, &["named", "numbered"], |pod, record| {
+            if pod == "numbered" {
+                record["weft"]["netns"] = json!(format!("/proc/{}/ns/net", std::process::id()));
+            }
+        });
+        assert_eq!(dels_of_gc(&site), ["id-named eth0 [/run/netns/named]", "id-numbered eth0 []"]);
+    });
+}
+
+#[test]
+fn gc_removes_every_interface_of_a_record_of_flannels_plugin() {
+    on_a_node(|site| {
+        add_logged(&site, &["p1"], |_, record| drop(record.as_object_mut().unwrap().remove("weft")));
+        fs::create_dir_all(site.path("networks/cbr0")).unwrap();
+        for (addr, text) in
+            [("10.5.1.8", "id-p1\r\neth0"), ("10.5.1.9", "id-p1\r\nnet1"), ("10.5.1.7", "other\r\nnet2")]
+        {
+            fs::write(site.path("networks/cbr0").join(addr), text).unwrap();
+        }
+        assert_eq!(dels_of_gc(&site), ["id-p1 eth0 []", "id-p1 net1 []"]);
+    });
+}
+
 #[test]
 fn gc_fails_if_rules_cannot_be_listed() {
     on_a_node(|mut site| {

@@ -2,10 +2,12 @@
 //! Records survive failing delegates and repeated calls, and records of flannel's plugin are used too.
 
 use std::fs;
+use std::io::Write;
 
+use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 
-use crate::site::{Site, on_a_node, run};
+use crate::site::{Site, on_a_node, run, wait_for};
 
 /// A plugin that fails while the file `fail-VERB` exists. It logs its calls in the file `calls`.
 const FAILING_PLUGIN: &str = r#"
@@ -157,5 +159,42 @@ fn del_uses_and_removes_records_of_flannels_plugin() {
             assert!(answer.stderr.contains("is not valid JSON"), "{}", answer.stderr);
             assert_eq!((site.files("records"), calls(site)), (vec!["id-p1".to_owned()], vec![]));
         });
+    });
+}
+
+/// A plugin that waits for the file `go-on`, but not for ever.
+const WAITING_PLUGIN: &str = r#"
+cat >/dev/null
+touch "$here/began-$CNI_COMMAND"
+tries=1200
+while [ ! -e "$here/go-on" ] && [ $tries -gt 0 ]; do
+    sleep 0.05
+    tries=$((tries - 1))
+done
+[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.0.0"}'
+"#;
+
+/// While the delegate runs, no other call for this pod may begin, even if the runtime has killed the plugin.
+#[test]
+fn the_lock_is_held_until_the_delegate_of_a_killed_call_ends() {
+    on_a_node(|site| {
+        site.script("waiting", WAITING_PLUGIN);
+        site.pod("p1");
+        let conf = site.conf(json!({"delegate": {"type": "waiting"}}));
+        for verb in ["ADD", "DEL"] {
+            let _ = fs::remove_file(site.path("go-on"));
+            let mut child = site.command(verb, "p1", "eth0").spawn().unwrap();
+            child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
+            wait_for("the delegate", || site.path(&format!("began-{verb}")).exists());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let record = || fs::File::open(site.path("records/id-p1")).unwrap();
+            let is_free = || Flock::lock(record(), FlockArg::LockExclusiveNonblock).is_ok();
+            assert!(!is_free(), "{verb}: its delegate is running");
+            fs::write(site.path("go-on"), "").unwrap();
+            wait_for("the end of the delegate", is_free);
+        }
+        site.call("DEL", "p1", &conf).success();
+        assert_eq!(site.files("records"), Vec::<String>::new());
     });
 }

@@ -118,7 +118,8 @@ impl Examiner<'_> {
         let text = format!("no process runs at its other end{name}");
         let (verdict, why) = match (&container, namespace) {
             (Some(container), Some(_)) => self.verdict(container, age, &text),
-            _ => (Verdict::Doubt, format!("{text}, but its container is unknown")),
+            (None, _) => (Verdict::Doubt, format!("{text}, but its container is unknown")),
+            (Some(_), None) => (Verdict::Doubt, format!("{text}, but the namespace of its other end is unknown")),
         };
         let of = container.map(|container| format!(" of container {container}")).unwrap_or_default();
         let leak = Leak::VethPair { name: pair.name.clone(), index: pair.index };
@@ -276,5 +277,15 @@ mod tests {
         assert_eq!(verdicts(&facts), [Verdict::Leak, Verdict::Doubt], "a pair whose container is unknown");
         facts.namespaces[0].has_processes = true;
         assert_eq!(verdicts(&facts), [Verdict::Leak], "a pair in use");
+        let mut facts = deleted_pod();
+        facts.addresses.push(AddressFile { age: None, ..address_file("10.5.1.3", "c1") });
+        let wanted = [Verdict::Leak, Verdict::Doubt, Verdict::Leak, Verdict::Doubt];
+        assert_eq!(verdicts(&facts), wanted, "the age of one of two addresses is unknown, and so is that of the pair");
+        // Neither end of this pair is in another namespace. A namespace that is connected to nothing has no id, either.
+        let mut facts = deleted_pod();
+        facts.veth_pairs[0].nsid = None;
+        facts.namespaces.push(Namespace { has_processes: true, ..Namespace::default() });
+        assert_eq!(verdicts(&facts), [Verdict::Leak, Verdict::Doubt, Verdict::Leak], "a pair without a namespace");
+        assert!(findings(&facts, MIN_AGE)[1].why.ends_with("but the namespace of its other end is unknown"));
     }
 }

@@ -103,6 +103,11 @@ impl Poll {
         let has_changed = std::mem::replace(&mut self.modified, modified) != modified;
         std::mem::replace(&mut self.once_more, has_changed) || has_changed
     }
+
+    /// Sets the time of the next check. `reading` is how long the files were read after this one.
+    fn pause(&mut self, reading: Duration) {
+        self.next = Instant::now() + POLL_EVERY.max(reading * PAUSE_FACTOR);
+    }
 }
 
 /// Returns the modification time of `subnets/`, which changes when files are created, deleted or replaced.
@@ -165,7 +170,6 @@ async fn wait(store: &DirStore, changes: &mut Changes, read_all_at: Instant) -> 
         Changes::Polling(poll) => poll,
     };
     sleep_until(poll.next.min(read_all_at)).await;
-    poll.next = Instant::now() + POLL_EVERY;
     let opened = store.files.work(|files| Ok((open(files).ok(), modified(files)?)));
     let (opened, modified) = opened.await?;
     let all = poll.must_read(modified) || Instant::now() >= read_all_at;
@@ -265,7 +269,7 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
         let began = Instant::now();
         let (found, text, now) = files.work(move |files| read(files, all, names)).await?;
         if let Changes::Polling(poll) = &mut noticed {
-            poll.next = Instant::now() + POLL_EVERY.max(began.elapsed() * PAUSE_FACTOR);
+            poll.pause(began.elapsed());
         }
         // The inodes are read last: if the directory was replaced meanwhile, nothing that was read from it counts.
         if now != inodes {
@@ -349,5 +353,27 @@ async fn report_config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option
     match text {
         Some(text) => store.last_net_conf.report(text, out).await,
         None => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn all_files_are_read_after_a_change_and_once_more() {
+        let mut poll = Poll::new((1, 0));
+        let times = [(1, 0), (1, 0), (2, 0), (2, 0), (2, 0), (2, 1), (1, 0), (1, 0), (1, 0)];
+        let wanted = [true, false, true, true, false, true, true, true, false];
+        assert_eq!(times.map(|modified| poll.must_read(modified)), wanted);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pause_is_ten_times_as_long_as_the_reading_took() {
+        let mut poll = Poll::new((1, 0));
+        for (reading, pause) in [(0, 1_000), (99, 1_000), (700, 7_000)] {
+            poll.pause(Duration::from_millis(reading));
+            assert_eq!(poll.next - Instant::now(), Duration::from_millis(pause), "after {reading} ms");
+        }
     }
 }

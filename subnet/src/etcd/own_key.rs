@@ -66,14 +66,9 @@ impl OwnKey {
         *self.known.borrow_mut() = Some(known);
     }
 
-    /// Forgets the content of our key, so that it is read before the next renewal.
-    pub(super) fn forget(&self) {
-        *self.known.borrow_mut() = None;
-    }
-
-    /// Forgets the content of our key, and has the lease renewed at once.
+    /// Forgets the content of our key, so that it is read before the next renewal, and has the lease renewed at once.
     pub(super) fn renew_now(&self) {
-        self.forget();
+        *self.known.borrow_mut() = None;
         self.changed.notify_one();
     }
 
@@ -130,5 +125,29 @@ impl OwnKey {
         let alive = self.alive.get().filter(|alive| alive.etcd_lease == known.etcd_lease)?;
         let age = alive.at.elapsed();
         alive.ttl.checked_sub(age).filter(|left| age < RECENT && !left.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::lease::Record;
+
+    #[tokio::test]
+    async fn only_a_later_change_of_our_key_has_the_lease_renewed() {
+        for (id, revision, renews) in [("ours", 6, false), ("ours", 7, false), ("ours", 8, true), ("theirs", 8, false)]
+        {
+            let own = OwnKey::default();
+            let _watched = own.watched();
+            let record = Record::new("ours".into(), Err("its content does not matter here"));
+            own.set(&Stored { record, subnets: None, created: 5, modified: 7, etcd_lease: 9 });
+            own.begin(&"ours".into());
+            own.event(&id.into(), revision);
+            let is_woken = timeout(Duration::ZERO, own.changed()).await.is_ok();
+            assert_eq!(is_woken, renews, "{id} at revision {revision}");
+            assert_eq!(own.etcd_lease(&"ours".into()), (!renews).then_some(9), "{id} at revision {revision}");
+        }
     }
 }

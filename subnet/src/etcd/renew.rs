@@ -70,10 +70,8 @@ impl EtcdStore {
         if etcd_lease == 0 {
             return Ok(Renewal::Permanent);
         }
+        // If the etcd lease has expired, etcd has deleted the key, too. The watch reports that, and the key is read again.
         let ttl = self.keep_alive_once(etcd_lease).await?;
-        if ttl.is_none() {
-            self.own_key.forget();
-        }
         Ok(ttl.map_or(Renewal::NotOurs, Renewal::For))
     }
 

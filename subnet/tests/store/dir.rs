@@ -4,7 +4,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use nix::sys::stat::Mode;
 use tokio::sync::mpsc;
@@ -65,6 +65,47 @@ async fn a_file_larger_than_the_memory_is_set_aside_without_being_read() {
     sparse("config.json");
     let config = store.config().await.unwrap();
     assert!(weft_subnet::network::Network::parse(&config).unwrap_err().to_string().contains("larger than 65536 bytes"));
+}
+
+/// Other programs write files without an age. Such a lease counts as the youngest one until its node writes it again.
+#[tokio::test]
+async fn a_file_without_an_age_gets_one_when_it_is_rewritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, ours) = (DirStore::new(dir.path().into(), TYPES), subnet("10.5.7.0/24"));
+    fs::create_dir(dir.path().join("subnets")).unwrap();
+    fs::write(dir.path().join("subnets/10.5.7.0-24.json"), attrs(1).to_wire()).unwrap();
+    let now = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_nanos()).unwrap();
+    let before = now();
+    let lease = store.retake(&ours, &attrs(1), &attrs(2)).await.unwrap();
+    assert!((before..=now()).contains(&lease.age.stamp), "{:?}", lease.age);
+    assert_eq!(store.retake(&ours, &attrs(2), &attrs(1)).await.unwrap().age, lease.age, "it stays that old");
+}
+
+/// It may be our own lease, which somebody has put there and removed.
+#[tokio::test]
+async fn a_record_that_was_written_and_deleted_between_two_readings_is_reported_as_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into(), TYPES);
+    let file = |name: &str| dir.path().join("subnets").join(name);
+    fs::create_dir(dir.path().join("subnets")).unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        // The watch does not run between these operations, because this thread does not wait for anything.
+        for name in ["10.5.1.0-24.json", "10.5.2.0-24.json", "garbage.json"] {
+            fs::write(file(name), attrs(1).to_wire()).unwrap();
+            fs::remove_file(file(name)).unwrap();
+        }
+        fs::write(file("10.5.2.0-24.json"), attrs(2).to_wire()).unwrap();
+        let Event::Changes(changes) = next(&mut events).await else { panic!("changes") };
+        let (gone, put): (Vec<_>, Vec<_>) = changes.into_iter().partition(Result::is_err);
+        assert_eq!(gone, [Err("10.5.1.0-24".into())]);
+        assert_eq!(put.iter().flatten().map(|record| &*record.id).collect::<Vec<_>>(), ["10.5.2.0-24"]);
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
 }
 
 /// The watch may see two writes as one. Then the file is as it was reported last, but our own write between them is lost.
@@ -245,10 +286,19 @@ async fn limited() {
         assert_eq!(timeout(LIMIT, gone).await.expect("a file that went"), [Err("10.5.2.0-24".into())]);
         fs::write(dir.path().join("config.json"), "{}").unwrap();
         store.config().await.unwrap();
+        let begin = Instant::now();
         fs::write(dir.path().join("config.json"), "{\"Network\":\"10.0.0.0/8\"}").unwrap();
         let config = async { while !matches!(events.recv().await.unwrap(), Event::Config(_)) {} };
         timeout(LIMIT, config).await.expect("an edited net-conf");
+        // Each check ends with an answer, and nothing has changed for these three, so the last one reads no lease.
+        for _ in 0..3 {
+            assert_eq!(timeout(LIMIT, events.recv()).await.expect("an answer"), Some(Event::Answered));
+        }
+        assert!(begin.elapsed() >= Duration::from_secs(2), "two pauses took {:?}", begin.elapsed());
+        // A file that is edited in its place does not change the directory. It is read when the directory can be watched again.
+        fs::write(file("10.5.3.0-24.json"), attrs(4).to_wire()).unwrap();
         instances(16);
+        assert_eq!(timeout(LIMIT, changed(&mut events)).await.expect("a new look at all files"), ["10.5.3.0-24"]);
         let heard = async {
             while store.remark().is_some() {
                 events.recv().await.unwrap();

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
-use super::contract::{attrs, next, request, subnet, watching};
+use super::contract::{attrs, booted, next, request, subnet, watching};
 use super::server::{PREFIX, Server, free_port, options};
 
 fn key(id: &str) -> String {
@@ -193,6 +193,153 @@ async fn a_wiped_store_is_reported_as_another_store() {
     }
 }
 
+/// Returns the next snapshot: the number of its records, and whether it comes from another store. All other events are skipped.
+async fn snapshot(events: &mut mpsc::Receiver<Event>) -> (usize, bool) {
+    loop {
+        if let Event::Snapshot { records, reset } = next(events).await {
+            return (records.len(), reset);
+        }
+    }
+}
+
+/// How long a store may take to notice that it has another server. Without the limit, a failing test would wait forever.
+const NOTICED: Duration = Duration::from_secs(60);
+
+/// Another cluster listens at the same address. It has more revisions and no net-conf, so only the id of the cluster tells them apart.
+#[tokio::test]
+async fn another_cluster_with_a_higher_revision_is_reported_as_another_store() {
+    let mut server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let (out, mut events) = mpsc::channel(64);
+    let mut watch = store.watch(out);
+    let begins = async {
+        assert_eq!(snapshot(&mut events).await, (0, false));
+        client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
+        assert_eq!(ids(&mut events, 1).await, ["10.5.1.0-24"]);
+    };
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        () = begins => {}
+    }
+    // The watch does not run until the other cluster has more revisions.
+    server.end();
+    server.again_as("another");
+    server.ready().await;
+    let mut client = server.client().await;
+    for last in 2..9 {
+        client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
+    }
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        seen = timeout(NOTICED, snapshot(&mut events)) => assert_eq!(seen.expect("it must be noticed"), (7, true)),
+    }
+}
+
+/// The list is not checked again before the watch that follows it at once. So the first question whether the server is alive finds it.
+#[tokio::test]
+async fn a_store_that_is_replaced_between_the_list_and_the_watch_is_noticed_although_it_is_silent() {
+    let mut server = Server::start().await;
+    server.store().acquire(&request(1)).await.unwrap();
+    // The watch begins with this list.
+    let store = server.store();
+    store.own(&booted(1)).await.unwrap().expect("our lease");
+    server.end();
+    server.again_as("another");
+    server.ready().await;
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert_eq!(snapshot(&mut events).await, (1, false));
+        let seen = timeout(NOTICED, snapshot(&mut events)).await;
+        assert_eq!(seen.expect("it must be noticed"), (0, true));
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+/// A wiped etcd with the same member has the same cluster id. If it is filled quickly, its revision is higher than the last one, too.
+#[tokio::test]
+async fn a_wiped_store_with_a_higher_revision_is_recognised_by_its_net_conf() {
+    let mut server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let config = format!("{PREFIX}/config");
+    client.put(config.as_str(), r#"{"Network":"10.5.0.0/16"}"#, None).await.unwrap();
+    for last in 1..6 {
+        client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
+    }
+    let (out, mut events) = mpsc::channel(64);
+    let mut watch = store.watch(out);
+    let begins = async {
+        assert_eq!(snapshot(&mut events).await, (5, false));
+        client.put(key("10.5.6.0-24"), attrs(6).to_wire(), None).await.unwrap();
+        while !matches!(next(&mut events).await, Event::Changes(_)) {}
+    };
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        () = begins => {}
+    }
+    server.end();
+    server.wipe();
+    server.again();
+    server.ready().await;
+    let mut client = server.client().await;
+    for last in 1..4 {
+        client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
+    }
+    // The same text at another revision, which is not later than the last one that the watch knows.
+    client.put(config.as_str(), r#"{"Network":"10.5.0.0/16"}"#, None).await.unwrap();
+    for _ in 0..9 {
+        client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
+    }
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        seen = timeout(NOTICED, snapshot(&mut events)) => assert_eq!(seen.expect("it must be noticed"), (3, true)),
+    }
+}
+
+#[tokio::test]
+async fn a_net_conf_that_changed_is_no_sign_of_another_store() {
+    let mut server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let net_conf = |number: u8| format!(r#"{{"Network":"10.{number}.0.0/16"}}"#);
+    let config = format!("{PREFIX}/config");
+    client.put(config.as_str(), net_conf(1), None).await.unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let mut watch = store.watch(out);
+    let begins = async {
+        assert_eq!(snapshot(&mut events).await, (0, false));
+        // Once while the watch runs.
+        client.put(config.as_str(), net_conf(2), None).await.unwrap();
+        assert_eq!(next(&mut events).await, Event::Config(net_conf(2)));
+    };
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        () = begins => {}
+    }
+    for number in [3, 4] {
+        server.end();
+        server.again();
+        server.ready().await;
+        let mut client = server.client().await;
+        client.put(key(&format!("10.5.{number}.0-24")), attrs(number).to_wire(), None).await.unwrap();
+        if number == 4 {
+            // Once while the watch is away.
+            client.put(config.as_str(), net_conf(number), None).await.unwrap();
+        }
+        let goes_on = async {
+            assert_eq!(ids(&mut events, 1).await, [format!("10.5.{number}.0-24")]);
+            if number == 4 {
+                assert_eq!(next(&mut events).await, Event::Config(net_conf(number)));
+            }
+        };
+        tokio::select! {
+            () = &mut watch => panic!("the watch ended"),
+            () = goes_on => {}
+        }
+    }
+}
+
 /// Accepts connections and counts them. `answer` says what happens to each connection.
 async fn accept(
     listener: &tokio::net::TcpListener,
@@ -310,4 +457,23 @@ async fn leases_are_read_although_other_values_are_larger_than_any_message() {
         () = store.watch(out) => panic!("the watch ended"),
         () = body => {}
     }
+}
+
+/// An administrator may allow etcd requests of any size. Such an event cannot be received, and a watch that is resumed would get it again.
+#[tokio::test]
+async fn a_single_event_that_is_larger_than_any_message_leads_to_a_new_list() {
+    let server = Server::start_with("http", |_| vec!["--max-request-bytes".to_owned(), (64 << 20).to_string()]);
+    server.ready().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    watching(&store, async |mut events| {
+        assert_eq!(snapshot(&mut events).await, (0, false));
+        client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
+        assert_eq!(ids(&mut events, 1).await, ["10.5.1.0-24"]);
+        client.put(key("10.5.2.0-24"), "x".repeat(17 << 20), None).await.unwrap();
+        let seen = timeout(NOTICED, snapshot(&mut events)).await.expect("a list in place of the event");
+        assert_eq!(seen, (2, false));
+        client.put(key("10.5.3.0-24"), attrs(3).to_wire(), None).await.unwrap();
+        assert_eq!(ids(&mut events, 1).await, ["10.5.3.0-24"]);
+    })
+    .await;
 }

@@ -2,9 +2,11 @@
 //! Tests every call of the etcd store while the first endpoint refuses connections, hangs or is silent, or fails during the call.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use etcd_client::{Txn, TxnOp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -16,6 +18,7 @@ use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
 use super::contract::{attrs, booted, network, next, request, subnet};
 use super::server::{PREFIX, Server, free_port, options};
+use super::unchanged::{dual, dual_request};
 
 /// The time limit of a wait on a busy machine. Only the expected answer ends the wait earlier.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -279,6 +282,87 @@ async fn an_endpoint_may_fail_before_any_call() {
 #[tokio::test]
 async fn an_endpoint_may_fail_before_it_answers_any_call() {
     fails_at_each_call(Break::Answer).await;
+}
+
+/// Our key was created, but the answer is lost. So was the revision of the key, by which we know what others created before it.
+#[tokio::test]
+async fn everything_is_read_again_after_the_creation_of_our_key_was_not_answered() {
+    let body = async {
+        let live = Server::start().await;
+        // What is asked for is the list, an etcd lease, and the key.
+        let (url, _tasks, broke) = breaking(live.port, 3, Break::Answer).await;
+        let store = EtcdStore::new(options(vec![url, live.url()])).unwrap();
+        assert_eq!(store.own(&booted(1)).await.unwrap(), None);
+        // The list does not contain this lease, with which ours would share one half.
+        let theirs = dual("10.5.2.0/24", "fd00:12:0:1::/64");
+        live.store().acquire(&dual_request(2, theirs)).await.unwrap();
+        let lease = store.acquire(&dual_request(1, dual("10.5.2.0/24", "fd00:12:0:2::/64"))).await.unwrap();
+        assert!(broke.get());
+        assert!(!lease.subnets.overlaps(&theirs), "{}", lease.subnets);
+        assert_eq!(live.store().list().await.unwrap().len(), 2, "the key that came second is gone");
+    };
+    timeout(LIMIT, LocalSet::new().run_until(body)).await.unwrap();
+}
+
+/// Starts an endpoint that forwards everything to etcd until it has answered with this many bytes. Then its connections break, and it
+/// refuses new ones.
+async fn breaking_after(port: u16, bytes: u64) -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let (near, _) = listener.accept().await.unwrap();
+        let ((mut from, mut back), (answers, mut to)) =
+            (near.into_split(), TcpStream::connect(("127.0.0.1", port)).await.unwrap().into_split());
+        let mut answers = answers.take(bytes);
+        tokio::select! {
+            end = tokio::io::copy(&mut answers, &mut back) => drop(end),
+            end = tokio::io::copy(&mut from, &mut to) => drop(end),
+        }
+    });
+    (url, tasks)
+}
+
+/// etcd splits a long answer to a watch, also in the middle of what one transaction wrote.
+#[tokio::test]
+async fn a_watch_that_breaks_in_the_middle_of_a_revision_goes_on_with_all_of_it() {
+    let live = Server::start().await;
+    // An answer may be a little larger than 2 MiB. These two transactions write more. The endpoint breaks in the second part.
+    let (url, _tasks) = breaking_after(live.port, 2_300_000).await;
+    let store = EtcdStore::new(options(vec![url, live.url()])).unwrap();
+    // The watch begins at the revision of this list, so that it gets everything that follows with one answer.
+    assert_eq!(store.own(&booted(1)).await.unwrap(), None);
+    let mut client = live.client().await;
+    let id = |revision: u8, n: u8| format!("10.{revision}.{n}.0-24");
+    let large = format!(r#"{{"BackendType":"{}"}}"#, "x".repeat(12_000));
+    for revision in [1, 2] {
+        let put = |n| TxnOp::put(format!("{PREFIX}/subnets/{}", id(revision, n)), large.as_str(), None);
+        client.txn(Txn::new().and_then((0..110).map(put).collect::<Vec<_>>())).await.unwrap();
+    }
+    client.put(format!("{PREFIX}/subnets/{}", id(3, 0)), attrs(1).to_wire(), None).await.unwrap();
+    let mut missing: BTreeSet<String> = [1, 2].into_iter().flat_map(|at| (0..110).map(move |n| id(at, n))).collect();
+    let mut is_first = true;
+    let (out, mut events) = mpsc::channel(64);
+    let told = async {
+        assert_eq!(next(&mut events).await, Event::Snapshot { records: Vec::new(), reset: false });
+        loop {
+            let Event::Changes(changes) = next(&mut events).await else { panic!("the watch must be resumed") };
+            let ids: Vec<_> = changes.into_iter().flatten().map(|record| record.id).collect();
+            if std::mem::take(&mut is_first) {
+                let has = |n: u8| ids.iter().any(|other| **other == id(2, n));
+                assert!(has(0) && !has(109), "the first part ends in the middle of the second transaction");
+            }
+            missing.retain(|id| ids.iter().all(|told| **told != **id));
+            if ids.iter().any(|last| **last == id(3, 0)) {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        told = timeout(LIMIT, told) => told.expect("the last lease"),
+    }
+    assert_eq!(missing, BTreeSet::new());
 }
 
 /// Renewals and the watch continue on the next endpoint, and the lease does not expire.

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use weft_subnet::source::{Error, Event, LeaseRequest, Source};
@@ -106,7 +107,7 @@ async fn a_start_with_a_lease_from_before_makes_four_requests() {
 async fn a_renewal_is_one_request_while_the_watch_reports_every_change_of_the_key() {
     let server = with_config().await;
     let mut short = super::server::options(vec![server.url()]);
-    short.lease_ttl = std::time::Duration::from_secs(3);
+    short.lease_ttl = Duration::from_secs(3);
     let store = weft_subnet::etcd::EtcdStore::new(short).unwrap();
     let lease = store.acquire(&request(1)).await.unwrap();
     let (kept, mut keeps) = mpsc::channel(8);
@@ -144,6 +145,23 @@ async fn a_lost_race_costs_one_request() {
     let other = second.acquire(&LeaseRequest { previous: wanted.previous, ..request(2) }).await.unwrap();
     assert_ne!(other.subnets, lease.subnets);
     assert_eq!(since(&server, &before), requests([("LeaseGrant", 1), ("Range", 1), ("Txn", 2)]));
+}
+
+/// A list that was read a moment ago is used again. One that is old may lack many leases, and its revision may be compacted already.
+#[tokio::test]
+async fn an_old_list_is_not_used() {
+    let server = with_config().await;
+    for (last, age, lists) in [(1, 3, 0), (2, 11, 1)] {
+        let store = server.store();
+        assert_eq!(store.own(&booted(last)).await.unwrap(), None);
+        let before = received(&server);
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(age)).await;
+        tokio::time::resume();
+        store.acquire(&request(last)).await.unwrap();
+        let wanted = requests([("LeaseGrant", 1), ("Range", 1), ("Txn", 1 + lists)]);
+        assert_eq!(since(&server, &before), wanted, "after {age} s");
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use etcd_client::{Permission, PermissionType};
+use etcd_client::{Client, ConnectOptions, Permission, PermissionType};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
@@ -200,6 +200,33 @@ async fn user_logs_in_again_after_a_restart() {
         () = store.watch(out) => panic!("the watch ended"),
         () = body => {}
     }
+}
+
+/// A token that etcd has signed names the revision of its users. After any change of them it is too old. The next call must succeed, not
+/// only the one after it.
+#[tokio::test]
+async fn a_signed_token_that_is_older_than_the_last_change_of_the_users_is_replaced() {
+    let server = Server::start_with("http", |dir| {
+        openssl(dir, "genrsa -out token.key 2048");
+        openssl(dir, "rsa -in token.key -pubout -out token.pub");
+        let file = |name: &str| dir.join(name).display().to_string();
+        let keys = format!("priv-key={},pub-key={}", file("token.key"), file("token.pub"));
+        vec!["--auth-token".to_owned(), format!("jwt,{keys},sign-method=RS256,ttl=1h")]
+    });
+    server.ready().await;
+    let mut client = server.client().await;
+    client.user_add("root", "secret", None).await.unwrap();
+    client.user_grant_role("root", "root").await.unwrap();
+    client.auth_enable().await.unwrap();
+    let given = (Some("root".into()), Some("secret".into()));
+    let with_user = EtcdOptions { username: given.0, password: given.1, ..options(vec![server.url()]) };
+    let store = EtcdStore::new(with_user).unwrap();
+    store.list().await.unwrap();
+    let as_root = ConnectOptions::new().with_user("root", "secret").with_auto_token_refresh(true);
+    let mut root = Client::connect([server.url()], Some(as_root)).await.unwrap();
+    root.user_add("another", "word", None).await.unwrap();
+    root.get("x", None).await.expect_err("the client alone does not log in again");
+    store.list().await.unwrap();
 }
 
 /// The server of the test below. It runs in a process of its own, because the place of the system's CAs is a variable of the environment.

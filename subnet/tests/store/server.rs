@@ -101,6 +101,13 @@ impl Server {
         self.child = spawn(self.dir.path(), (self.port, self.peer), self.scheme, &self.extra);
     }
 
+    /// Starts again as another cluster, which has nothing of this one.
+    pub fn again_as(&mut self, cluster: &str) {
+        self.wipe();
+        self.extra.extend(["--initial-cluster-token".to_owned(), cluster.to_owned()]);
+        self.again();
+    }
+
     pub fn wipe(&self) {
         std::fs::remove_dir_all(self.dir.path().join("data")).unwrap();
     }

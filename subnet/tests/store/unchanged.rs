@@ -23,12 +23,12 @@ fn key(id: &str) -> String {
     format!("{PREFIX}/subnets/{id}")
 }
 
-fn dual(v4: &str, v6: &str) -> Subnets {
+pub fn dual(v4: &str, v6: &str) -> Subnets {
     Subnets { v4: v4.parse().ok(), v6: v6.parse().ok() }
 }
 
 /// Returns a request in a dual-stack network, with this previous subnet.
-fn dual_request(last: u8, previous: Subnets) -> LeaseRequest {
+pub fn dual_request(last: u8, previous: Subnets) -> LeaseRequest {
     let mut request = LeaseRequest { previous: Some(previous), ..request(last) };
     let network = "fd00:12::/48".parse().unwrap();
     let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:ff::".parse().unwrap());
@@ -62,6 +62,25 @@ async fn a_rewrite_leaves_the_key_attached_to_its_etcd_lease() {
     store.acquire(&again).await.unwrap();
     assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(1).to_wire(), attached)));
     assert_eq!(leases(&mut client).await, [attached], "and no other etcd lease is made");
+}
+
+/// The list of the start is the first one that the watch reports.
+#[tokio::test]
+async fn our_record_is_in_the_list_of_the_start_once_and_as_it_was_written() {
+    let server = Server::start().await;
+    let lease = server.store().acquire(&request(1)).await.unwrap();
+    let store = server.store();
+    assert_eq!(store.own(&booted(1)).await.unwrap().as_ref(), Some(&lease));
+    let mut changed = LeaseRequest { was: Some(attrs(1)), ..request(1) };
+    changed.attrs.backend_data = Some(r#"{"VNI":2,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into());
+    let written = store.acquire(&changed).await.unwrap();
+    assert_eq!((&written.id, &written.attrs), (&lease.id, &changed.attrs));
+    watching(&store, |mut events| async move {
+        let Event::Snapshot { records, .. } = next(&mut events).await else { panic!("a snapshot comes first") };
+        let leases: Vec<_> = records.into_iter().map(|record| record.lease.unwrap()).collect();
+        assert_eq!(leases, [written]);
+    })
+    .await;
 }
 
 /// Our record came second in a race, and the agent ended before it could delete it.

@@ -3,7 +3,7 @@
 
 use super::super::fake::{Clock, Fake, FakeNode};
 use super::super::{KubeStore, Who};
-use super::NO_SUCH_PATH;
+use super::{Access, Api, NO_SUCH_PATH, Proxies};
 use crate::source::{Error, Source};
 
 #[tokio::test]
@@ -76,6 +76,34 @@ async fn credentials_are_read_again_after_a_failure() {
     std::fs::copy(third.kubeconfig(), old.kubeconfig()).unwrap();
     let (listed, ()) = tokio::join!(store.list(), async { third.request().await.page(5, "", &nodes).await });
     assert_eq!(listed.unwrap().len(), 1, "the list must come from the third server");
+}
+
+#[tokio::test]
+async fn the_proxy_of_a_kubeconfig_counts_more_than_that_of_the_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config");
+    let variable = |name: &str| (name == "HTTPS_PROXY").then(|| "http://10.0.0.9:3128".to_owned());
+    for (of_cluster, wanted) in [
+        (None, "http://10.0.0.9:3128/"),
+        (Some(""), "http://10.0.0.9:3128/"),
+        (Some("http://10.0.0.8:3128"), "http://10.0.0.8:3128/"),
+    ] {
+        let mut cluster = serde_json::json!({"server": "https://192.0.2.1:6443"});
+        if let Some(url) = of_cluster {
+            cluster["proxy-url"] = url.into();
+        }
+        let kubeconfig = serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {}}],
+        });
+        std::fs::write(&path, kubeconfig.to_string()).unwrap();
+        let proxies = Proxies::from_environment(variable);
+        let api = Api::new(Access { kubeconfig: Some(path.clone()), proxies, ..Access::default() });
+        let chosen = api.config().await.unwrap().proxy_url;
+        assert_eq!(chosen.map(|uri| uri.to_string()).as_deref(), Some(wanted), "proxy-url: {of_cluster:?}");
+    }
 }
 
 #[tokio::test]

@@ -437,7 +437,9 @@ async fn a_list_without_a_watch_is_read_in_pages() {
     let serve = async {
         let first = fake.expect("GET", "/api/v1/nodes?limit=500&resourceVersion=0&").await;
         first.page(10, "more", &[FakeNode::new(2, 5), FakeNode::bare(8, 5)]).await;
-        fake.expect("GET", "/api/v1/nodes?limit=500&continue=more").await.page(10, "", &[FakeNode::new(3, 6)]).await;
+        let second = fake.request().await;
+        assert_eq!(second.path, "/api/v1/nodes?limit=500&continue=more", "a server refuses a version beside a page");
+        second.page(10, "", &[FakeNode::new(3, 6)]).await;
         fake.expect("GET", "/api/v1/nodes?limit=500&").await.refuse(403, "forbidden").await;
     };
     let read = async {
