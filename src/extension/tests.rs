@@ -183,6 +183,26 @@ async fn while_enough_commands_run_nothing_is_due_and_the_end_does_not_wait_for_
 }
 
 #[tokio::test]
+async fn while_the_command_after_the_lease_fails_again_nothing_of_peers_is_due() {
+    let dir = tempfile::tempdir().unwrap();
+    let flag = dir.path().join("works");
+    std::fs::write(&flag, "").unwrap();
+    let members =
+        format!(r#","PostStartupCommand":"test -e {}","SubnetAddCommand":"true","Reconcile":1"#, flag.display());
+    let backend = backend(&members);
+    let mut runner = Extension::new(None);
+    until(&mut runner, &*backend, &[2], |runner| runner.repeat_at.is_some()).await;
+    std::fs::remove_file(&flag).unwrap();
+    // The subnet of the node is another one now, and all peers are to get their command again.
+    let now = Instant::now();
+    runner.repeat_at = Some(now);
+    let commands = backend.commands().unwrap();
+    let own = vec![("SUBNET", "10.5.9.0/24".to_owned())];
+    runner.update(Some(&Wanted { commands, own, version: 1, peers: None, may_remove: false }), now);
+    assert!(runner.next().is_none_or(|at| at > now), "the loop of the agent would never rest");
+}
+
+#[tokio::test]
 async fn pods_never_wait_longer_than_half_a_minute_for_the_next_attempt() {
     let (mut runner, now) = (Extension::new(None), Instant::now());
     for _ in 0..20 {

@@ -345,7 +345,8 @@ mod tests {
     fn peers_are_sorted_by_subnet() {
         let row = |key: &str| {
             let subnets = Subnets::from_key(key).unwrap();
-            let lease = Lease { id: key.into(), subnets, attrs: weft_subnet::attrs::Attrs::default(), age: Default::default() };
+            let lease =
+                Lease { id: key.into(), subnets, attrs: weft_subnet::attrs::Attrs::default(), age: Default::default() };
             PeerRow::of(&lease, PeerState::Programmed, None)
         };
         let unreadable = PeerRow::unreadable(&"x".into(), "not a key".to_owned());

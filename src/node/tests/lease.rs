@@ -343,3 +343,38 @@ async fn without_net_conf_a_node_that_started_without_the_store_takes_its_lease_
     })
     .await;
 }
+
+#[tokio::test]
+async fn an_address_that_an_administrator_chooses_again_and_again_is_no_contest() {
+    local(async {
+        let mut test = holding().await;
+        test.store.is_assigned.set(true);
+        for last in 1..=6 {
+            let chosen = format!("203.0.113.{last}");
+            test.store.overwrite.set(chosen.parse().ok());
+            test.node.store_changed(written(own(&chosen, MAC))).await;
+            assert!(test.asked(last).await, "the lease must be written with the address");
+            // The watch may report the write before its answer arrives.
+            test.node.store_changed(written(own(&chosen, MAC))).await;
+            test.answer().await;
+            assert_eq!(test.node.plan.own().attrs.public_ip, chosen.parse().ok());
+        }
+        assert_eq!(test.node.contest_problem(), None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_renewal_that_fails_is_shown_until_one_succeeds_whatever_else_the_store_answers() {
+    local(async {
+        let mut test = holding().await;
+        let text = || "no leader".to_owned();
+        test.node.store_changed(vec![Event::NotRenewed(text()), Event::Answered]).await;
+        let is_shown =
+            |test: &TestNode| test.node.warnings().contains(&"own lease is not renewed: no leader".to_owned());
+        assert!(is_shown(&test) && test.node.store.error.is_none());
+        test.node.store_changed(vec![Event::Renewed(Some(Duration::from_secs(60)))]).await;
+        assert!(!is_shown(&test));
+    })
+    .await;
+}

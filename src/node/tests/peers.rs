@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Leases of peers that are written, removed and held.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::kernel::Outcome;
 use crate::observe::report::PeerList;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
+use crate::saved::{SavedFile, Saver};
 
 fn key(third: usize) -> String {
     format!("10.5.{third}.0-24")
@@ -45,11 +47,17 @@ async fn held_peers_are_removed_when_the_grace_time_is_over() {
         let due = test.node.peers.hold.next().expect("so many removals at once must be held");
         assert!(test.via("10.5.9.0/24").is_some());
         let passes = test.kernel.observations();
+        let dir = tempfile::tempdir().unwrap();
+        let file = SavedFile::new(Some(dir.path()), Path::new("/run/x/subnet.env"), Some("etcd x".into())).unwrap();
+        test.node.context.saver = Saver::new(Some(file));
+        test.node.save(Instant::now());
+        assert_eq!(test.node.context.saver.next(Instant::now()), None);
         tokio::time::sleep_until(due.into()).await;
         while test.node.peers.hold.next().is_some() {
             test.node.tick().await;
         }
         assert_eq!((test.via("10.5.9.0/24"), test.kernel.observations()), (None, passes), "no full pass is needed");
+        assert!(test.node.context.saver.next(Instant::now()).is_some(), "the next start must not know them");
     })
     .await;
 }

@@ -49,6 +49,33 @@ async fn a_reservation_stays_a_reservation() {
 }
 
 #[tokio::test]
+async fn the_renewal_reports_a_key_that_is_gone_without_a_watch() {
+    let server = Server::start().await;
+    let mut short = options(vec![server.url()]);
+    short.lease_ttl = Duration::from_secs(3);
+    let store = EtcdStore::new(short).unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let mut client = server.client().await;
+    let (kept, mut keeps) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+        let etcd_lease = client.get(key(&lease.id), None).await.unwrap().kvs()[0].lease();
+        client.lease_revoke(etcd_lease).await.unwrap();
+        loop {
+            match keeps.recv().await.unwrap() {
+                Event::Renewed(Some(_)) => {}
+                Event::Changes(changes) => break assert_eq!(changes, [Err(lease.id.clone())]),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    tokio::select! {
+        () = store.keep(&lease, kept) => panic!("the keeper ended"),
+        done = timeout(Duration::from_secs(60), body) => done.expect("nothing was reported"),
+    }
+}
+
+#[tokio::test]
 async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
     let server = Server::start().await;
     let mut short = options(vec![server.url()]);
