@@ -62,6 +62,10 @@ pub enum Reach {
     Gateway,
 }
 
+/// The shortest prefix of a network whose hosts are on one link. Default routes are shorter, also those in two or four parts, as VPNs write them.
+const SHORTEST_LAN: u8 = 8;
+const SHORTEST_LAN_V6: u8 = 16;
+
 /// The routes of this host without those of weft. They show whether an address is on a link. The longest prefix wins, and among equal ones
 /// the lowest metric. Prefixes have no host bits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -94,11 +98,13 @@ impl OnLink {
         all
     }
 
-    /// Returns the interface on whose link this address is, if it is on one. This needs at most 33 or 129 look-ups.
+    /// Returns the interface on whose link this address is, if it is on one. A route without a gateway that is as wide as a default route
+    /// leads into a point-to-point link such as PPP or a VPN, and not to hosts of a LAN. This needs at most 33 or 129 look-ups.
     pub fn on_link(&self, ip: IpAddr) -> Option<Name> {
+        let shortest = if ip.is_ipv4() { SHORTEST_LAN } else { SHORTEST_LAN_V6 };
         match self.longest(ip)? {
-            (_, Reach::Link(name)) => Some(name),
-            (_, Reach::Gateway) => None,
+            (len, Reach::Link(name)) if len >= shortest => Some(name),
+            (_, Reach::Link(_) | Reach::Gateway) => None,
         }
     }
 
@@ -113,5 +119,30 @@ impl OnLink {
             let net = IpNet::new(ip, len).ok()?.network();
             self.table.get(&(len, net)).map(|reach| (len, *reach))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_default_route_without_a_gateway_leads_to_no_lan() {
+        let (eth0, ppp0) = (Name::new("eth0").unwrap(), Name::new("ppp0").unwrap());
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let routes = |wide: &[&str]| {
+            let lan = [(net("10.0.0.0/8"), 0, Reach::Link(eth0)), (net("fd00:9::/64"), 0, Reach::Link(eth0))];
+            OnLink::new(lan.into_iter().chain(wide.iter().map(|wide| (net(wide), 0, Reach::Link(ppp0)))))
+        };
+        for wide in [&["0.0.0.0/0", "::/0"][..], &["0.0.0.0/1", "128.0.0.0/1", "2000::/3"]] {
+            let routes = routes(wide);
+            for away in ["203.0.113.9", "2001:db8::9"] {
+                assert_eq!(routes.on_link(away.parse().unwrap()), None, "{away} by {wide:?}");
+            }
+            for near in ["10.9.0.1", "fd00:9::7"] {
+                assert_eq!(routes.on_link(near.parse().unwrap()), Some(eth0), "{near}");
+            }
+        }
+        assert_eq!(routes(&["203.0.113.9/32"]).on_link("203.0.113.9".parse().unwrap()), Some(ppp0), "a peer of ppp0");
     }
 }
