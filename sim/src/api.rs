@@ -44,7 +44,8 @@ pub struct ApiServer {
 impl ApiServer {
     /// Returns a server without Nodes.
     pub fn start() -> ApiServer {
-        let server = ApiServer { nodes: Shared::new(Nodes::new()), cached: notice::Sender::new(0), lag: Arc::default() };
+        let server =
+            ApiServer { nodes: Shared::new(Nodes::new()), cached: notice::Sender::new(0), lag: Arc::default() };
         let caching = server.clone();
         tokio::spawn(async move {
             let mut written = caching.nodes.changes();

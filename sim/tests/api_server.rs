@@ -21,7 +21,6 @@ use weft_sim::nodes::Nodes;
 use weft_sim::wire::Wire;
 
 #[path = "../../subnet/tests/kube/server.rs"]
-#[allow(dead_code)] // the tests of the store use more of it
 mod real;
 
 const NODES: &str = "/api/v1/nodes";
@@ -365,7 +364,8 @@ impl Pair {
             6 => "?resourceVersion=0&resourceVersionMatch=NotOlderThan",
             _ => "?resourceVersion=@version&resourceVersionMatch=Exact",
         };
-        let limit = if self.chance.percent(50) { format!("&limit={}", 1 + self.chance.below(4)) } else { String::new() };
+        let limit =
+            if self.chance.percent(50) { format!("&limit={}", 1 + self.chance.below(4)) } else { String::new() };
         let write = self.chance.below(self.written.len());
         let mut asked = Asked::get(&format!("{query}{limit}"), write);
         while self.both(&asked).await < 300 && !self.simulated.token.is_empty() {
