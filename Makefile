@@ -56,7 +56,7 @@ fmt: ## check the formatting
 
 # Tests that a plain `cargo test` leaves out. Cargo chooses the features of dependencies for all packages that are named, so every build of
 # tests names the whole workspace. With another choice, cargo would build many crates again.
-OWN_STEP := --test kube --test kube_mesh --test kube_store --test vm --test deploy_deb --test page
+OWN_STEP := --test kube --test kube_mesh --test kube_store --test api_server --test vm --test deploy_deb --test page
 
 check: ## clippy; each warning is an error
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -188,6 +188,7 @@ prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes i
 
 test-kube: prepare-kube ## test the Kubernetes store, and agents that use it, with a real API server
 	@$(STEP) 900 "Kubernetes store" cargo test --workspace --locked --test kube_store
+	@$(STEP) 300 "simulated API server" cargo test --workspace --locked --test api_server
 	@$(STEP) 1200 "agents over Node objects" cargo test --workspace --locked --test kube_mesh
 
 .PHONY: prepare-ui test-ui

@@ -18,11 +18,13 @@ use weft_backends::backend::TYPES;
 use weft_backends::owner::PROTOCOL;
 use weft_subnet::dir::DirStore;
 use weft_subnet::etcd::EtcdStore;
+use weft_subnet::outside::is_simulated;
 use weft_subnet::source::{Event, Source};
 
 use crate::conflist::Conflist;
 use crate::extension::FirstCommand;
 use crate::files::watch::FileWatch;
+use crate::files::{self, leftovers};
 use crate::firewall;
 use crate::firewall::reconciler::Handle;
 use crate::instance::{self, Instance};
@@ -156,6 +158,7 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let mut helpers = JoinSet::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
+    remove_leftovers(&options);
     let recorder = open_history(&options).await;
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
@@ -212,6 +215,18 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
 /// Goes on with the history of an earlier run.
 async fn open_history(options: &Options) -> Recorder {
     Recorder::open(options.state_dir.as_deref().map(|dir| recorder::file(dir, &options.subnet_file))).await
+}
+
+/// Removes what interrupted writes left in the state directory. This goes on beside the loop, because the disk may hang.
+fn remove_leftovers(options: &Options) {
+    // A simulated disk leaves nothing.
+    let Some(directory) = options.state_dir.clone().filter(|_| !is_simulated()) else { return };
+    files::beside(move || match leftovers::remove(&directory) {
+        Ok(removed) => removed.iter().for_each(|file| {
+            tracing::info!(file = %file.display(), "removed a temporary file of an interrupted write");
+        }),
+        Err(error) => tracing::debug!(%error, directory = %directory.display(), "look for temporary files"),
+    });
 }
 
 /// Starts the task that keeps the traffic rules, if there is a survey for it. Returns how the node speaks to it, and where it shows its

@@ -2,6 +2,7 @@
 //! Files that other programs read or edit. A file is written under a temporary name, synced and renamed, so that no reader sees a part of
 //! it. [`watch`] notices when another program deletes or edits a file.
 
+pub mod leftovers;
 pub mod watch;
 
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -111,7 +112,9 @@ fn temporary_file(
 ) -> io::Result<NamedTempFile> {
     outside::file_step(FileStep::Begin(path))?;
     make_directory(path)?;
-    let mut temporary = tempfile::Builder::new().prefix(".weft-").tempfile_in(directory(path))?;
+    let mut builder = tempfile::Builder::new();
+    let mut temporary = builder.prefix(leftovers::PREFIX).rand_bytes(leftovers::RANDOM).tempfile_in(directory(path))?;
+    leftovers::mark_as_written(temporary.as_file());
     write(temporary.as_file_mut())?;
     temporary.as_file().set_permissions(Permissions::from_mode(mode))?;
     temporary.as_file().sync_all()?;

@@ -26,6 +26,8 @@ mod history;
 mod namespace;
 #[path = "cli/plan.rs"]
 mod plan;
+#[path = "cli/state_dir.rs"]
+mod state_dir;
 
 /// How long to wait for a condition at most.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -2,46 +2,50 @@
 //! A simulated API server of Kubernetes. The agents use the real store code and the client of the crate kube; only the connection is replaced
 //! ([`ApiServer::client`]).
 
+mod query;
+mod watch;
+
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream;
-use http::{Method, Request, Response};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Bytes, Frame};
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::sync::{mpsc, watch as notice};
+use tokio::time::{sleep, timeout};
 
-use crate::nodes::{Nodes, Refused, TOO_MANY};
+use crate::nodes::{At, BAD_REQUEST, NOT_FOUND, Nodes, Part, Refused, TOO_LARGE, TOO_MANY};
 use crate::shared::Shared;
+use crate::timeline;
 use crate::wire::{LATENCY, Wire};
+use query::{List, Question, Version};
 
-/// How often an idle watch gets a bookmark.
-const BOOKMARK: Duration = Duration::from_secs(60);
 /// How many pieces of an answer wait for the client.
 const QUEUE: usize = 64;
+/// How long a request waits for a version that the watch cache does not have yet.
+const FRESH_LIMIT: Duration = Duration::from_secs(3);
 
 /// The server, which all nodes share.
 #[derive(Debug, Clone)]
 pub struct ApiServer {
     nodes: Shared<Nodes>,
     /// The number of changes of the watch cache. Watches wait for the next one.
-    cached: watch::Sender<u64>,
+    cached: notice::Sender<u64>,
     /// How far the watch cache is behind.
     lag: Arc<Mutex<Duration>>,
 }
 
-/// A body that is sent piece by piece.
-type Pieces = mpsc::Sender<Bytes>;
-
 impl ApiServer {
     /// Returns a server without Nodes.
     pub fn start() -> ApiServer {
-        let server = ApiServer { nodes: Shared::new(Nodes::new()), cached: watch::Sender::new(0), lag: Arc::default() };
+        let server =
+            ApiServer { nodes: Shared::new(Nodes::new()), cached: notice::Sender::new(0), lag: Arc::default() };
         let caching = server.clone();
         tokio::spawn(async move {
             let mut written = caching.nodes.changes();
@@ -95,122 +99,61 @@ impl ApiServer {
             false => self.answer(&wire, &parts, &body).await,
         };
         wire.carry_answer().await;
-        let answer = match answer {
-            Ok(body) => Response::new(body),
-            Err(refused) => {
-                let mut answer = Response::new(whole(&status(refused)));
-                *answer.status_mut() = http::StatusCode::from_u16(refused.0)?;
-                answer
-            }
-        };
+        let (code, body) = answer.unwrap_or_else(|refused| (refused.0, whole(&status(refused))));
+        let mut answer = Response::new(body);
+        *answer.status_mut() = StatusCode::from_u16(code)?;
         Ok(answer)
     }
 
-    async fn answer(&self, wire: &Wire, parts: &http::request::Parts, body: &Value) -> Result<Sent, Refused> {
-        let query = parts.uri.query().unwrap_or_default();
-        let parameter = |name: &str| {
-            let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value.replace("%3D", "="))
-        };
-        match (&parts.method, parts.uri.path()) {
-            (_, "/version") => Ok(whole(&json!({"gitVersion": "simulated"}))),
-            (_, "/api/v1/nodes") if parameter("watch").is_some() => {
-                let version = parameter("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
-                let lists = parameter("sendInitialEvents").is_some();
-                let only = parameter("fieldSelector").and_then(|text| Some(text.split_once('=')?.1.to_owned()));
-                let seconds = parameter("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(1800);
-                if !lists {
-                    self.read(|nodes| nodes.changes(version)).map(drop)?;
-                }
-                let (sender, receiver) = mpsc::channel(QUEUE);
-                let end = Instant::now() + Duration::from_secs(seconds);
-                tokio::spawn(self.clone().follow(wire.clone(), Followed { version, lists, only, end }, sender));
-                Ok(sent(receiver))
-            }
-            (_, "/api/v1/nodes") => match parameter("resourceVersion").and_then(|text| text.parse().ok()) {
-                Some(at_least) => {
-                    self.wait_for(at_least).await;
-                    Ok(whole(&self.read(|nodes| nodes.list(true))))
-                }
-                None => Ok(whole(&self.read(|nodes| nodes.list(false)))),
-            },
-            (method, path) => {
-                let name = path.trim_start_matches("/api/v1/nodes/").trim_end_matches("/status");
-                if method == Method::PATCH {
-                    return Ok(whole(&self.change(|nodes| nodes.patch(name, body))?));
-                }
-                Ok(whole(&self.read(|nodes| nodes.get(name))?))
-            }
+    /// Returns the HTTP code and the body.
+    async fn answer(&self, wire: &Wire, parts: &Parts, body: &Value) -> Result<(u16, Sent), Refused> {
+        let path = parts.uri.path();
+        if path == "/version" {
+            return Ok((200, whole(&json!({"gitVersion": "simulated"}))));
         }
+        let Some(name) = path.strip_prefix("/api/v1/nodes") else { return Err(NOT_FOUND) };
+        let (name, part) = match name.strip_suffix("/status") {
+            Some(name) => (name, Part::Status),
+            None => (name, Part::Node),
+        };
+        let answer = match (&parts.method, name.strip_prefix('/')) {
+            (&Method::GET, Some(name)) => self.read(|nodes| nodes.get(name))?,
+            (&Method::PATCH, Some(name)) => self.change(|nodes| nodes.patch(name, part, body))?,
+            (&Method::DELETE, Some(name)) => {
+                self.change(|nodes| nodes.delete(name))?;
+                json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
+            }
+            (&Method::POST, None) => {
+                return Ok((201, whole(&self.change(|nodes| nodes.create(body, &timeline::date()))?)));
+            }
+            (&Method::GET, None) => match Question::of(parts.uri.query().unwrap_or_default())? {
+                Question::List(list) => self.list(&list).await?,
+                Question::Watch(watch) => return Ok((200, self.watch(wire, watch).await)),
+            },
+            _ => return Err(BAD_REQUEST),
+        };
+        Ok((200, whole(&answer)))
+    }
+
+    async fn list(&self, List { version, limit, after }: &List) -> Result<Value, Refused> {
+        let (at, limit) = match *version {
+            Version::Newest => (At::Current, *limit),
+            Version::Exactly(version) => (At::Exactly(version), *limit),
+            Version::AtLeast(version) => {
+                self.wait_for(version).await?;
+                // Whoever takes any version gets everything at once.
+                (At::Cached, if version == 0 { usize::MAX } else { *limit })
+            }
+        };
+        self.read(|nodes| nodes.list(at, limit, after))
     }
 
     /// Waits until the watch cache knows this version.
-    async fn wait_for(&self, version: u64) {
+    async fn wait_for(&self, version: u64) -> Result<(), Refused> {
         let mut changes = self.cached.subscribe();
-        while self.read(Nodes::cached_version) < version && changes.changed().await.is_ok() {}
+        let known = changes.wait_for(|_| self.read(Nodes::cached_version) >= version);
+        timeout(FRESH_LIMIT, known).await.map(drop).map_err(|_| TOO_LARGE)
     }
-
-    /// Serves one watch until its time is over, or the client or the server ends it.
-    async fn follow(self, wire: Wire, followed: Followed, out: Pieces) {
-        let (mut changes, mut restarts) = (self.cached.subscribe(), self.nodes.restarts());
-        let Followed { mut version, lists, only, end } = followed;
-        let concerns = |name: &str| only.as_ref().is_none_or(|only| only == name);
-        if lists {
-            self.wait_for(version).await;
-            let list = self.read(|nodes| nodes.list(true));
-            version = list["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(0);
-            let items = list["items"].as_array().into_iter().flatten();
-            let mut events: Vec<Value> = items.map(|node| json!({"type": "ADDED", "object": node})).collect();
-            events.push(bookmark(version, true));
-            for event in events {
-                if !deliver(&wire, &out, &event).await {
-                    return;
-                }
-            }
-        }
-        let mut next_bookmark = Instant::now() + BOOKMARK;
-        loop {
-            changes.mark_unchanged();
-            let mut events: Vec<Value> = match self.read(|nodes| nodes.changes(version)) {
-                Ok(changes) => changes.iter().filter(|change| concerns(&change.name)).map(|it| it.event()).collect(),
-                Err(expired) => {
-                    deliver(&wire, &out, &json!({"type": "ERROR", "object": status(expired)})).await;
-                    return;
-                }
-            };
-            version = version.max(self.read(Nodes::cached_version));
-            if Instant::now() >= next_bookmark {
-                events.push(bookmark(version, false));
-                next_bookmark = Instant::now() + BOOKMARK;
-            }
-            if !events.is_empty() {
-                sleep(LATENCY + wire.lag()).await;
-            }
-            for event in events {
-                if !deliver(&wire, &out, &event).await {
-                    return;
-                }
-            }
-            tokio::select! {
-                biased;
-                _ = restarts.changed() => return,
-                () = out.closed() => return,
-                () = sleep_until(end) => return,
-                _ = changes.changed() => {}
-                () = sleep_until(next_bookmark) => {}
-            }
-        }
-    }
-}
-
-/// What a watch asks for.
-struct Followed {
-    version: u64,
-    /// The watch begins with a list.
-    lists: bool,
-    /// The name of the only Node that it asks for.
-    only: Option<String>,
-    end: Instant,
 }
 
 /// The body of an answer.
@@ -230,16 +173,4 @@ fn whole(value: &Value) -> Sent {
 
 fn status(Refused(code, reason, message): Refused) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "reason": reason, "code": code})
-}
-
-fn bookmark(version: u64, ends_list: bool) -> Value {
-    let annotations = if ends_list { json!({"k8s.io/initial-events-end": "true"}) } else { json!({}) };
-    let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
-    json!({"type": "BOOKMARK", "object": {"kind": "Node", "apiVersion": "v1", "metadata": metadata}})
-}
-
-/// Sends an event to the client when the network lets it through. Returns false if nobody receives it.
-async fn deliver(wire: &Wire, out: &Pieces, event: &Value) -> bool {
-    wire.passable().await;
-    out.send(Bytes::from(format!("{event}\n"))).await.is_ok()
 }

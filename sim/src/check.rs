@@ -65,16 +65,27 @@ pub struct Watcher {
     taken: Lasting,
     /// [`Cluster::interventions`] one second before.
     interventions: u64,
+    /// The state of each machine in which nothing was wrong with its kernel: the version of the kernel, and the address.
+    sound: BTreeMap<usize, (u64, Ipv4Addr)>,
 }
 
 impl Watcher {
     /// Returns what is wrong at this second.
     pub fn step(&mut self, now: u64, cluster: &Cluster) -> Vec<String> {
-        let mut wrong: Vec<String> = cluster.machines.iter().filter_map(|machine| machine.touched()).collect();
-        wrong.extend(cluster.machines.iter().filter_map(|machine| machine.diverted()));
+        let mut wrong: Vec<String> = Vec::new();
+        for machine in &cluster.machines {
+            let state = (machine.kernel.version(), machine.ip);
+            if self.sound.get(&machine.number) == Some(&state) {
+                continue;
+            }
+            let before = wrong.len();
+            wrong.extend([machine.touched(), machine.diverted(), too_many_devices(machine)].into_iter().flatten());
+            if wrong.len() == before {
+                self.sound.insert(machine.number, state);
+            }
+        }
         let ended = cluster.machines.iter().filter(|machine| machine.has_ended());
         wrong.extend(ended.map(|machine| format!("n{}: the agent ended by itself", machine.number)));
-        wrong.extend(cluster.machines.iter().filter_map(too_many_devices));
         wrong.extend(
             cluster.lost_files.iter().map(|file| format!("{file} was written, and is lost after a power loss")),
         );
@@ -230,8 +241,27 @@ pub fn at_rest(cluster: &Cluster) -> Vec<String> {
             }
         }
     }
+    if cluster.unpublished() > 0 {
+        wrong.push(format!("{} nodes have not published a lease yet", cluster.unpublished()));
+    }
+    for (subnet, public) in &cluster.publishers {
+        let to = IpAddr::V4((subnet.network().to_bits() + 5).into());
+        for machine in &cluster.machines {
+            match fabric.send(machine.number, to) {
+                Err(Lost::NobodyHas(_, ip)) if ip == *public => {}
+                other => wrong.push(format!("a packet from n{} to {subnet} of {public}: {other:?}", machine.number)),
+            }
+        }
+    }
     wrong.extend(net_conf_at_rest(cluster, &leases));
     wrong
+}
+
+/// Returns true if each machine is ready and has as many routes as a cluster at rest needs. This costs little.
+pub fn may_be_at_rest(cluster: &Cluster) -> bool {
+    let others = cluster.machines.len() + cluster.publishers.len() - 1;
+    cluster.unpublished() == 0
+        && cluster.machines.iter().all(|machine| machine.is_ready() && machine.kernel.count() >= others)
 }
 
 /// Returns which machines do not use the net-conf in the store.

@@ -2,6 +2,7 @@
 //! The cluster: its machines and its store, what each event does to them, and how they recover from it.
 
 mod claims;
+mod publishers;
 mod store;
 mod uplink;
 
@@ -18,7 +19,7 @@ use weft_backends::state::{Key, ObservedValue};
 use crate::disk;
 use crate::event::{Event, Trouble};
 use crate::kernel::{STATIC, everywhere};
-use crate::machine::{Machine, Site, uplink};
+use crate::machine::{Machine, Site, audit_interval, uplink};
 use crate::net_conf::NetConf;
 use crate::scenario::{Scenario, StoreKind};
 use crate::store::{FalseLease, Store};
@@ -71,6 +72,10 @@ pub struct Cluster {
     saved_net_conf: Option<NetConf>,
     /// Who attacks the cluster.
     writers: Vec<Writer>,
+    /// The subnets and addresses of nodes that only publish a lease, as far as they have published it.
+    pub publishers: Vec<(Ipv4Net, Ipv4Addr)>,
+    /// How many nodes only publish a lease.
+    wanted_publishers: usize,
     /// Files that were written and that a power loss took back.
     pub lost_files: Vec<String>,
     /// What recovers at which second.
@@ -98,7 +103,9 @@ impl Cluster {
             StoreKind::Etcd => Store::etcd(&net_conf),
         };
         let lease_ttl = Duration::from_secs(scenario.lease_ttl);
-        let site = Site { lan, lease_ttl, on_lost_lease: OnLostLease::Reacquire, by_address: scenario.by_address };
+        let (on_lost_lease, by_address) = (OnLostLease::Reacquire, scenario.by_address);
+        let resync = audit_interval(scenario.machines + scenario.publishers);
+        let site = Site { lan, lease_ttl, on_lost_lease, by_address, resync };
         let machines = (0..scenario.machines).map(|number| Machine::new(number, site));
         let machines = machines.collect::<Result<_, _>>().context("make the directories of the machines")?;
         let (recoveries, copied) = (BTreeMap::new(), BTreeMap::new());
@@ -112,6 +119,8 @@ impl Cluster {
             net_conf,
             saved_net_conf: None,
             writers: Vec::new(),
+            publishers: Vec::new(),
+            wanted_publishers: scenario.publishers,
             lost_files: Vec::new(),
             recoveries,
             count: 0,

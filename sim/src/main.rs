@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use weft_sim::run::{self, Outcome};
-use weft_sim::scenario::Scenario;
+use weft_sim::scenario::{Scenario, StoreKind};
 use weft_sim::{shrink, timeline};
 
 /// How many simulations a shrinking may run.
@@ -51,12 +51,21 @@ enum Task {
         #[arg(long)]
         outcome: bool,
     },
-    /// Run a cluster of this size, and print how long it took.
+    /// Run a cluster of this size, and print how long it took and how much memory it needed.
     Size {
         /// Number of machines.
         machines: usize,
         /// Seconds of virtual time in which events happen.
         seconds: u64,
+        /// End as soon as the cluster is at rest, without events. The time given is a limit.
+        #[arg(long)]
+        until_rest: bool,
+        /// So many other nodes only publish a lease.
+        #[arg(long, default_value_t = 0)]
+        publishers: usize,
+        /// The store is an API server.
+        #[arg(long)]
+        kube: bool,
         /// Events per minute.
         #[arg(long, default_value_t = 2)]
         events: u64,
@@ -110,8 +119,11 @@ fn carry_out(task: Task) -> anyhow::Result<bool> {
             }
             Ok(outcome.wrong.is_empty())
         }
-        Task::Size { machines, seconds, events, seed } => {
-            let scenario = Scenario::of_size(seed, machines, seconds, events);
+        Task::Size { machines, seconds, until_rest, publishers, kube, events, seed } => {
+            let store = if kube { StoreKind::Kube } else { StoreKind::Etcd };
+            let events = if until_rest { 0 } else { events };
+            let of_size = Scenario::of_size(seed, machines, seconds, events);
+            let scenario = Scenario { until_rest, publishers, store, ..of_size };
             let outcome = run::run_in_new_directory(&scenario, tracing::Level::ERROR)?;
             say(&report(&scenario, &outcome));
             Ok(outcome.wrong.is_empty())
@@ -120,9 +132,14 @@ fn carry_out(task: Task) -> anyhow::Result<bool> {
 }
 
 fn report(scenario: &Scenario, outcome: &Outcome) -> String {
-    let Outcome { wrong, fingerprint, virtual_s, real_ms } = outcome;
-    let Scenario { seed, machines, backend, events, .. } = scenario;
-    let size = format!("{machines} machines with {backend}, {} events, {virtual_s} s in {real_ms} ms", events.len());
+    let Outcome { wrong, fingerprint, virtual_s, real_ms, peak_mib, files_mib } = outcome;
+    let Scenario { seed, machines, publishers, backend, events, .. } = scenario;
+    let others = if *publishers > 0 { format!(" and {publishers} that only publish") } else { String::new() };
+    let memory = format!("{peak_mib} MiB of memory, {files_mib} MiB of files");
+    let size = format!(
+        "{machines} machines with {backend}{others}, {} events, {virtual_s} s in {real_ms} ms, {memory}",
+        events.len()
+    );
     let verdict =
         if wrong.is_empty() { "all invariants held".to_owned() } else { format!("FAILED: {}", wrong.join("\n  ")) };
     format!("seed {seed}: {size}, timeline {fingerprint:016x}: {verdict}")
@@ -149,6 +166,8 @@ fn in_process(scenario: &Scenario) -> anyhow::Result<Outcome> {
         fingerprint: 0,
         virtual_s: 0,
         real_ms: 0,
+        peak_mib: 0,
+        files_mib: 0,
     }))
 }
 

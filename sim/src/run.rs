@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs one simulation. A process runs one and no second one (see `chance.rs`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -21,6 +21,8 @@ use crate::timeline;
 const SETTLE: u64 = 660;
 /// How often packets are followed where none may be lost.
 const LOOK: Duration = Duration::from_millis(50);
+/// How often a cluster is examined that runs until it is at rest, in seconds.
+const REST_EVERY: u64 = 5;
 /// For so many seconds a cluster at rest must write nothing.
 const QUIET: u64 = 60;
 
@@ -35,6 +37,12 @@ pub struct Outcome {
     pub virtual_s: u64,
     /// The real time in milliseconds.
     pub real_ms: u64,
+    /// The most memory that the process had, in MiB. The files of the machines are not in it.
+    #[serde(default)]
+    pub peak_mib: u64,
+    /// The size of the files of the machines at the end, in MiB.
+    #[serde(default)]
+    pub files_mib: u64,
 }
 
 /// Runs the simulation in the present directory, which must be empty.
@@ -52,7 +60,31 @@ pub fn run(scenario: &Scenario, level: tracing::Level) -> anyhow::Result<Outcome
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let fingerprint = lines.bytes().fold(0xcbf2_9ce4_8422_2325, fold);
     let (virtual_s, real_ms) = runtime.block_on(async { (timeline::elapsed().as_secs(), began.elapsed().as_millis()) });
-    Ok(Outcome { wrong, fingerprint, virtual_s, real_ms: u64::try_from(real_ms).unwrap_or(u64::MAX) })
+    let (real_ms, peak_mib, files_mib) = (u64::try_from(real_ms).unwrap_or(u64::MAX), peak_mib(), files_mib()?);
+    Ok(Outcome { wrong, fingerprint, virtual_s, real_ms, peak_mib, files_mib })
+}
+
+/// Returns the most memory that this process had.
+fn peak_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
+
+/// Returns the size of all files below the present directory.
+fn files_mib() -> std::io::Result<u64> {
+    let (mut directories, mut bytes) = (vec![PathBuf::from(".")], 0);
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory)? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            match metadata.is_dir() {
+                true => directories.push(entry.path()),
+                false => bytes += metadata.len(),
+            }
+        }
+    }
+    Ok(bytes >> 20)
 }
 
 /// As [`run`], in a temporary directory that is removed afterwards.
@@ -88,11 +120,18 @@ async fn simulate(scenario: &Scenario) -> anyhow::Result<Vec<String>> {
             cluster.event(now, &timed.event)?;
         }
         cluster.attack();
+        cluster.publish();
+        if scenario.until_rest && now.is_multiple_of(REST_EVERY) && is_at_rest(&cluster) {
+            return Ok(Vec::new());
+        }
         // Not always the same moment between two timers of the agents.
         let wrong = wait(Duration::from_millis(chance.between(900, 1100)), lossless.as_mut(), &cluster).await;
         if !wrong.is_empty() {
             return Ok(noted(wrong));
         }
+    }
+    if scenario.until_rest {
+        return Ok(noted(check::at_rest(&cluster)));
     }
     timeline::note("everything recovers");
     cluster.recover_all()?;
@@ -116,6 +155,11 @@ async fn simulate(scenario: &Scenario) -> anyhow::Result<Vec<String>> {
         }
     }
     Ok(noted(wrong))
+}
+
+/// Returns true if the cluster is at rest. The costly checks are made only if the cheap ones hold.
+fn is_at_rest(cluster: &Cluster) -> bool {
+    check::may_be_at_rest(cluster) && check::at_rest(cluster).is_empty()
 }
 
 /// Lets time pass. Returns which packets were lost meanwhile, where none may be.

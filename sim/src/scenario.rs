@@ -58,6 +58,12 @@ pub struct Scenario {
     /// Where the leases are.
     #[serde(default)]
     pub store: StoreKind,
+    /// How many nodes besides the machines only publish a lease.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub publishers: usize,
+    /// The simulation ends as soon as the cluster is at rest, and fails if it is not at its end.
+    #[serde(default)]
+    pub until_rest: bool,
     /// The events are such that every packet between the machines must arrive at every moment.
     #[serde(default)]
     pub lossless: bool,
@@ -66,6 +72,11 @@ pub struct Scenario {
     pub defect: Option<Defect>,
     /// The events, ordered by time.
     pub events: Vec<Timed>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl Scenario {
@@ -90,6 +101,8 @@ impl Scenario {
             tight,
             by_address: Chance::new(seed, 5).percent(30),
             store: if Chance::new(seed, 6).percent(40) { StoreKind::Kube } else { StoreKind::Etcd },
+            publishers: 0,
+            until_rest: false,
             lossless: false,
             defect: None,
             events: Vec::new(),
@@ -112,6 +125,8 @@ impl Scenario {
             tight: false,
             by_address: false,
             store: StoreKind::Etcd,
+            publishers: 0,
+            until_rest: false,
             lossless: false,
             defect: None,
             events: Vec::new(),

@@ -205,7 +205,8 @@ impl Store {
     /// Deletes the Node of a machine.
     pub fn delete_node(&mut self, number: usize) {
         if let Store::Kube { api, .. } = self {
-            api.change(|nodes| nodes.delete(&node_name(number)));
+            // It may be deleted already.
+            let _ = api.change(|nodes| nodes.delete(&node_name(number)));
         }
     }
 
@@ -269,7 +270,9 @@ impl Store {
                 let key = key(&Subnets { v4: Some(lease.subnet), v6: None });
                 server.change(|etcd| etcd.delete_prefix(&key));
             }
-            Store::Kube { api, .. } => api.change(|nodes| nodes.delete(&lease.name)),
+            Store::Kube { api, .. } => {
+                let _ = api.change(|nodes| nodes.delete(&lease.name));
+            }
         }
     }
 
@@ -311,7 +314,9 @@ impl Store {
                     server.change(|etcd| etcd.remove(&format!("{PREFIX}/subnets/{key}")));
                 }
             }
-            Store::Kube { api, .. } => api.change(|nodes| nodes.delete(name)),
+            Store::Kube { api, .. } => {
+                let _ = api.change(|nodes| nodes.delete(name));
+            }
         }
     }
 }

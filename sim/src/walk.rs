@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Walks a packet through the simulated kernels, as Linux would forward it.
 
-use std::collections::BTreeMap;
+use std::cell::Ref;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -20,7 +22,11 @@ const MOST_HOPS: usize = 4;
 /// The tables of one machine.
 struct Tables<'a> {
     kernel: &'a SimKernel,
-    entries: Observed,
+    entries: Ref<'a, Observed>,
+    /// The lengths of the prefixes of routes, the longest first, each with a metric. There are few of them.
+    routes: Vec<(u8, u32)>,
+    /// The devices of weft.
+    devices: Vec<Name>,
     pods: Option<IpNet>,
 }
 
@@ -73,30 +79,27 @@ fn link(entries: &Observed, dev: Name) -> Option<&Link> {
 impl Tables<'_> {
     /// Returns the route that Linux chooses: the longest prefix, and of several the one with the lowest metric.
     fn route(&self, to: IpAddr) -> Option<(IpNet, Route)> {
-        let matching = self.entries.iter().filter_map(|(key, seen)| match (key, &seen.value) {
-            (Key::Route(net, metric), Value::Route(route)) if net.contains(&to) => Some((*net, *metric, *route)),
-            _ => None,
-        });
-        let best = matching.max_by_key(|(net, metric, _)| (net.prefix_len(), std::cmp::Reverse(*metric)));
-        best.map(|(net, _, route)| (net, route))
+        let route = |(length, metric): &(u8, u32)| {
+            let net = IpNet::new(to, *length).ok()?.trunc();
+            match self.entries.get(&Key::Route(net, *metric)).map(|seen| &seen.value) {
+                Some(Value::Route(route)) => Some((net, *route)),
+                _ => None,
+            }
+        };
+        self.routes.iter().find_map(route)
     }
 
     fn has_vxlan(&self, wanted: (u32, u16), mac: Mac) -> bool {
-        self.entries.iter().any(|(key, seen)| match (key, &seen.value) {
-            (Key::Link(dev), Value::Link(link)) => {
-                let same = |kind: &VxlanLink| (kind.vni, kind.port) == wanted;
-                link.kind.of::<VxlanLink>().is_some_and(same)
-                    && link.mac == Some(mac)
-                    && self.kernel.is_usable(*dev, &self.entries)
-            }
-            _ => false,
-        })
+        let same = |kind: &VxlanLink| (kind.vni, kind.port) == wanted;
+        let is_wanted = |link: &Link| link.kind.of::<VxlanLink>().is_some_and(same) && link.mac == Some(mac);
+        let mut devices = self.devices.iter();
+        devices
+            .any(|dev| link(&self.entries, *dev).is_some_and(is_wanted) && self.kernel.is_usable(*dev, &self.entries))
     }
 
     fn has_ipip(&self) -> bool {
-        let is_ipip =
-            |value: &Value| matches!(value, Value::Link(link) if link.up && link.kind.of::<IpipLink>().is_some());
-        self.entries.iter().any(|(_, seen)| is_ipip(&seen.value))
+        let is_ipip = |link: &Link| link.up && link.kind.of::<IpipLink>().is_some();
+        self.devices.iter().any(|dev| link(&self.entries, *dev).is_some_and(is_ipip))
     }
 }
 
@@ -110,7 +113,19 @@ impl<'a> Fabric<'a> {
                 owners.insert(ip, machine.number);
             }
             let pods = machine.pods().and_then(|subnets| subnets.v4).map(|v4| IpNet::V4(v4.trunc()));
-            tables.push(Tables { kernel: &machine.kernel, entries: machine.kernel.entries(), pods });
+            let entries = machine.kernel.borrow_entries();
+            let lengths = entries.iter().filter_map(|(key, _)| match key {
+                Key::Route(net, metric) => Some((Reverse(net.prefix_len()), *metric)),
+                _ => None,
+            });
+            let lengths: BTreeSet<(Reverse<u8>, u32)> = lengths.collect();
+            let routes = lengths.into_iter().map(|(length, metric)| (length.0, metric)).collect();
+            let devices = entries.iter().filter_map(|(key, _)| match key {
+                Key::Link(name) => Some(*name),
+                _ => None,
+            });
+            let devices = devices.collect();
+            tables.push(Tables { kernel: &machine.kernel, entries, routes, devices, pods });
         }
         Fabric { machines: tables, owners }
     }

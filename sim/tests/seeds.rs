@@ -123,6 +123,19 @@ fn a_power_loss_takes_back_no_file_that_was_written() {
     assert_eq!(play(&scenario(events, |_| {})).wrong, [""; 0]);
 }
 
+/// Nodes that only publish a lease are reached by the machines, which is checked before the cluster counts as at rest.
+#[test]
+fn nodes_that_only_publish_make_a_cluster_large() {
+    for store in [StoreKind::Etcd, StoreKind::Kube] {
+        let large = scenario(Vec::new(), |all| (all.store, all.publishers, all.until_rest) = (store, 300, true));
+        let outcome = play(&large);
+        assert_eq!(outcome.wrong, [""; 0], "{store:?}");
+        assert!(outcome.virtual_s < 100, "it ends when it is at rest: {} s", outcome.virtual_s);
+        let wrong = play(&Scenario { seconds: 0, ..large }).wrong;
+        assert!(wrong.iter().any(|text| text == "100 nodes have not published a lease yet"), "{store:?}: {wrong:?}");
+    }
+}
+
 /// The next revision after the last one that a node knows deletes its lease, and is compacted before its watch is resumed. Many versions of etcd then
 /// tell nobody of the deletion. The node must find out nevertheless.
 #[test]

@@ -2,7 +2,7 @@
 //! A kernel in memory, for tests of the agent. It records operations, and a test can make operations fail, change entries as another
 //! program would, and send notices.
 
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
@@ -63,6 +63,11 @@ impl FakeKernel {
     /// Returns all entries.
     pub fn entries(&self) -> Observed {
         self.inside.borrow().entries.clone()
+    }
+
+    /// Returns all entries without a copy of them. Nothing can be written while the caller has them.
+    pub fn borrow_entries(&self) -> Ref<'_, Observed> {
+        Ref::map(self.inside.borrow(), |inside| &inside.entries)
     }
 
     /// Returns what this function makes of the entries, without a copy of them.
