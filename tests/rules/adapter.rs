@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The rules in iptables, in the real kernel. Each test has a new namespace, and most run once for each flavour.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -295,7 +296,7 @@ async fn pass(time: Duration) {
 const OWN_PROCESS: &str = "WEFT_TEST_OWN_PROCESS";
 
 /// Runs this test again in a process of its own, in a new namespace and with this PATH. It then calls `test`.
-fn in_own_process(name: &str, path: &str, dir: &Path) {
+fn in_own_process(name: &str, path: &OsStr, dir: &Path) {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", &format!("adapter::{name}"), "--nocapture"]).env("PATH", path).env(OWN_PROCESS, dir);
     let out = child.stdin(Stdio::null()).output().unwrap();
@@ -336,7 +337,7 @@ fn programs_that_do_not_know_random_fully_get_rules_without_it() {
             }
         }
         let this = "programs_that_do_not_know_random_fully_get_rules_without_it";
-        in_own_process(this, dir.path().to_str().unwrap(), dir.path());
+        in_own_process(this, dir.path().as_os_str(), dir.path());
         assert_eq!(std::fs::read_to_string(&refused).unwrap().lines().count(), 1, "it is not tried again");
         let masquerade = lines_with("legacy", "MASQUERADE");
         assert!(masquerade.len() == 4 && masquerade.iter().all(|line| !line.contains("random")), "{masquerade:#?}");
@@ -351,7 +352,7 @@ fn rules_that_could_not_be_removed_are_tried_again_after_a_minute() {
     }
     alone(|| {
         let dir = tempfile::tempdir().unwrap();
-        let path = std::env::var("PATH").unwrap();
+        let path = std::env::var_os("PATH").unwrap();
         in_own_process("rules_that_could_not_be_removed_are_tried_again_after_a_minute", &path, dir.path());
     });
 }
