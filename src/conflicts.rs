@@ -181,5 +181,18 @@ mod tests {
         assert_eq!(reported((0..100).map(|n| ensure(1450 - n))), [0; 0], "changes of the plan are no conflict");
         let removed = |n| if n % 2 == 0 { ensure(1450) } else { Op::Remove(link("flannel.1"), value(1450)) };
         assert_eq!(reported((0..100).map(removed)), [0; 0], "weft itself removed the device");
+        // Addresses go with their device, so they are written again for the same reason.
+        let address = Key::Addr(Name::new("flannel.1").unwrap(), "10.5.1.0/32".parse().unwrap());
+        let with_address = |n| match n % 3 {
+            0 => ensure(1450),
+            1 => Op::Ensure(address, Value::Addr),
+            _ => Op::Remove(link("flannel.1"), value(1450)),
+        };
+        assert_eq!(reported((0..100).map(with_address)), [0; 0], "weft itself removed the address with the device");
+        assert_eq!(
+            reported((0..5).map(|_| Op::Ensure(address, Value::Addr))),
+            [4],
+            "another program removes the address"
+        );
     }
 }

@@ -25,6 +25,8 @@ pub struct ChecksumOffload {
     file: PathBuf,
     /// The index of each device. A device that was made again has another one.
     turned_off: BTreeMap<Name, u32>,
+    /// What the file says.
+    saved: BTreeMap<Name, u32>,
     read: bool,
 }
 
@@ -33,14 +35,13 @@ impl ChecksumOffload {
     pub fn beside(subnet_file: &Path, off: bool) -> ChecksumOffload {
         let mut file = subnet_file.as_os_str().to_owned();
         file.push(".tx_checksum");
-        ChecksumOffload { off, file: file.into(), turned_off: BTreeMap::new(), read: false }
+        ChecksumOffload { off, file: file.into(), turned_off: BTreeMap::new(), saved: BTreeMap::new(), read: false }
     }
 
     /// Turns the feature off on these devices, or on again on those where this agent turned it off. Returns what the operator should do, one
     /// sentence for each problem.
     pub fn ensure(&mut self, devices: impl Iterator<Item = Name>) -> Vec<String> {
         let mut problems: Vec<String> = self.read_file().into_iter().collect();
-        let before = self.turned_off.clone();
         let mut turn_on = std::mem::take(&mut self.turned_off);
         if self.off {
             turn_on.retain(|name, index| is_same(*name, *index));
@@ -59,9 +60,7 @@ impl ChecksumOffload {
                 }
             }
         }
-        if before != self.turned_off {
-            problems.extend(self.save());
-        }
+        problems.extend(self.save());
         problems
     }
 
@@ -71,15 +70,13 @@ impl ChecksumOffload {
             Ok(true) => {}
             Err(error) => return unless_gone(error).err().map(|error| problem(name, &error, false)),
         }
-        // The file is written first, so that it is right after a crash.
-        let unsaved = match self.turned_off.insert(name, index) {
-            Some(before) if before == index => None,
-            _ => self.save(),
-        };
+        self.turned_off.insert(name, index);
+        // The file is written first, so that it is right after a crash. If it cannot be written, `ensure` says so in the end.
+        let _ = self.save();
         match ethtool::set_tx_checksum(index, false).or_else(unless_gone) {
             Ok(()) => {
                 tracing::info!(device = %name, "transmit checksum offload is off");
-                unsaved
+                None
             }
             Err(error) => {
                 self.turned_off.remove(&name);
@@ -104,10 +101,15 @@ impl ChecksumOffload {
             }
         };
         self.turned_off = text.split(|byte| *byte == b'\n').filter_map(line).collect();
+        self.saved.clone_from(&self.turned_off);
         None
     }
 
-    fn save(&self) -> Option<String> {
+    /// Writes the file, if it says something else.
+    fn save(&mut self) -> Option<String> {
+        if self.saved == self.turned_off {
+            return None;
+        }
         let saved = if self.turned_off.is_empty() {
             files::remove(&self.file)
         } else {
@@ -119,12 +121,14 @@ impl ChecksumOffload {
             }
             files::replace(&self.file, &text, 0o644)
         };
+        let Err(error) = saved else {
+            self.saved.clone_from(&self.turned_off);
+            return None;
+        };
         let file = self.file.display();
-        saved.err().map(|error| {
-            format!(
-                "write {file}: {error}: transmit checksum offload will stay off when --tx-checksum-off is taken away"
-            )
-        })
+        Some(format!(
+            "write {file}: {error}: transmit checksum offload will stay off when --tx-checksum-off is taken away"
+        ))
     }
 }
 

@@ -155,8 +155,7 @@ impl<K: Kernel> Passer<K> {
     /// # Errors
     /// The kernel cannot be read.
     pub async fn wireguard(&mut self, plan: &Plan) -> io::Result<Option<PassReport>> {
-        let devices: Vec<Name> =
-            plan.wireguard_devices().filter(|name| !self.devices.foreign().contains(name)).collect();
+        let devices: Vec<Name> = plan.wireguard_devices().collect();
         let observed = self.kernel.wireguard(&devices)?;
         let mut differing: HashMap<Key, Option<ObservedValue>> = HashMap::new();
         // Both are nearly always equal and in the same order, and this is compared every few seconds: so the next entry is tried first.

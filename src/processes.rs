@@ -67,7 +67,9 @@ fn is_agent(comm: &str, cmdline: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_agent;
+    use std::fs;
+
+    use super::{agent_processes, is_agent};
 
     #[test]
     fn agents_are_known_by_their_command() {
@@ -75,5 +77,18 @@ mod tests {
         assert!(is_agent("weft", b"/usr/bin/weft\0agent\0-v\0"));
         assert!(!is_agent("weft", b"/usr/bin/weft\0cleanup\0"));
         assert!(!is_agent("sh", b"sh\0-c\0weft agent\0"));
+    }
+
+    /// An agent that bears the name of flannel's program removes flannel's rules only if no other process with that name runs.
+    #[test]
+    fn a_process_does_not_find_itself() {
+        let comm = "/proc/self/comm";
+        let before = fs::read_to_string(comm).unwrap();
+        fs::write(comm, "flanneld").unwrap();
+        let (name, found) = (fs::read_to_string(comm).unwrap(), agent_processes());
+        fs::write(comm, before).unwrap();
+        assert_eq!(name.trim_end(), "flanneld");
+        let pids: Vec<u32> = found.unwrap().iter().map(|agent| agent.pid).collect();
+        assert!(!pids.contains(&std::process::id()), "{pids:?}");
     }
 }

@@ -361,6 +361,24 @@ mod tests {
         assert_eq!(count(&saved_file), Some(300), "it must be written again");
     }
 
+    /// The sync of many leases to a slow disk would take longer than the removal may.
+    #[tokio::test]
+    async fn a_write_that_has_begun_is_given_up_when_the_file_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let saved_file = saved_file(dir.path());
+        let mut saver = Saver::new(Some(saved_file.clone()));
+        let (go_on, begun) = std::sync::mpsc::channel::<()>();
+        let (done, written) = std::sync::mpsc::channel();
+        let (file, head, wanted) = (saved_file.file().to_owned(), head(&saved_file), Arc::downgrade(&saver.wanted));
+        saver.task = Some(tokio::task::spawn_blocking(move || {
+            begun.recv().unwrap();
+            done.send(write(&file, &head, vec![Arc::new(lease(1))], &wanted)).unwrap();
+        }));
+        tokio::join!(saver.forget(), async { go_on.send(()).unwrap() });
+        assert_eq!(written.recv().unwrap().unwrap_err().kind(), io::ErrorKind::Interrupted);
+        assert_eq!(count(&saved_file), None);
+    }
+
     #[tokio::test]
     async fn a_write_that_is_no_longer_wanted_leaves_the_last_file() {
         let dir = tempfile::tempdir().unwrap();

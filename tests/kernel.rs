@@ -19,6 +19,8 @@ mod adapter_net;
 mod adapter_replace;
 #[path = "kernel/agent.rs"]
 mod agent;
+#[path = "kernel/echo.rs"]
+mod echo;
 #[path = "kernel/fake.rs"]
 mod fake;
 #[path = "kernel/fence.rs"]

@@ -127,13 +127,18 @@ impl Survey {
     }
 
     async fn finish(mut self) -> Snapshot {
-        if let Some((began, task)) = &mut self.0
-            && began.elapsed() < VALID
+        if let Some(task) = self.valid()
             && let Ok(node) = task.await
         {
             return node;
         }
         survey().await
+    }
+
+    /// Returns the survey that was begun, unless it is too old.
+    fn valid(&mut self) -> Option<&mut JoinHandle<Snapshot>> {
+        let (began, task) = self.0.as_mut()?;
+        (began.elapsed() < VALID).then_some(task)
     }
 }
 
@@ -181,16 +186,10 @@ impl Chosen {
 
     /// Waits until the decision changes. Waits forever once the decision is final. Cancel-safe.
     pub async fn changed(&mut self, every: Duration) {
-        let (mut tables, mut seen, mut next) = (Tables::default(), None, Instant::now());
+        let (mut tables, mut surveyed) = (Tables::default(), Surveyed::default());
         while !self.is_final {
             tokio::time::sleep(every).await;
-            // A survey runs programs, so it is made only when tables were added or removed, and after a longer time.
-            let now = tables.names();
-            if seen.as_ref() == Some(&now) && Instant::now() < next {
-                continue;
-            }
-            (seen, next) = (Some(now), Instant::now() + CHECK_AGAIN);
-            if self.update(&survey().await) {
+            if surveyed.again(tables.names(), Instant::now()) && self.update(&survey().await) {
                 return;
             }
         }
@@ -211,7 +210,27 @@ impl Chosen {
     }
 }
 
-/// The names of the tables of nftables and iptables-legacy, which cost almost nothing to read.
+/// The names of the tables of nftables and of iptables-legacy.
+type Names = (Vec<Table>, [String; 2]);
+
+/// When the last survey was made, and which tables there were. `None` before the first one.
+#[derive(Debug, Default)]
+struct Surveyed(Option<(Names, Instant)>);
+
+impl Surveyed {
+    /// Returns true if it is time for another survey. A survey runs programs, so it is made only when tables were added or removed, and
+    /// after a longer time.
+    fn again(&mut self, names: Names, now: Instant) -> bool {
+        let is_recent = |(then, at): &(Names, Instant)| *then == names && now < *at + CHECK_AGAIN;
+        if self.0.as_ref().is_some_and(is_recent) {
+            return false;
+        }
+        self.0 = Some((names, now));
+        true
+    }
+}
+
+/// Reads the names of the tables, which costs almost nothing.
 #[derive(Debug, Default)]
 struct Tables {
     netlink: Option<Netlink>,
@@ -219,7 +238,7 @@ struct Tables {
 }
 
 impl Tables {
-    fn names(&mut self) -> (Vec<Table>, [String; 2]) {
+    fn names(&mut self) -> Names {
         (self.of_nftables().unwrap_or_default(), [Family::V4, Family::V6].map(iptables::legacy_tables))
     }
 
@@ -267,7 +286,9 @@ async fn survey() -> Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::{Choice, Chosen, Instant, KubeProxy, Mode, Snapshot, Survey, decide, is_final};
+    use super::{
+        CHECK_AGAIN, Choice, Chosen, Instant, KubeProxy, Mode, Snapshot, Survey, Surveyed, VALID, decide, is_final,
+    };
     use crate::firewall::iptables::Saved;
 
     fn node() -> Snapshot {
@@ -360,6 +381,28 @@ mod tests {
         for choice in [Choice::Nft, Choice::Iptables] {
             assert!(Survey::begin(choice).0.is_none());
         }
+    }
+
+    /// The agent waits for its lease as long as the store is away, and kube-proxy may start meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn an_old_survey_does_not_decide() {
+        let mut survey = Survey(Some((Instant::now(), tokio::spawn(std::future::pending()))));
+        assert!(survey.valid().is_some());
+        tokio::time::advance(VALID).await;
+        assert!(survey.valid().is_none());
+    }
+
+    /// Docker sets the policy of a table that is there already.
+    #[test]
+    fn a_survey_is_made_again_when_tables_change_and_after_some_time() {
+        let names = |legacy: &str| (Vec::new(), [legacy.to_owned(), String::new()]);
+        let (mut surveyed, now) = (Surveyed::default(), Instant::now());
+        let almost = now + CHECK_AGAIN - std::time::Duration::from_millis(1);
+        assert!(surveyed.again(names("filter"), now), "the first one");
+        assert!(!surveyed.again(names("filter"), almost));
+        assert!(surveyed.again(names("filter\nnat"), almost), "another table");
+        assert!(!surveyed.again(names("filter\nnat"), now + CHECK_AGAIN));
+        assert!(surveyed.again(names("filter\nnat"), almost + CHECK_AGAIN), "it is long ago");
     }
 
     #[test]

@@ -9,8 +9,9 @@ mod saved;
 pub use program::{Flavour, has_legacy_table, has_tables, installed, legacy_tables, save};
 pub use saved::{Saved, target};
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::{debug, info};
 use weft_backends::traffic_rules::{FamilyRules, Rules};
 use weft_subnet::cidr::Family;

@@ -4,8 +4,9 @@
 
 use std::io;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use weft_backends::traffic_rules::{FamilyRules, Rules, Test};
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;

@@ -218,8 +218,8 @@ impl LinuxMonitor {
         let index = link.info.index;
         let of_pod = self.is_pod_link(&link);
         if m.kind == libc::RTM_DELLINK {
+            // The kernel has announced the removal of its addresses before.
             self.links.remove(&index);
-            self.addrs.retain(|(i, _), _| *i != index);
             changes.links |= !of_pod;
         } else if self.links.get(&index) != Some(&link) {
             self.links.insert(index, link);

@@ -163,9 +163,8 @@ impl<K: Kernel> Node<K> {
             return;
         }
         let before = self.plan.network().backend_type.clone();
-        let had_clear_text = self.plan.has_clear_text();
         let Some(text) = self.plan.switch_to_next(self.net_conf.text.clone()) else { return };
-        self.clear_text_after_change(had_clear_text, Instant::now());
+        self.clear_text_after_change(Instant::now());
         tracing::info!(before, now = kind, "the backend changes: our lease names the new one and the earlier one");
         (self.net_conf.text, self.net_conf.not_applied) = (text, None);
         self.change.wanted = None;

@@ -46,13 +46,10 @@ impl ClearTextTime {
 }
 
 impl<K: Kernel> Node<K> {
-    /// Begins the time of clear text, or ends it, because our lease names another backend since this moment. `had_clear_text` is true if an
-    /// earlier backend did not encrypt before the change although the backend of our lease did.
-    pub(super) fn clear_text_after_change(&mut self, had_clear_text: bool, now: Instant) {
-        // Whoever changes an option of the backend does not begin the time anew.
-        if !had_clear_text || !self.plan.has_clear_text() {
-            self.change.clear_text = self.plan.has_clear_text().then(|| ClearTextTime::begin(now));
-        }
+    /// Begins the time of clear text, or ends it, because our lease names another backend since this moment. Another option of a backend that
+    /// encrypts is no such change, so it does not begin the time anew.
+    pub(super) fn clear_text_after_change(&mut self, now: Instant) {
+        self.change.clear_text = self.plan.has_clear_text().then(|| ClearTextTime::begin(now));
     }
 
     /// Returns when packets must not go out in clear text any more. Returns `None` if they may for ever, or if no earlier backend is in use.

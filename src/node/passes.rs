@@ -75,12 +75,12 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns what the next full pass would write, without writing it. The facts of the host (uplink, addresses, other routes) are those
-    /// that were read last, because a change of them leads to a full pass by itself.
+    /// that were read last, because a change of them leads to a full pass by itself. So does the first list of leases, before which nothing is
+    /// removed.
     ///
     /// # Errors
     /// The kernel's tables cannot be read.
     pub(super) fn preview(&mut self) -> io::Result<Vec<Planned>> {
-        self.passer.keep_all(!self.has_list());
         self.passer.preview(&self.plan)
     }
 

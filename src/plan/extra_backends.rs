@@ -38,7 +38,7 @@ impl ExtraBackend {
     }
 
     /// Returns the type of its backend.
-    pub(super) fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         self.backend.kind()
     }
 

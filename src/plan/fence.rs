@@ -45,9 +45,6 @@ pub(super) struct Fence {
     ages: HashMap<Id, Age>,
 }
 
-/// The addresses of a lease that are exceptions now.
-type Exceptions = (Rank, Vec<IpAddr>);
-
 impl Fence {
     pub(super) fn new(asked: Fences, backend: &dyn Backend) -> Fence {
         let without_routes = (asked.fail_closed && !backend.makes_routes()).then(|| backend.kind());
@@ -61,40 +58,38 @@ impl Fence {
     }
 
     /// Sets which addresses of this lease are inside Network. Without addresses the lease needs no exceptions. Returns the leases whose
-    /// exceptions changed.
-    fn set(&mut self, id: &Id, age: &Age, addresses: Vec<IpAddr>) -> Vec<Exceptions> {
+    /// exceptions changed, with the addresses that are exceptions now.
+    fn set(&mut self, id: &Id, age: &Age, addresses: Vec<IpAddr>) -> BTreeMap<Rank, Vec<IpAddr>> {
+        let mut changed = BTreeMap::new();
         if !self.wanted.fail_closed || (addresses.is_empty() && self.ages.is_empty()) {
-            return Vec::new();
+            return changed;
         }
-        let mut changed = Vec::new();
         if let Some(before) = self.ages.remove(id) {
             let rank = (before, id.clone());
             let was_excepted = self.excepted.remove(&rank).is_some();
             self.waiting.remove(&rank);
             if was_excepted {
-                changed.push((rank, Vec::new()));
+                changed.insert(rank, Vec::new());
             }
         }
         if !addresses.is_empty() {
             self.ages.insert(id.clone(), age.clone());
             let rank = (age.clone(), id.clone());
-            changed.retain(|(before, _)| *before != rank);
-            changed.push((rank.clone(), addresses.clone()));
+            changed.insert(rank.clone(), addresses.clone());
             self.excepted.insert(rank, addresses);
         }
         if self.excepted.len() > MAX_EXCEPTIONS
             && let Some((rank, addresses)) = self.excepted.pop_last()
         {
             self.waiting.insert(rank.clone(), addresses);
-            changed.retain(|(before, _)| *before != rank);
-            changed.push((rank, Vec::new()));
+            changed.insert(rank, Vec::new());
         }
         // Every waiting lease is younger than all leases with exceptions.
         while self.excepted.len() < MAX_EXCEPTIONS
             && let Some((rank, addresses)) = self.waiting.pop_first()
         {
             self.excepted.insert(rank.clone(), addresses.clone());
-            changed.push((rank, addresses));
+            changed.insert(rank, addresses);
         }
         changed
     }
@@ -287,6 +282,6 @@ mod tests {
     #[test]
     fn without_fail_closed_there_are_no_exceptions() {
         let mut fence = Fence::new(Fences { fail_closed: false, blackhole: true }, &*backend());
-        assert_eq!(fence.set(&"a".into(), &age(1), vec![ip(1)]), []);
+        assert_eq!(fence.set(&"a".into(), &age(1), vec![ip(1)]), BTreeMap::new());
     }
 }

@@ -363,6 +363,29 @@ fn rp_filter_is_loosened_for_a_lease_of_another_type_and_put_back_when_it_goes()
     });
 }
 
+/// While the backend changes, packets of a peer may arrive over the old device when answers to it leave by the new one already.
+#[test]
+fn rp_filter_is_loosened_while_the_backend_changes() {
+    in_namespace(|| {
+        let mut site = Site::new(Kind::Vxlan);
+        site.flags = vec!["--change-grace=100ms".to_owned()];
+        site.start();
+        site.healed("the start");
+        set_rp_filter("all", "0");
+        set_rp_filter("up0", "1");
+        configure(&site, &json!({"Type": "host-gw"}));
+        site.until("a loosened filter", |_| rp_filter("up0") == "2");
+        let said = problems(&site);
+        assert!(said.contains("rp_filter is loosened to 2 while the backend changes"), "{said}");
+        // The peers follow, so the earlier device and the reason go.
+        for number in 2..22 {
+            put(&site, number, &Lease::new(number).value(Kind::HostGw));
+        }
+        site.until("the end of the change", |_| devices() == [""; 0]);
+        site.until("the filter as it was found", |_| rp_filter("up0") == "1");
+    });
+}
+
 #[test]
 fn cleanup_puts_rp_filter_back() {
     in_namespace(|| {

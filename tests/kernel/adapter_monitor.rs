@@ -6,7 +6,7 @@ use weft_backends::state::{Key, Value};
 
 use crate::patience::PATIENCE;
 
-use super::adapter_net::{ALIAS, PROTOCOL, bridge, fdb, in_namespace, ip, kernel, neigh, put, via, vxlan};
+use super::adapter_net::{ALIAS, PROTOCOL, bridge, fdb, in_namespace, ip, json, kernel, neigh, put, via, vxlan};
 
 fn monitor(k: &LinuxKernel) -> LinuxMonitor {
     LinuxMonitor::open(MonitorOptions::new(PROTOCOL, k.shared())).unwrap()
@@ -49,6 +49,11 @@ fn every_deletion_and_change_is_reported() {
         expect(&mut m, "fdb changed", is_now(f.0, fdb("flannel.1", 77, "10.0.0.9").1)).await;
         bridge("fdb del 02:00:00:00:00:4d dev flannel.1 self");
         expect(&mut m, "fdb deleted", gone(f.0)).await;
+        put(&mut k, std::slice::from_ref(&f));
+        expect(&mut m, "fdb back", is_now(f.0, f.1.clone())).await;
+        // So does the device if it learns the address from a packet. Such an entry does not last.
+        bridge("fdb replace 02:00:00:00:00:4d dev flannel.1 dst 10.0.0.9 self dynamic");
+        expect(&mut m, "fdb learned", gone(f.0)).await;
         ip("neigh replace 10.1.2.0 lladdr 02:00:00:00:00:09 dev flannel.1 nud permanent");
         expect(&mut m, "neighbour changed", is_now(n.0, neigh("flannel.1", "10.1.2.0", 9).1)).await;
         ip("neigh del 10.1.2.0 dev flannel.1");
@@ -122,10 +127,33 @@ fn an_overflow_is_reported_and_later_changes_too() {
         let mut m = LinuxMonitor::open(options).unwrap();
         let many: Vec<_> = (0..500).map(|n| fdb("flannel.1", 1000 + n, "10.0.0.2")).collect();
         put(&mut k, &many);
+        // The notification of this device is lost, too.
+        ip("link add flannel.7 type vxlan id 7 dev up0 dstport 8472");
         expect(&mut m, "overflow", |n| *n == Notice::Lost).await;
-        put(&mut k, &[fdb("flannel.1", 1, "10.0.0.2")]);
-        let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
-        expect(&mut m, "after the overflow", is_now(key, value)).await;
+        for dev in ["flannel.1", "flannel.7"] {
+            let (key, value) = fdb(dev, 1, "10.0.0.2");
+            put(&mut k, &[(key, value.clone())]);
+            expect(&mut m, "after the overflow", is_now(key, value)).await;
+        }
+    });
+}
+
+/// Another program has put a nexthop of its own in the place of ours.
+#[test]
+fn a_nexthop_that_another_program_has_taken_over_is_not_deleted() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let route = via("10.1.2.0/24", "10.0.0.2", "up0");
+        put(&mut k, std::slice::from_ref(&route));
+        let mut m = monitor(&k);
+        let id = json("ip", "-j nexthop")[0]["id"].clone();
+        ip(&format!("nexthop replace id {id} via 10.0.0.9 dev up0 protocol static"));
+        // The notices come in the order of the changes, so that of the nexthop is read before this one.
+        ip("link set up0 mtu 1400");
+        expect(&mut m, "a later change", |n| *n == Notice::Links).await;
+        put(&mut k, &[via("10.1.2.0/24", "10.0.0.3", "up0")]);
+        let left = json("ip", "-j nexthop");
+        assert!(left.as_array().unwrap().iter().any(|nexthop| nexthop["id"] == id), "{left}");
     });
 }
 

@@ -126,6 +126,8 @@ fn missing_and_additional_rules_are_observed_and_reported() {
             "route del unreachable 10.5.0.0/16 table 90000",
             "route del blackhole 10.5.1.0/24 table 90001",
             "route add unreachable 10.5.0.0/17 table 90000",
+            // An exception opens one address. This one opens half of Network.
+            "route add throw 10.5.0.0/17 table 90000",
             "rule add pref 30202 to 10.5.0.0/16 fwmark 7 lookup main suppress_prefixlength 15 proto 90",
         ] {
             put(&mut k, std::slice::from_ref(&wanted));
@@ -138,6 +140,22 @@ fn missing_and_additional_rules_are_observed_and_reported() {
             };
             assert!(Value::Fence(seen.clone()) != wanted.1, "{damage}");
         }
+    });
+}
+
+/// Another program may use a preference of the fence for a rule of its own. Before Linux 4.17, rules have no protocol.
+#[test]
+fn a_rule_of_another_program_with_a_preference_of_the_fence_stays() {
+    in_namespace(|| async {
+        let mut k = kernel();
+        let wanted = fence(Family::V4, Some("10.5.0.0/16"), None);
+        ip("rule add pref 30202 from 192.0.2.0/24 lookup 77 proto 91");
+        assert_eq!(observed(&mut k), []);
+        put(&mut k, std::slice::from_ref(&wanted));
+        assert_eq!(observed(&mut k), std::slice::from_ref(&wanted));
+        remove(&mut k, &[wanted]);
+        let left = ip("rule show pref 30202");
+        assert!(left.contains("192.0.2.0/24") && left.lines().count() == 1, "{left}");
     });
 }
 

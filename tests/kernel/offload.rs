@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `--tx-checksum-off` on real devices. The kernel says whether the feature is on.
 
+use std::path::Path;
+use std::process::Command;
+
 use nix::net::if_::if_nametoindex;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use weft::offload::ChecksumOffload;
 use weft_netlink::ethtool::{has_tx_checksum, set_tx_checksum};
 
@@ -97,5 +101,69 @@ fn a_device_that_was_made_again_is_left_alone() {
         set_tx_checksum(index(), false).unwrap();
         Run(ChecksumOffload::beside(&subnet_file, false)).check();
         assert!(!is_on());
+    });
+}
+
+/// The directory of the subnet file, for a process without CAP_NET_ADMIN.
+const WITHOUT_RIGHTS: &str = "WEFT_TEST_WITHOUT_NET_ADMIN";
+
+/// After a crash between the two, the file names a device whose feature is still on. That is harmless, and the other order is not. But when
+/// the kernel refuses, the file must not go on naming the device: somebody may turn the feature off later.
+#[test]
+fn the_file_names_a_device_before_the_kernel_is_asked_and_not_after_it_has_refused() {
+    if let Some(dir) = std::env::var_os(WITHOUT_RIGHTS) {
+        return refused(Path::new(&dir));
+    }
+    alone(|| {
+        add_uplink();
+        create();
+        let dir = tempfile::tempdir().unwrap();
+        let mut without = Command::new("setpriv");
+        without.args(["--bounding-set=-net_admin", "--inh-caps=-net_admin"]).arg(std::env::current_exe().unwrap());
+        let this = "offload::the_file_names_a_device_before_the_kernel_is_asked_and_not_after_it_has_refused";
+        let out = without.args(["--exact", this, "--nocapture"]).env(WITHOUT_RIGHTS, dir.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && said.contains("1 passed"), "{said}");
+        assert!(is_on());
+    });
+}
+
+fn refused(dir: &Path) {
+    let events = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
+    events.add_watch(dir, AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE).unwrap();
+    let mut offload = ChecksumOffload::beside(&dir.join("subnet.env"), true);
+    let problems = offload.ensure([name(DEVICE)].into_iter());
+    assert!(problems.len() == 1 && problems[0].contains("EPERM"), "{problems:?}");
+    let file = "subnet.env.tx_checksum";
+    let its = |name: &Option<std::ffi::OsString>| name.as_ref().is_some_and(|name| name == file);
+    let events: Vec<AddWatchFlags> =
+        events.read_events().unwrap().into_iter().filter(|event| its(&event.name)).map(|event| event.mask).collect();
+    assert_eq!(events, [AddWatchFlags::IN_MOVED_TO, AddWatchFlags::IN_DELETE]);
+    assert!(!dir.join(file).exists());
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_named_once_in_each_check_until_it_can() {
+    alone(|| {
+        add_uplink();
+        create();
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("later");
+        let mut offload = ChecksumOffload::beside(&missing.join("subnet.env"), true);
+        assert_eq!(offload.ensure(std::iter::empty()), [""; 0]);
+        // A file is in the place of the directory.
+        std::fs::write(&missing, "").unwrap();
+        for _ in 0..2 {
+            let problems = offload.ensure([name(DEVICE)].into_iter());
+            assert!(problems.len() == 1 && problems[0].contains("subnet.env.tx_checksum"), "{problems:?}");
+            assert!(!is_on());
+        }
+        std::fs::remove_file(&missing).unwrap();
+        std::fs::create_dir(&missing).unwrap();
+        assert_eq!(offload.ensure([name(DEVICE)].into_iter()), [""; 0]);
+        assert_eq!(
+            std::fs::read_to_string(missing.join("subnet.env.tx_checksum")).unwrap(),
+            format!("{} {DEVICE}\n", index())
+        );
     });
 }

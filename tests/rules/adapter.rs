@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The rules in iptables, in the real kernel. Each test has a new namespace, and most run once for each flavour.
 
-use std::process::Command;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::namespace::alone;
@@ -9,6 +11,8 @@ use crate::patience::PATIENCE;
 use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::choice::{Choice, Chosen, Mode, Survey};
 use weft::firewall::iptables::{Iptables, remove_flannel_chains};
+use weft::firewall::other_programs::OtherPrograms;
+use weft::firewall::reconciler::Others;
 use weft::instance::Instance;
 use weft_backends::traffic_rules::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
@@ -263,4 +267,110 @@ fn what_the_node_uses_is_chosen() {
             assert_eq!(decided(Some(false)).await, Mode::Iptables, "{what}");
         });
     }
+}
+
+/// At boot nothing shows yet which flavour the node uses. It is looked at again after 30 s.
+#[test]
+fn the_flavour_is_chosen_again_while_nothing_shows_which_one_is_used() {
+    in_namespace(async || {
+        let (rules, mut iptables) = (dual(), Iptables::new(&instance()));
+        ensure(&mut iptables, &rules, Ensured::Written, "no flavour has rules yet").await;
+        assert!(iptables.describe().contains("iptables-nft"), "{}", iptables.describe());
+        hint("legacy");
+        ensure(&mut iptables, &rules, Ensured::Unchanged, "it is not looked at each time").await;
+        pass(Duration::from_secs(30)).await;
+        ensure(&mut iptables, &rules, Ensured::Written, "kubelet uses the other flavour").await;
+        assert!(iptables.describe().contains("iptables-legacy"), "{}", iptables.describe());
+        assert_eq!((lines_with("legacy", "WEFT").len(), lines_with("nft", "WEFT").len()), (29, 0));
+    });
+}
+
+/// Lets the clock of the agent go on by this time.
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+/// In a process that [`in_own_process`] started, the directory of the test.
+const OWN_PROCESS: &str = "WEFT_TEST_OWN_PROCESS";
+
+/// Runs this test again in a process of its own, in a new namespace and with this PATH. It then calls `test`.
+fn in_own_process(name: &str, path: &OsStr, dir: &Path) {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", &format!("adapter::{name}"), "--nocapture"]).env("PATH", path).env(OWN_PROCESS, dir);
+    let out = child.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && said.contains("1 passed"), "{said}");
+}
+
+fn block_on(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
+#[test]
+fn programs_that_do_not_know_random_fully_get_rules_without_it() {
+    if std::env::var_os(OWN_PROCESS).is_some() {
+        return block_on(async {
+            let (rules, mut iptables) = (dual(), Iptables::new(&instance()));
+            ensure(&mut iptables, &rules, Ensured::Written, "nothing was there").await;
+            ensure(&mut iptables, &rules, Ensured::Unchanged, "all is there").await;
+        });
+    }
+    alone(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = dir.path().join("refused");
+        for program in ["iptables-legacy", "ip6tables-legacy"] {
+            let real = |end: &str| sh(&format!("command -v {program}-{end}")).trim().to_owned();
+            let restore = format!(
+                "#!/bin/sh\ninput=$(/bin/cat)\ncase \"$input\" in *random-fully*) echo $0 >> {}; \
+                 echo 'iptables-restore: unrecognized option --random-fully' >&2; exit 2;; esac\n\
+                 printf '%s\\n' \"$input\" | {} \"$@\"\n",
+                refused.display(),
+                real("restore")
+            );
+            let save = format!("#!/bin/sh\nexec {} \"$@\"\n", real("save"));
+            for (end, text) in [("restore", restore), ("save", save)] {
+                let path = dir.path().join(format!("{program}-{end}"));
+                std::fs::write(&path, text).unwrap();
+                std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            }
+        }
+        let this = "programs_that_do_not_know_random_fully_get_rules_without_it";
+        in_own_process(this, dir.path().as_os_str(), dir.path());
+        assert_eq!(std::fs::read_to_string(&refused).unwrap().lines().count(), 1, "it is not tried again");
+        let masquerade = lines_with("legacy", "MASQUERADE");
+        assert!(masquerade.len() == 4 && masquerade.iter().all(|line| !line.contains("random")), "{masquerade:#?}");
+    });
+}
+
+/// flannel runs beside the agent at first. When it has ended, its rules are removed, though not at each look.
+#[test]
+fn rules_that_could_not_be_removed_are_tried_again_after_a_minute() {
+    if let Some(dir) = std::env::var_os(OWN_PROCESS) {
+        return block_on(beside_flannel(Path::new(&dir)));
+    }
+    alone(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = std::env::var_os("PATH").unwrap();
+        in_own_process("rules_that_could_not_be_removed_are_tried_again_after_a_minute", &path, dir.path());
+    });
+}
+
+async fn beside_flannel(dir: &Path) {
+    restore("legacy", "", "*nat\n:FLANNEL-POSTRTG - [0:0]\nCOMMIT\n");
+    let flanneld = dir.join("flanneld");
+    std::fs::copy(sh("command -v sleep").trim(), &flanneld).unwrap();
+    let mut running = tokio::process::Command::new(&flanneld);
+    let mut running =
+        running.arg("600").stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+    let mut others = OtherPrograms::new(Mode::Iptables, instance());
+    let beside = |warnings: &[String]| warnings.iter().any(|text| text.contains("runs beside weft"));
+    assert!(beside(&others.settle(&Rules::default()).await));
+    running.kill().await.unwrap();
+    assert!(beside(&others.settle(&Rules::default()).await), "it is not looked at each time");
+    assert_eq!(lines_with("legacy", "FLANNEL").len(), 1);
+    pass(Duration::from_secs(60)).await;
+    assert!(!beside(&others.settle(&Rules::default()).await));
+    assert_eq!(lines_with("legacy", "FLANNEL"), [""; 0]);
 }

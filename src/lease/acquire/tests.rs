@@ -11,7 +11,7 @@ use weft_backends::host::Reach;
 use weft_backends::state::Name;
 use weft_subnet::lease::Record;
 use weft_subnet::saved_peers::{self, Expiry, Head, Uplink};
-use weft_subnet::source::{Capabilities, Error, Event, Local};
+use weft_subnet::source::{Capabilities, Error, Event, FaultNotice, Local};
 
 use super::*;
 use crate::kernel::fake::FakeKernel;
@@ -25,13 +25,20 @@ use crate::saved::SavedFile;
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"ipip"}}"#;
 const STORE: &str = "memory";
 
-/// A store in memory. `None` if it is away.
-pub(super) struct Memories(pub(super) Option<RefCell<Vec<Lease>>>);
+/// A store in memory.
+#[derive(Default)]
+pub(super) struct Memories {
+    /// `None` if the store is away.
+    pub(super) leases: Option<RefCell<Vec<Lease>>>,
+    /// See [`Source::notices_after`].
+    pub(super) notices_after: Option<Duration>,
+    pub(super) notices: RefCell<Vec<FaultNotice>>,
+}
 
 impl Memories {
     fn leases(&self) -> Result<&RefCell<Vec<Lease>>, Error> {
         let away = || Error::Unavailable { what: "read".into(), source: Some("connection refused".into()) };
-        self.0.as_ref().ok_or_else(away)
+        self.leases.as_ref().ok_or_else(away)
     }
 }
 
@@ -76,6 +83,13 @@ impl Source for Memories {
     }
     fn keep<'a>(&'a self, _: &'a Lease, _: mpsc::Sender<Event>) -> Local<'a, ()> {
         unreachable!("no part of a start")
+    }
+    fn notices_after(&self) -> Option<Duration> {
+        self.notices_after
+    }
+    fn write_notice<'a>(&'a self, notice: &'a FaultNotice) -> Local<'a, Result<(), Error>> {
+        self.notices.borrow_mut().push(notice.clone());
+        Box::pin(async { Ok(()) })
     }
 }
 
@@ -140,6 +154,8 @@ struct Case {
     published: &'static str,
     /// The other ways to reach this node that our lease in the store names.
     others: Vec<Attrs>,
+    /// The net-confs before the present one that the file of saved peers names.
+    earlier: Vec<String>,
     /// `--guard-tunnel`.
     guard: bool,
 }
@@ -150,7 +166,8 @@ const ENV: Option<[&str; 2]> = Some(["10.5.0.0/16", "10.5.7.1/24"]);
 impl Default for Case {
     fn default() -> Case {
         let (choice, saved) = (UplinkChoice::default(), Some(used("")));
-        Case { choice, saved, store: true, env: None, published: "192.168.0.1", others: Vec::new(), guard: false }
+        let (others, earlier) = (Vec::new(), Vec::new());
+        Case { choice, saved, store: true, env: None, published: "192.168.0.1", others, earlier, guard: false }
     }
 }
 
@@ -175,11 +192,12 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         let saved = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
         let (store, config, own) = (STORE.into(), CONFIG.into(), mine.clone());
-        let (expires, earlier, clear_text) = (Expiry::Never, Vec::new(), None);
+        let (expires, earlier, clear_text) = (Expiry::Never, case.earlier, None);
         let head = Head { store, saved, expires, config, own, public, chosen, uplink, earlier, clear_text };
         saved_peers::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
-    let store: Rc<dyn Source> = Rc::new(Memories(case.store.then(|| RefCell::new(vec![mine]))));
+    let leases = case.store.then(|| RefCell::new(vec![mine]));
+    let store: Rc<dyn Source> = Rc::new(Memories { leases, ..Memories::default() });
     let mut kernel = FakeKernel::new(machine, 90);
     let place = StartContext {
         store: &*store,
@@ -205,7 +223,9 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         started = start => {
             let (host, own) = (started.host, started.own);
             let others = own.attrs.other_ways().into_iter().map(|way| format!(", also by {}", way.backend_type));
-            let others: String = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}"))).collect();
+            let others = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}")));
+            let earlier = started.earlier.iter().map(|extra| format!(", earlier {}", extra.kind()));
+            let others: String = others.chain(earlier).collect();
             Some(format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
         }
         () = waits => None,
@@ -328,6 +348,20 @@ async fn with_the_tunnel_guard_the_first_lease_says_where_packets_come_from() {
     local(async {
         let got = starts(Case { guard: true, ..Case::default() }, machine()).await;
         assert_eq!(got, Some(format!("{KEPT}, sends from 192.168.0.1")));
+    })
+    .await;
+}
+
+/// An earlier net-conf whose leases are those of the present one would be a second backend with the same device.
+#[tokio::test]
+async fn only_a_backend_that_the_present_one_does_not_understand_is_an_earlier_one() {
+    local(async {
+        let way = |kind: &str| Attrs { backend_type: kind.into(), ..lease(own(), "192.168.0.1").attrs };
+        let conf = |backend: &str| format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":{backend}}}}}"#);
+        let others = vec![way("host-gw"), way("ipip")];
+        let earlier = vec![conf(r#""host-gw""#), conf(r#""ipip","DirectRouting":true"#)];
+        let got = starts(Case { others, earlier, ..Case::default() }, machine()).await;
+        assert_eq!(got, Some(format!("{KEPT}, also by host-gw, also by ipip, earlier host-gw")));
     })
     .await;
 }

@@ -122,11 +122,33 @@ mod tests {
     use super::super::tests::{Memories, local};
     use super::*;
 
+    /// In Kubernetes, whoever looks at the Node finds there why it has no lease. Nothing is written about a store that is away, because
+    /// nothing can be written into it.
+    #[tokio::test(start_paused = true)]
+    async fn a_fault_that_prevents_the_lease_is_written_into_the_store_and_one_of_the_store_is_not() {
+        local(async {
+            let store = Rc::new(Memories { notices_after: Some(Duration::ZERO), ..Memories::default() });
+            let source: Rc<dyn Source> = store.clone();
+            let (condition, events) =
+                (ConditionReporter::new(source.clone(), Duration::from_secs(60)), EventReporter::new(source.clone()));
+            let mut notify = Notify::default();
+            let mut waiting = Waiting::new(&mut notify, Readiness::new(), (&condition, &events));
+            let away = source.config().await.unwrap_err();
+            waiting.on(StartError::store("net-conf: ", None)(away)).await;
+            assert_eq!(store.notices.borrow().len(), 0);
+            waiting.on(StartError::OtherBackend).await;
+            let written = store.notices.borrow();
+            let texts: Vec<&str> = written.iter().map(|notice| notice.text.as_str()).collect();
+            assert_eq!(texts, ["own lease: it has another backend"], "{written:?}");
+        })
+        .await;
+    }
+
     /// After a power cut, all nodes of a site wait for the store.
     #[tokio::test(start_paused = true)]
     async fn the_pause_between_two_attempts_grows_while_the_store_is_away() {
         local(async {
-            let store: Rc<dyn Source> = Rc::new(Memories(None));
+            let store: Rc<dyn Source> = Rc::new(Memories::default());
             let condition = ConditionReporter::new(store.clone(), Duration::from_secs(60));
             let events = EventReporter::new(store.clone());
             let mut notify = Notify::default();

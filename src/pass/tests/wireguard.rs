@@ -94,3 +94,22 @@ async fn entries_are_written_in_an_order_in_which_each_finds_what_it_needs() {
     ];
     assert_eq!(written, wanted);
 }
+
+#[tokio::test]
+async fn the_audit_writes_nothing_to_a_device_of_another_agent() {
+    let (_, mut passer, kernel) = bench();
+    let mut plan = wireguard("");
+    let (link, own) = (Key::Link(name("flannel-wg")), plan.desired(&Key::Link(name("flannel-wg"))).unwrap());
+    let theirs = |protocol, value| Some(ObservedValue { value, protocol, mark: false });
+    kernel.disturb(link, theirs(PROTOCOL, own), false);
+    plan.put(with_key(9, 9, 9));
+    let peer = plan.desired(&peer_key(9)).unwrap();
+    plan.remove(&"10.5.9.0-24".into());
+    kernel.disturb(peer_key(9), theirs(0, peer), false);
+    plan.put(with_key(2, 2, 2));
+    passer.full(&plan, Cause::Start).await.unwrap();
+    assert_eq!(passer.foreign_devices().iter().copied().collect::<Vec<_>>(), [name("flannel-wg")]);
+    kernel.take_ops();
+    assert!(passer.wireguard(&plan).await.unwrap().is_none());
+    assert_eq!(kernel.take_ops(), []);
+}

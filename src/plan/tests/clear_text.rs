@@ -103,6 +103,7 @@ fn the_end_of_clear_text_removes_the_earlier_device_and_sets_its_peers_aside() {
     assert_eq!((plan.users(1, 5).1, plan.waiting_in_clear_text().count()), (1, 1));
     plan.end_clear_text();
     assert_eq!((plan.has_clear_text(), plan.is_changing(), plan.clear_text_count()), (false, false, 0));
+    assert_eq!(plan.waiting_in_clear_text().count(), 0, "no lease may be reached in clear text any more");
     assert!(refused(&plan, 2) && plan.skipped(&id(3)).is_none());
     let (count, first) = plan.refused_clear_text(5);
     assert_eq!((count, first[0].id.clone()), (1, id(2)));

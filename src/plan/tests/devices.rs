@@ -37,3 +37,39 @@ fn the_tunnel_guard_drops_nothing_after_a_route_of_the_host_makes_a_silent_peer_
     let changed = plan.update_host_networks(&host).unwrap();
     assert!(!guards(&plan), "{changed:?}");
 }
+
+/// Whoever may write leases could otherwise make the memory of the agent grow.
+#[test]
+fn nothing_is_kept_of_a_lease_that_waited_for_a_device_and_is_gone() {
+    let mut plan = plan();
+    plan.put(record(2, 7));
+    plan.set_foreign_devices(&[Name::new("flannel.7").unwrap()].into());
+    assert!(plan.skipped(&"10.5.2.0-24".into()).is_some() && !plan.blocked.is_empty());
+    plan.remove(&"10.5.2.0-24".into());
+    assert!(plan.blocked.is_empty(), "{:?}", plan.blocked);
+    for third in 2..=MAX_DEVICES as u8 {
+        plan.put(record(third, 100 + u32::from(third)));
+    }
+    let last = record(200, 77);
+    plan.put(last.clone());
+    assert!(plan.waiting.contains(&last.id), "{:?}", plan.skipped(&last.id));
+    plan.remove(&last.id);
+    assert!(!plan.waiting.contains(&last.id));
+}
+
+/// The address of another node's lease is our own from now on, so that lease is not believed any more.
+#[test]
+fn a_lease_that_is_set_aside_does_not_count_among_those_of_other_types() {
+    let mut plan = plan();
+    let mut other = lease(2, 1);
+    (other.attrs.backend_type, other.attrs.backend_data) = ("ipip".into(), None);
+    let id = other.id.clone();
+    plan.put(Record { id: id.clone(), lease: Ok(other) });
+    assert_eq!((plan.other_backend(&id), plan.mtu()), (Some("ipip"), 1450));
+    let (host, own) = (plan.host().clone(), plan.own().clone());
+    let uplink = Uplink { v4: Some([192, 168, 0, 2].into()), ..host.uplink.clone() };
+    let network = plan.network().clone();
+    plan.rebase(network.clone(), make(&network).unwrap(), Host { public_v4: uplink.v4, uplink, ..host }, own);
+    assert!(plan.peers().reason(&id).is_some(), "it is set aside");
+    assert_eq!((plan.other_backend(&id), plan.peers_of_other_backends().count()), (None, 0));
+}

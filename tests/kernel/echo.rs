@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Echo requests of probes over real sockets.
+
+use std::time::{Duration, Instant};
+
+use weft::probe::echo::Echo;
+
+use super::adapter_net::{in_namespace, ip};
+use crate::patience::PATIENCE;
+
+const WAIT: Duration = Duration::from_millis(300);
+
+fn echo(listen: Option<&str>) -> Echo {
+    let listen = listen.map(|ip| ip.parse().unwrap());
+    Echo { to: "10.9.9.8".parse().unwrap(), size: 84, wait: WAIT, listen }
+}
+
+/// The published address of a peer answers at once. Whether requests come from its tunnel address shows in which direction packets are
+/// lost, so the answer must not shorten the time in which they are noticed.
+#[test]
+fn an_answer_does_not_end_the_time_in_which_requests_of_the_peer_are_noticed() {
+    in_namespace(|| async {
+        // Both are addresses of this host. Our requests to the first one must not come from it.
+        ip("route add local 10.9.9.8/32 dev lo src 10.0.0.1");
+        ip("addr add 10.9.9.9/32 dev lo");
+        let began = Instant::now();
+        let answer = echo(Some("10.9.9.9")).send().await.unwrap();
+        assert!(answer.round_trip.is_some_and(|trip| trip < WAIT) && !answer.heard, "{answer:?}");
+        assert!(began.elapsed() >= WAIT, "{:?}", began.elapsed());
+        // The peer asks until it is heard. Its requests go to the address from which this host would send to it.
+        let asking = async {
+            loop {
+                ping("10.9.9.9").await;
+            }
+        };
+        let heard = async { while !echo(Some("10.9.9.9")).send().await.unwrap().heard {} };
+        let both = async {
+            tokio::select! {
+                () = heard => {}
+                () = asking => {}
+            }
+        };
+        tokio::time::timeout(PATIENCE, both).await.expect("requests of the peer are heard");
+    });
+}
+
+/// Sends an echo request from this address of the host to itself.
+async fn ping(address: &str) {
+    let mut ping = tokio::process::Command::new("ping");
+    let done = ping.args(["-c", "1", "-W", "1", "-I", address, address]).output().await.unwrap();
+    assert!(done.status.success(), "{done:?}");
+}
