@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A process of weft or flanneld.
@@ -34,12 +35,12 @@ impl fmt::Display for AgentProcess {
     }
 }
 
-/// Returns all agents in our network namespace, except this process. This reads /proc and blocks.
+/// Returns all agents in our network namespace, except this process. An agent whose namespace cannot be read counts as one of them. This reads /proc and blocks.
 ///
 /// # Errors
 /// /proc cannot be read.
 pub fn agent_processes() -> io::Result<Vec<AgentProcess>> {
-    let ours = fs::read_link("/proc/self/ns/net")?;
+    let ours = net_namespace(Path::new("/proc/self"))?;
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let path = entry?.path();
@@ -49,13 +50,25 @@ pub fn agent_processes() -> io::Result<Vec<AgentProcess>> {
         let Ok(cmdline) = fs::read(path.join("cmdline")) else { continue };
         let comm = fs::read_to_string(path.join("comm")).unwrap_or_default();
         let command = comm.trim_end().to_owned();
-        if is_agent(&command, &cmdline) && fs::read_link(path.join("ns/net")).is_ok_and(|ns| ns == ours) {
+        let may_be_here = || match net_namespace(&path) {
+            Ok(namespace) => namespace == ours,
+            // Better one agent too many: its rules and entries are not touched then.
+            Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+        };
+        if is_agent(&command, &cmdline) && may_be_here() {
             let environ = fs::read(path.join("environ")).unwrap_or_default();
             let dir = fs::read_link(path.join("cwd")).unwrap_or_default();
             found.push(AgentProcess { command, pid, cmdline, environ, dir });
         }
     }
     Ok(found)
+}
+
+/// Returns a number that stands for the network namespace of a process: the files below `net` are different ones in each namespace.
+/// The link `ns/net` would say it, too, but the kernel shows that only to processes with all capabilities of the other process, which the
+/// agent does not have under systemd.
+fn net_namespace(process: &Path) -> io::Result<u64> {
+    Ok(fs::metadata(process.join("net/dev"))?.ino())
 }
 
 fn is_agent(comm: &str, cmdline: &[u8]) -> bool {

@@ -4,7 +4,7 @@
 
 pub mod loosened;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use weft_backends::state::Name;
 
@@ -38,15 +38,30 @@ pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
             let problem = want(&accept_ra, "2");
             // If forwarding is on already, as on nodes with kube-proxy, this matters only if there are routes of router advertisements.
             let problem = problem.filter(|_| !is(Path::new(FORWARDING_V6), "1") || advertised(uplink));
-            problems.extend(problem.map(|text| {
-                format!(
-                    "{text} (forwarding makes the kernel ignore router advertisements: IPv6 routes from them are lost)"
-                )
-            }));
+            problems.extend(problem.map(lost));
+        }
+        if !is(Path::new(FORWARDING_V6), "1") {
+            // The default route may be on another link than the uplink, and forwarding concerns all of them.
+            for path in other_links_with_advertised_routes(uplink) {
+                problems.extend(want(&path, "2").map(lost));
+            }
         }
         problems.extend(want(Path::new(FORWARDING_V6), "1"));
     }
     problems
+}
+
+/// Says what is lost if `accept_ra` is not set.
+fn lost(text: String) -> String {
+    format!("{text} (forwarding makes the kernel ignore router advertisements: IPv6 routes from them are lost)")
+}
+
+/// Returns `accept_ra` of each link but the uplink that would lose routes of router advertisements if forwarding was turned on. Our own
+/// devices accept no router advertisements.
+fn other_links_with_advertised_routes(uplink: Name) -> Vec<PathBuf> {
+    let links = sysctl::interfaces("ipv6").into_iter().filter(|name| *name != uplink);
+    let accepting = links.map(|name| (name, sysctl::of_interface("ipv6", name, "accept_ra")));
+    accepting.filter(|(name, path)| is(path, "1") && advertised(*name)).map(|(_, path)| path).collect()
 }
 
 /// Sets one sysctl, or only checks it if `write` is false. Returns what the operator must do.
@@ -61,8 +76,8 @@ fn set(path: &Path, value: &str, write: bool) -> Option<String> {
     }
 }
 
-fn advertised(uplink: Name) -> bool {
-    has_advertised_routes(uplink).unwrap_or_else(|error| {
+fn advertised(link: Name) -> bool {
+    has_advertised_routes(link).unwrap_or_else(|error| {
         tracing::debug!(%error, "look for routes of router advertisements");
         false
     })

@@ -16,12 +16,13 @@ use std::process::{Command, Output};
 use std::sync::LazyLock;
 
 /// The checks of tests/deb/scenario.sh that must have been made, beside others.
-const CHECKS: [&str; 6] = [
+const CHECKS: [&str; 7] = [
     "the first installation starts nothing",
     "the pod of the other node answers",
     "no packet is lost by the upgrade",
     "an upgrade while the store is away does not wait",
     "pods keep their network",
+    "purge keeps the directory store",
     "purge leaves nothing",
 ];
 /// Seconds for the whole container. A busy machine needs about one minute.

@@ -56,7 +56,11 @@ pub fn repair(delegate: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Erro
     Ok(())
 }
 
-/// Returns the global addresses of the bridge that are not the gateway of the node's subnet in their family.
+/// Returns the addresses of the bridge that are gateways of an earlier subnet.
+///
+/// In a family in which the bridge has its present gateway, nothing is stale: the bridge plugin accepts other addresses
+/// beside it. Without the gateway, what is inside the cluster's networks or looks like a gateway is stale. Other addresses
+/// were added by somebody else, for example for a DNS cache of the node.
 fn stale_addrs(
     delegate: &Map<String, Value>,
     env: &SubnetEnv,
@@ -71,18 +75,28 @@ fn stale_addrs(
     if !gateways || !host_local || is_true("forceAddress") {
         return Ok(Vec::new());
     }
-    let same_family = |net: &IpNet, addr: &Addr| net.addr().is_ipv4() == addr.addr.is_ipv4();
-    let is_gateway = |net: &IpNet, addr: &Addr| {
-        net.hosts().next() == Some(addr.addr) && net.prefix_len() == addr.len
-            // For IPv6, `hosts` also yields the first address of the network.
-            || net.hosts().nth(1) == Some(addr.addr) && addr.addr.is_ipv6() && net.prefix_len() == addr.len
-    };
     let mut addrs = rtnl.addrs()?;
+    addrs.retain(|addr| addr.index == link.index && addr.global);
+    let has_no_gateway = |net: &&IpNet| !addrs.iter().any(|addr| is_gateway(net, addr));
+    let without_gateway: Vec<&IpNet> = env.subnets.iter().filter(has_no_gateway).collect();
     addrs.retain(|addr| {
-        let mut ours = env.subnets.iter().filter(|net| same_family(net, addr)).peekable();
-        addr.index == link.index && addr.global && ours.peek().is_some() && !ours.any(|net| is_gateway(net, addr))
+        let same_family = |net: &&IpNet| net.addr().is_ipv4() == addr.addr.is_ipv4();
+        let in_a_network = env.networks.iter().any(|net| net.contains(&addr.addr));
+        without_gateway.iter().any(same_family) && (in_a_network || is_any_gateway(addr))
     });
     Ok(addrs)
+}
+
+fn is_gateway(net: &IpNet, addr: &Addr) -> bool {
+    // For IPv6, `hosts` also yields the first address of the network.
+    let mut first = net.hosts().take(if net.addr().is_ipv6() { 2 } else { 1 });
+    net.prefix_len() == addr.len && first.any(|host| host == addr.addr)
+}
+
+/// Returns true for an address that is the gateway of its own subnet, whatever that subnet is.
+fn is_any_gateway(addr: &Addr) -> bool {
+    let net = IpNet::new(addr.addr, addr.len).map(|net| net.trunc());
+    net.is_ok_and(|net| net.prefix_len() + 2 <= net.max_prefix_len() && is_gateway(&net, addr))
 }
 
 fn refuse_if_stale(name: &str, pods: usize, stale: &[Addr], env: &SubnetEnv) -> Result<(), Error> {

@@ -34,6 +34,17 @@ pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
         .ok_or_else(|| Error::new(code::OTHER, format!("failed to find plugin {kind:?} in path [{path}]")))
 }
 
+/// Checks the configuration for ADD if the plugin is the one that this program implements. Other plugins check their own.
+///
+/// # Errors
+/// The error that ADD would return for this configuration.
+pub fn validate(kind: &str, conf: &Value, request: &Request) -> Result<(), Error> {
+    if kind == BUILT_IN {
+        plugin::within(Request { verb: Verb::Add, ..request.clone() }, conf, veth::validate)?;
+    }
+    Ok(())
+}
+
 /// Runs the plugin `kind` and returns its standard output.
 ///
 /// The plugin gets `conf` on its standard input and the variables of `request`, with `verb` as CNI_COMMAND. Its

@@ -37,12 +37,13 @@ fn add(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     request.check_netns()?;
     let env = wait::for_agent(conf)?;
     let rendered = render::delegate(call, conf, &env)?;
-    // This check precedes the record, so that a missing delegate leaves nothing behind.
+    // The checks precede the record, so that a missing delegate or a wrong value leaves nothing behind.
     delegate::find(kind(&rendered), &request.path)?;
     bridge::repair(&rendered, &env)?;
     let value = Value::Object(rendered);
     note!("configuration of the delegate: {value}");
     let Value::Object(rendered) = &value else { return Ok(Vec::new()) };
+    delegate::validate(kind(rendered), &value, request)?;
     let locked = record::write(&conf.data_dir, request, rendered)?;
     delegate::call(kind(rendered), &value, Verb::Add, request).inspect_err(|_| roll_back(locked, request))
 }

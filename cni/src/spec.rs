@@ -63,8 +63,6 @@ pub mod code {
     pub const TRY_AGAIN: u32 = 11;
     /// STATUS: the plugin cannot add pods now.
     pub const NOT_AVAILABLE: u32 = 50;
-    /// STATUS: the plugin cannot add pods now, and existing pods may have limited connectivity.
-    pub const LIMITED: u32 = 51;
     /// All other errors. Other plugins use it for internal errors.
     pub const OTHER: u32 = 999;
 }

@@ -1,36 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! STATUS: reports whether a pod could be added now.
+//! STATUS: reports whether the node's network works.
+//!
+//! If STATUS fails, the container runtime reports that the network is not ready. Kubernetes then makes the node NotReady,
+//! and after some minutes it evicts all pods of the node. STATUS therefore fails only for what makes every ADD fail and
+//! concerns the whole node. Addresses that are all taken are not such a reason, nor is an agent that is not ready: the
+//! pods of the node work in both cases, and ADD itself says what is wrong.
 
-use std::path::Path;
-
-use ipnet::IpNet;
 use serde_json::Value;
 
 use crate::conf::Conf;
 use crate::delegate;
 use crate::env::Verb;
-use crate::hostlocal;
 use crate::plugin::Call;
 use crate::render::{self, kind};
 use crate::spec::{Error, Version, code};
 use crate::subnet_env::SubnetEnv;
-use crate::wait::{self, Agent};
 
-/// Checks subnet.env, the agent, the free addresses and the delegate. It never waits for one of them.
+/// Checks subnet.env and the delegate. It never waits for one of them.
 ///
 /// # Errors
-/// [`code::NOT_AVAILABLE`] if no pod can be added; [`code::LIMITED`] if there is a subnet.env, but the agent says that
-/// it is not ready; the delegate's own errors.
+/// [`code::NOT_AVAILABLE`] if no pod can be added; the delegate's own errors.
 pub fn run(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     let not_available = |text: String| Error::new(code::NOT_AVAILABLE, text);
     let env = SubnetEnv::load(&conf.subnet_file)
         .map_err(|why| not_available(format!("the node has no subnet yet: {why}")))?;
-    if let Agent::NotReady(why) = wait::agent(&conf.socket) {
-        return Err(Error::new(code::LIMITED, format!("the agent is not ready: {why}")));
-    }
-    if let Some(dir) = hostlocal::dir(&conf.ipam, &call.name) {
-        free_address(&dir, &env)?;
-    }
     let rendered = render::delegate(call, conf, &env)?;
     let name = kind(&rendered).to_owned();
     delegate::find(&name, &call.request.path).map_err(|error| not_available(error.msg))?;
@@ -39,21 +32,4 @@ pub fn run(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
         delegate::call(&name, &Value::Object(rendered), Verb::Status, &call.request)?;
     }
     Ok(Vec::new())
-}
-
-/// Checks that host-local has a free address for the pod. host-local versions before 1.1.0 do not support STATUS.
-fn free_address(dir: &Path, env: &SubnetEnv) -> Result<(), Error> {
-    let reservations = hostlocal::list(dir)?;
-    for net in &env.subnets {
-        let IpNet::V4(v4) = net else { continue };
-        // The network, broadcast and gateway addresses cannot be used. An IPv6 subnet is too large to run out of
-        // addresses.
-        let usable = (1_u64 << (32 - v4.prefix_len())).saturating_sub(3);
-        let used = reservations.iter().filter(|reservation| net.contains(&reservation.addr)).count() as u64;
-        if used >= usable {
-            let text = format!("all {usable} addresses of {net} are taken (see {})", dir.display());
-            return Err(Error::new(code::NOT_AVAILABLE, text));
-        }
-    }
-    Ok(())
 }

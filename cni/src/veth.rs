@@ -52,6 +52,14 @@ pub fn answer(call: &Call) -> Result<Vec<u8>, Error> {
     }
 }
 
+/// Checks the configuration of an ADD, without a change to the node.
+///
+/// # Errors
+/// The error that ADD would return for this configuration.
+pub fn validate(call: &Call) -> Result<Vec<u8>, Error> {
+    Plan::new(call)?.check_ipam().map(|()| Vec::new())
+}
+
 /// Removes the pair, then releases the addresses. In this order no other pod gets an address while its packets are
 /// still routed to this pair. Both steps are tried, and it is success if there is nothing to remove.
 fn del(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {

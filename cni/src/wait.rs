@@ -28,7 +28,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 
 /// The agent's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Agent {
+enum Agent {
     /// The agent is ready, or cannot be asked: there is no socket, nobody answers on it, or the agent is too old.
     Fine,
     /// The agent is not ready, for this reason.
@@ -95,7 +95,7 @@ pub fn for_agent(conf: &Conf) -> Result<SubnetEnv, Error> {
 }
 
 /// Asks the agent whether it is ready.
-pub fn agent(socket: &Path) -> Agent {
+fn agent(socket: &Path) -> Agent {
     // A killed agent leaves a socket on which nobody answers. Forwarding works without the agent, so pods can be added.
     let stream = match open(socket) {
         Ok(stream) => stream,

@@ -70,7 +70,7 @@ pub(super) fn store(flags: StoreFlags, env: Env) -> Result<Store, Exit> {
     }
     if let Some(path) = flags.store.strip_prefix("dir:") {
         if path.is_empty() {
-            return Err(usage("--store dir: lacks its directory: write --store dir:/var/lib/weft".to_owned()));
+            return Err(usage("--store dir: lacks its directory: write --store dir:/var/lib/weft/store".to_owned()));
         }
         return Ok(Store::Dir(PathBuf::from(path)));
     }

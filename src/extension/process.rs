@@ -17,7 +17,8 @@ use weft_subnet::text::{sentence, shown};
 
 /// At most this much of the output is kept, in bytes. The rest is read and dropped, so that the command does not wait.
 const MAX_OUTPUT: usize = 16 * 1024;
-/// When the command has ended, a program that it left in the background may hold its output open. This is how long we wait for that.
+/// When the command has ended, a program that it left in the background may hold its output open. This is how long we wait for that. What it
+/// prints later is read and dropped.
 const LINGER: Duration = Duration::from_millis(500);
 
 /// Why a command did not do its work. As text it is a sentence that names the key of net-conf.
@@ -113,8 +114,9 @@ pub async fn run(
         let _ = child.wait().await;
         return Err(CommandError::TooSlow { key, limit, output: text(&output) });
     };
-    // Programs that the command left in the background stay.
+    // Programs that the command left in the background stay. If nobody read what they print, they would end with SIGPIPE or block.
     group.0 = None;
+    tokio::spawn(async move { tokio::io::copy(&mut printed, &mut tokio::io::sink()).await });
     match ended {
         Ok(status) if status.success() => Ok(output),
         Ok(status) => Err(CommandError::Failed { key, status, output: text(&output) }),
@@ -241,14 +243,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (fifo, file) = (dir.path().join("fifo"), dir.path().join("read"));
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let text = format!("cat {} > {} & echo done", fifo.display(), file.display());
+        // It prints more than a pipe holds, after the command has ended.
+        let prints = "head -c 200000 /dev/zero";
+        let text = format!(
+            "{{ read -r line < {} && {prints} && echo $line > {}; }} & echo done",
+            fifo.display(),
+            file.display()
+        );
         assert_eq!(run_it(&text, "", LIMIT).await.unwrap(), "done\n");
         // Opened for both, so that this does not wait for a reader that is gone.
         let mut writer = std::fs::File::options().read(true).write(true).open(&fifo).unwrap();
-        std::io::Write::write_all(&mut writer, b"it lives").unwrap();
+        std::io::Write::write_all(&mut writer, b"it lives\n").unwrap();
         let began = Instant::now();
-        while std::fs::read(&file).unwrap_or_default() != b"it lives" {
-            assert!(began.elapsed() < LIMIT, "the program in the background was killed");
+        while std::fs::read(&file).unwrap_or_default() != b"it lives\n" {
+            assert!(
+                began.elapsed() < LIMIT,
+                "the program in the background was killed, or waits until somebody reads its output"
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -38,6 +38,16 @@ pub fn of_interface(family: &str, name: Name, leaf: &str) -> PathBuf {
     Path::new("net").join(family).join("conf").join(OsStr::from_bytes(name.as_bytes())).join(leaf)
 }
 
+/// Returns the interfaces that have parameters of this family, `ipv4` or `ipv6`. `all` and `default` are among them, although they are no
+/// interfaces. There are none if the kernel does not support the family.
+pub fn interfaces(family: &str) -> Vec<Name> {
+    if is_simulated() {
+        return Vec::new();
+    }
+    let entries = fs::read_dir(Path::new("/proc/sys/net").join(family).join("conf"));
+    entries.into_iter().flatten().flatten().filter_map(|entry| Name::of_kernel(entry.file_name().as_bytes())).collect()
+}
+
 /// Reads a parameter (a path below /proc/sys) in the network namespace of the calling thread.
 ///
 /// # Errors

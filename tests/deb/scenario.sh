@@ -66,7 +66,15 @@ check "removal" dpkg -r weft
 check "removal stops the agent" is "systemctl is-active weft" inactive
 check "pods keep their network" ping -q -c 1 -W 1 10.244.9.1
 check "removal keeps the configuration" test -e /etc/default/weft
+# Saved by an agent with another store, and by one that was killed while it wrote.
+(cd /var/lib/weft && touch peers-0123456789abcdef extension-0123456789abcdef weft.wireguard.key .weft-Abc123)
 check "purge" dpkg -P weft
+# The directory store may be on a file system of the whole cluster.
+check "purge keeps the directory store" is "ls -A /var/lib/weft | tr '\n' ' '" ".lock config.json subnets "
+check "purge keeps the leases" test -e /var/lib/weft/subnets/10.244.9.0-24.json
+rm -r /var/lib/weft/.lock /var/lib/weft/config.json /var/lib/weft/subnets
+check "another installation" dpkg -i /packages/new.deb
+check "another purge" dpkg -P weft
 left=$(find / -xdev '(' -name '*weft*' -o -name '10-flannel.link' ')' -not -path '/proc/*' -not -path '/run/*' -not -path '/var/log/*' -not -path '/var/cache/*')
 check "purge leaves nothing" test -z "$left"
 echo END

@@ -47,18 +47,18 @@ fn set(path: &str, value: &str) {
     ensure(path, value, true).unwrap();
 }
 
-/// A router at the other end of the uplink.
+/// A router at the other end of a link, `far0` for `up0`.
 struct Router {
     socket: OwnedFd,
     index: u32,
 }
 
 impl Router {
-    fn new() -> Router {
-        ip("addr add fe80::99/64 dev far0 nodad");
+    fn new(link: &str, far: &str) -> Router {
+        ip(&format!("addr add fe80::99/64 dev {far} nodad"));
         // The kernel must accept advertisements that were sent by this host.
-        set("net/ipv6/conf/up0/accept_ra_from_local", "1");
-        let index = if_nametoindex("far0").unwrap();
+        set(&format!("net/ipv6/conf/{link}/accept_ra_from_local"), "1");
+        let index = if_nametoindex(far).unwrap();
         let (raw, icmp) = (SockType::Raw, SockProtocol::IcmpV6);
         let socket = socket(AddressFamily::Inet6, raw, SockFlag::SOCK_CLOEXEC, icmp).unwrap();
         let from = SocketAddrV6::new("fe80::99".parse().unwrap(), 0, 0, index);
@@ -87,12 +87,49 @@ fn default_route() -> String {
     ip("-6 route show default dev up0")
 }
 
+/// A node may have its default route on another link than the uplink (`--iface`).
+#[test]
+fn the_default_route_of_another_link_stays_when_forwarding_is_turned_on() {
+    alone(|| {
+        ip("link set lo up");
+        add_uplink();
+        for words in ["link add lan0 type veth peer name router0", "link set lan0 up", "link set router0 up"] {
+            ip(words);
+        }
+        let (plan, router) = (plan(), Router::new("lan0", "router0"));
+        let (accept_ra, idle) = ("net/ipv6/conf/lan0/accept_ra", "net/ipv6/conf/far0/accept_ra");
+        let default_route = || ip("-6 route show default dev lan0");
+        set("net/ipv4/ip_forward", "1");
+        set(FORWARDING, "0");
+        set(ACCEPT_RA, "2");
+        set(accept_ra, "1");
+        set(idle, "1");
+        // The router hears its own advertisements.
+        set("net/ipv6/conf/router0/accept_ra", "0");
+        let deadline = Instant::now() + PATIENCE;
+        while !default_route().contains("proto ra") {
+            assert!(Instant::now() < deadline, "no route of a router advertisement:\n{}", ip("-6 route"));
+            router.advertise();
+        }
+        let problems = sysctls::ensure(&plan, false);
+        let [first, second] = &problems[..] else { panic!("{problems:?}") };
+        assert!(first.contains(&format!("it is 1; run: sysctl -w {accept_ra}=2 (forwarding makes")), "{problems:?}");
+        assert!(second.contains(&format!("run: sysctl -w {FORWARDING}=1")), "{problems:?}");
+
+        assert_eq!(sysctls::ensure(&plan, true), [""; 0], "written");
+        let read = |path: &str| std::fs::read_to_string(format!("/proc/sys/{path}")).unwrap().trim().to_owned();
+        assert_eq!((read(FORWARDING).as_str(), read(accept_ra).as_str()), ("1", "2"));
+        assert!(default_route().contains("proto ra"), "{}", ip("-6 route"));
+        assert_eq!(read(idle), "1", "it has no route of a router advertisement");
+    });
+}
+
 #[test]
 fn routes_that_expire_because_of_forwarding_are_reported() {
     alone(|| {
         ip("link set lo up");
         add_uplink();
-        let (plan, router) = (plan(), Router::new());
+        let (plan, router) = (plan(), Router::new("up0", "far0"));
         set("net/ipv4/ip_forward", "1");
         set(ACCEPT_RA, "1");
         set(FORWARDING, "1");

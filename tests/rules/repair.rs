@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules that another program removes are restored, correct rules are not written again, and there is no moment without them.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -9,12 +10,12 @@ use weft::firewall::carrier::Carrier;
 use weft::firewall::nft::table::head;
 use weft::firewall::nft::{self, Nft};
 use weft::instance::Instance;
-use weft_lab::BackendKind;
+use weft_lab::{BackendKind, LabOptions};
 
 use crate::exe::weft_exe;
 use crate::flanneld::flanneld;
 use crate::packets::inside;
-use crate::site::{Family, PATIENCE, Site, on_this_thread, straight};
+use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight};
 
 async fn running(flags: &[&str], flavour: Option<&str>) -> Site {
     let flags: Vec<&str> = ["--ip-masq"].iter().chain(flags).copied().collect();
@@ -227,19 +228,23 @@ fn iptables_takes_over_from_flanneld() {
     on_this_thread(async move { takes_over(&flanneld, &["--firewall=iptables"]).await });
 }
 
-/// flanneld and weft run on one node by mistake. The rules of flanneld are not removed while it runs, and this is reported.
-#[test]
-fn rules_of_flannel_stay_while_it_runs() {
-    on_this_thread(async {
-        let mut site = Site::build(BackendKind::Vxlan, &["--ip-masq", "--firewall=nft"]).await;
+/// flanneld and weft run on one node by mistake. The rules of flanneld are not removed while it runs, and this is reported. `wrapper` are
+/// the words with which the agents are started.
+fn rules_of_flannel_stay(wrapper: &'static str) {
+    on_this_thread(async move {
         let dir = tempfile::tempdir().unwrap();
+        let agent = dir.path().join("agent");
+        std::fs::write(&agent, format!("#!/bin/sh\nexec {wrapper} {} \"$@\"\n", weft_exe().display())).unwrap();
+        std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o755)).unwrap();
+        let options = options(&["--ip-masq", "--firewall=nft"]);
+        let mut site = Site::with(LabOptions { exe: Some(agent), launcher: Some(weft_exe()), ..options }).await;
         let program = dir.path().join("flanneld");
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
         let command = format!("exec {} 600", program.display());
         let mut flanneld = tokio::process::Command::new("ip");
         flanneld.args(["netns", "exec", "n1", "sh", "-c", &command]).kill_on_drop(true);
         let mut flanneld = flanneld.spawn().unwrap();
-        site.nft("n1", "add table ip flannel-ipv4").await;
+        site.on_nodes("nft add table ip flannel-ipv4").await;
         site.start().await;
         let reported = async |site: &Site| {
             let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await;
@@ -247,8 +252,21 @@ fn rules_of_flannel_stay_while_it_runs() {
         };
         until(&site, reported).await;
         assert!(site.nft("n1", "list tables").await.contains("flannel-ipv4"));
+        // A flanneld in another network namespace is no reason to keep rules here.
+        until(&site, async |site| !site.nft("n2", "list tables").await.contains("flannel-ipv4")).await;
         flanneld.kill().await.unwrap();
     });
+}
+
+#[test]
+fn rules_of_flannel_stay_while_it_runs() {
+    rules_of_flannel_stay("");
+}
+
+/// With fewer capabilities than flanneld has, the kernel shows the agent less of it.
+#[test]
+fn rules_of_flannel_stay_with_the_capabilities_of_the_unit() {
+    rules_of_flannel_stay("setpriv --bounding-set=-all,+net_admin,+net_raw");
 }
 
 /// `weft cleanup` removes everything that weft wrote.

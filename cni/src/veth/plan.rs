@@ -47,7 +47,7 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Derives the parameters from a call.
+    /// Derives the parameters from a call. For DEL and GC, those of an interface have their defaults.
     ///
     /// # Errors
     /// [`code::CONFIG`]; the message names the invalid member.
@@ -58,7 +58,10 @@ impl<'a> Plan<'a> {
         if ipam.is_empty() {
             return Err(wrong("`ipam` with a `type` is needed, such as host-local".to_owned()));
         }
-        let mtu = match call.conf.get("mtu") {
+        // DEL and GC need none of the values of an interface. They must also work with values that ADD refuses.
+        let is_removal = matches!(request.verb, Verb::Del | Verb::Gc);
+        let member = |key: &str| call.conf.get(key).filter(|_| !is_removal);
+        let mtu = match member("mtu") {
             None | Some(Value::Null) => None,
             Some(value) => Some(
                 value
@@ -68,13 +71,13 @@ impl<'a> Plan<'a> {
                     .ok_or_else(|| wrong(format!("mtu {value} is not a valid MTU")))?,
             ),
         };
-        let default_route = match call.conf.get("isDefaultGateway") {
+        let default_route = match member("isDefaultGateway") {
             None | Some(Value::Null) => true,
             Some(Value::Bool(given)) => *given,
             Some(value) => return Err(wrong(format!("isDefaultGateway {value} is not true or false"))),
         };
         let seed = format!("{} {}", request.container, request.ifname);
-        let pod_mac = match requested_mac(&call.conf, &request.args) {
+        let pod_mac = match requested_mac(&call.conf, &request.args).filter(|_| !is_removal) {
             None => mac(&seed, b'p'),
             Some(text) => parse_mac(&text).ok_or_else(|| wrong(format!("mac {text:?} is not a unicast address")))?,
         };
@@ -91,6 +94,14 @@ impl<'a> Plan<'a> {
             conf: Value::Object(call.conf.clone()),
             ipam,
         })
+    }
+
+    /// Checks that there is an IPAM plugin of the given type.
+    ///
+    /// # Errors
+    /// As [`delegate::find`].
+    pub fn check_ipam(&self) -> Result<(), Error> {
+        delegate::find(self.ipam, &self.request.path).map(drop)
     }
 
     /// Calls the IPAM plugin for this attachment, and returns its standard output.
@@ -145,7 +156,7 @@ impl<'a> Plan<'a> {
     /// [`code::NOT_AVAILABLE`], or the IPAM plugin's own.
     pub fn status(&self) -> Result<Vec<u8>, Error> {
         let not_ready = |error: Error| Error::new(code::NOT_AVAILABLE, error.msg).details(error.details);
-        delegate::find(self.ipam, &self.request.path).map_err(not_ready)?;
+        self.check_ipam().map_err(not_ready)?;
         Rtnl::open().map_err(not_ready)?;
         self.ipam(Verb::Status).map(|_| Vec::new())
     }

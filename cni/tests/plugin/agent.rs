@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ADD waits for an agent that is not ready, and STATUS reports it.
+//! ADD waits for an agent that is not ready. STATUS fails only where every ADD would fail.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -81,7 +81,7 @@ fn add_fails_after_wait_seconds_and_names_the_missing_keys() {
 }
 
 #[test]
-fn add_and_status_ask_the_agent_if_it_has_a_socket() {
+fn add_asks_the_agent_if_it_has_a_socket() {
     on_a_node(|site| {
         site.script("fine", SUCCEEDING_PLUGIN);
         site.pod("p1");
@@ -94,8 +94,8 @@ fn add_and_status_ask_the_agent_if_it_has_a_socket() {
         fs::remove_file(site.path("run/weft.sock")).unwrap();
         let ready = Arc::new(AtomicBool::new(false));
         agent(&site, ready.clone());
-        let (code, text) = site.call("STATUS", "", &status).error();
-        assert_eq!((code, text.trim()), (51, "the agent is not ready: no lease yet"));
+        // ADD goes on in this state, so it must not make the node NotReady in Kubernetes, which would evict all pods.
+        site.call("STATUS", "", &status).success();
         let begin = Instant::now();
         let answer = site.call("ADD", "p1", &conf).success();
         assert!(begin.elapsed() >= Duration::from_millis(300), "ADD must wait for an agent that is not ready");
@@ -127,7 +127,7 @@ fn add_continues_after_three_seconds_with_an_agent_that_is_not_ready() {
 }
 
 #[test]
-fn status_reports_missing_plugins_and_exhausted_addresses() {
+fn status_reports_missing_plugins_but_no_exhausted_addresses() {
     on_a_node(|site| {
         site.script("fine", SUCCEEDING_PLUGIN);
         let status = |delegate: &str| site.conf(json!({"cniVersion": "1.1.0", "delegate": {"type": delegate}}));
@@ -148,8 +148,8 @@ fn status_reports_missing_plugins_and_exhausted_addresses() {
             site.call("STATUS", "", &status("fine")).success();
             fs::write(site.path(&format!("networks/cbr0/10.5.1.{host}")), "x\r\neth0").unwrap();
         }
-        let (code, text) = site.call("STATUS", "", &status("fine")).error();
-        assert!(code == 50 && text.contains("all 5 addresses of 10.5.1.0/29 are taken"), "{code} {text}");
+        // The node is full, and its pods work. The runtime must not call it NotReady, because Kubernetes would evict all its pods.
+        site.call("STATUS", "", &status("fine")).success();
         // A configuration of an old version is refused at once.
         assert_eq!(run(site.command("STATUS", "", ""), &json!({"name": "x", "cniVersion": "1.0.0"})).error().0, 1);
     });

@@ -59,3 +59,48 @@ fn a_bridge_with_pods_is_not_changed_and_the_error_names_the_remedy() {
         site.nothing_left();
     });
 }
+
+/// Somebody may give the bridge another address, such as one for a DNS cache of the node. The bridge plugin accepts it beside the gateway.
+#[test]
+fn an_address_that_somebody_added_stays_and_keeps_no_pod_from_being_added() {
+    on_a_node(|site| {
+        let conf = site.conf(json!({}));
+        site.pod("p1");
+        site.pod("p2");
+        site.call("ADD", "p1", &conf).success();
+        site.call("DEL", "p1", &conf).success();
+        // The last one is inside the cluster's network, and is not an address of an earlier subnet either.
+        let others = ["169.254.20.10/32", "fd99::53/128", "10.5.9.9/32"];
+        for other in others {
+            site.ip(&format!("addr add {other} dev cni0"));
+        }
+        let assert_they_stay = |when: &str| {
+            let shown = site.ip("addr show cni0");
+            for addr in others.into_iter().chain(["10.5.1.1/24", "fd05:0:0:1::1/64"]) {
+                assert!(shown.contains(addr), "{when}: {addr}: {shown}");
+            }
+        };
+        for pod in ["p1", "p2"] {
+            site.call("ADD", pod, &conf).success();
+            assert_they_stay(pod);
+        }
+        site.call("DEL", "p1", &conf).success();
+        site.call("DEL", "p2", &conf).success();
+        // With another subnet and another Network, the old gateways go, and nothing else outside the new Network.
+        site.ip("addr del 10.5.9.9/32 dev cni0");
+        site.subnet_env(
+            &env_text("10.6.2", "fd06:0:0:2", 1450).replace("10.5.0.0", "10.6.0.0").replace("fd05::", "fd06::"),
+        );
+        site.call("ADD", "p1", &conf).error();
+        let shown = site.ip("addr show cni0");
+        assert!(shown.contains("169.254.20.10/32") && shown.contains("fd99::53/128"), "{shown}");
+        assert!(!shown.contains("10.5.1.1") && !shown.contains("fd05:0:0:1::1"), "{shown}");
+        // The bridge plugin does not give the bridge its gateway beside another IPv4 address.
+        site.ip("addr del 169.254.20.10/32 dev cni0");
+        site.call("ADD", "p1", &conf).success();
+        let shown = site.ip("addr show cni0");
+        assert!(shown.contains("10.6.2.1/24") && shown.contains("fd99::53/128"), "{shown}");
+        site.call("DEL", "p1", &conf).success();
+        site.nothing_left();
+    });
+}

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Verbs that are repeated, come in an unusual order, or get invalid input.
 
-use serde_json::json;
+use std::fs;
+
+use serde_json::{Value, json};
 
 use crate::node::{addr, call, command, conf, inside, on_a_node, reaches, state};
 use crate::site::run;
@@ -153,5 +155,71 @@ fn a_refused_add_names_the_reason_and_changes_nothing() {
         let mut own = command(&site, "ADD", "p3", "eth0");
         own.env("CNI_NETNS", "/proc/self/ns/net");
         assert_eq!(run(own, &plain).error().0, 8, "the node's own namespace must be refused");
+    });
+}
+
+/// The three members that ADD may refuse and that neither DEL nor GC needs.
+fn wrong_members() -> [Value; 3] {
+    [json!({"mtu": 70000}), json!({"isDefaultGateway": "true"}), json!({"mac": "01:00:5e:00:00:01"})]
+}
+
+#[test]
+fn an_add_that_is_refused_for_its_configuration_leaves_no_record() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let with = |delegate: &Value| {
+            let mut conf = site.conf(json!({"delegate": delegate}));
+            conf["delegate"]["type"] = json!("weft-veth");
+            conf
+        };
+        let empty = state(&site, &["p1"]);
+        for wrong in wrong_members() {
+            assert_eq!(site.call("ADD", "p1", &with(&wrong)).error().0, 7, "{wrong}");
+            assert_eq!(site.files("records"), Vec::<String>::new(), "{wrong}");
+            site.call("DEL", "p1", &with(&wrong)).success();
+            call(&site, "ADD", "p1", &conf(&site, wrong.clone())).error();
+            call(&site, "DEL", "p1", &conf(&site, wrong.clone())).success();
+            assert_eq!(state(&site, &["p1"]), empty, "{wrong}");
+        }
+        let mut no_ipam = with(&json!({}));
+        no_ipam["ipam"]["type"] = json!("nosuch");
+        let (code, text) = site.call("ADD", "p1", &no_ipam).error();
+        assert!(code == 999 && text.contains("nosuch"), "{code} {text}");
+        assert_eq!(site.files("records"), Vec::<String>::new());
+    });
+}
+
+/// Such a record is from a version that wrote it before it looked at the configuration.
+#[test]
+fn a_record_with_a_wrong_configuration_is_removed_by_del_and_gc() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let conf = site.conf(json!({"delegate": {"type": "weft-veth"}}));
+        let empty = state(&site, &["p1"]);
+        for wrong in wrong_members() {
+            for verb in ["DEL", "GC"] {
+                site.call("ADD", "p1", &conf).success();
+                let file = site.path("records/id-p1");
+                let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+                for (key, value) in wrong.as_object().unwrap() {
+                    record[key] = value.clone();
+                }
+                fs::write(&file, record.to_string()).unwrap();
+                if verb == "DEL" {
+                    site.call("DEL", "p1", &conf).success();
+                } else {
+                    // Debian's host-local refuses version 1.1.0, so this GC is incomplete. The record goes nevertheless.
+                    let mut gc = conf.clone();
+                    gc["cniVersion"] = json!("1.1.0");
+                    gc["cni.dev/valid-attachments"] = json!([]);
+                    gc["delegate"] = wrong.clone();
+                    gc["delegate"]["type"] = json!("weft-veth");
+                    let (_, text) = site.call("GC", "", &gc).error();
+                    assert!(text.contains("GC of the IPAM plugin") && !text.contains("id-p1"), "{wrong}: {text}");
+                }
+                assert_eq!(site.files("records"), Vec::<String>::new(), "{verb} {wrong}");
+                assert_eq!(state(&site, &["p1"]), empty, "{verb} {wrong}");
+            }
+        }
     });
 }
