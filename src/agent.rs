@@ -115,7 +115,8 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<ExitCode> {
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-    let socket = AgentSocket::bind(&options.socket).with_context(|| format!("socket {}", options.socket.display()))?;
+    let mut socket =
+        AgentSocket::bind(&options.socket).with_context(|| format!("socket {}", options.socket.display()))?;
     let (requests, received_requests) = mpsc::channel(16);
     let mut helpers = JoinSet::new();
     if let Some(address) = options.health {

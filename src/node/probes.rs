@@ -226,6 +226,10 @@ impl<K: Kernel> Node<K> {
     /// Returns what probes found, for `weft status`.
     pub(super) fn probe_warnings(&self) -> Vec<String> {
         let Some(Probes { prober, .. }) = &self.probes else { return Vec::new() };
+        // Without the own device no packet reaches anybody, and what is wrong with it is said already.
+        if self.device_problem().is_some() {
+            return Vec::new();
+        }
         let mut all: Vec<String> = prober.problem.iter().map(|problem| format!("probes: {problem}")).collect();
         if let Some(silent) = prober.silence() {
             all.push(format!(

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::observe::health::Readiness;
 use crate::observe::history::{Query, Record};
@@ -29,6 +30,8 @@ const LONG_LIMIT: Duration = Duration::from_secs(60);
 const SLICE: usize = 512;
 /// If a socket does not answer within this time, an agent holds it that is busy or stopped.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
+/// Time between two looks whether the socket is still there, while nobody asks.
+const CHECK: Duration = Duration::from_secs(10);
 /// Maximum size of a request in bytes.
 const MAX_REQUEST: u64 = 4096;
 
@@ -82,9 +85,6 @@ impl AgentSocket {
     /// # Errors
     /// `AddrInUse`: another agent answers on this socket. Otherwise, the error of the file system.
     pub fn bind(path: &Path) -> io::Result<AgentSocket> {
-        if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-            fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
-        }
         if answers(path) {
             let text = format!(
                 "another agent answers on {}: stop it, or give this one a --subnet-file of its own, from which its socket follows",
@@ -96,30 +96,56 @@ impl AgentSocket {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // The socket must not be open to other users, not even between bind and chmod.
-        let before = umask(Mode::from_bits_truncate(0o177));
-        let bound = UnixListener::bind(path);
-        umask(before);
-        Ok(AgentSocket { listener: bound?, path: path.to_owned() })
+        Ok(AgentSocket { listener: listen(path)?, path: path.to_owned() })
     }
 
-    /// Answers requests until dropped.
-    pub async fn serve(&self, agent: mpsc::Sender<Request>, readiness: Readiness) {
+    /// Answers requests until dropped. If somebody deletes the socket, it is made again.
+    pub async fn serve(&mut self, agent: mpsc::Sender<Request>, readiness: Readiness) {
         let mut clients = tokio::task::JoinSet::new();
         loop {
             while clients.try_join_next().is_some() {}
-            match self.listener.accept().await {
-                Ok((stream, _)) => {
+            match timeout(CHECK, self.listener.accept()).await {
+                Err(_) => self.restore(),
+                Ok(Ok((stream, _))) => {
                     let (agent, readiness) = (agent.clone(), readiness.clone());
                     clients.spawn(client(stream, agent, readiness));
                 }
-                Err(error) => {
+                Ok(Err(error)) => {
                     tracing::debug!(%error, "accept on the socket");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
         }
     }
+}
+
+impl AgentSocket {
+    /// Makes the socket again if its file is gone. Without it, nobody can ask the agent.
+    fn restore(&mut self) {
+        let is_gone = fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if !is_gone {
+            return;
+        }
+        match listen(&self.path) {
+            Ok(listener) => {
+                tracing::info!(socket = %self.path.display(), "the socket was deleted: it is made again");
+                self.listener = listener;
+            }
+            Err(error) => tracing::debug!(%error, "make the socket again"),
+        }
+    }
+}
+
+/// Creates the socket and its directory.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    }
+    // The socket must not be open to other users, not even between bind and chmod.
+    let before = umask(Mode::from_bits_truncate(0o177));
+    let bound = UnixListener::bind(path);
+    umask(before);
+    bound
 }
 
 impl Drop for AgentSocket {
@@ -323,6 +349,24 @@ mod tests {
         (0..3 * SLICE as u32).map(route).collect()
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_that_was_deleted_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weft.sock");
+        let mut socket = AgentSocket::bind(&path).unwrap();
+        let (ask, _asked) = mpsc::channel(1);
+        let server = tokio::spawn(async move { socket.serve(ask, Readiness::new()).await });
+        fs::remove_file(&path).unwrap();
+        let until = tokio::time::Instant::now() + 2 * CHECK;
+        while !path.exists() {
+            assert!(tokio::time::Instant::now() < until);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        std::os::unix::net::UnixStream::connect(&path).expect("somebody listens");
+        server.abort();
+    }
+
     #[tokio::test]
     async fn requests_are_answered_and_the_socket_of_a_killed_agent_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
@@ -332,7 +376,7 @@ mod tests {
         fs::create_dir(dir.path().join("run")).unwrap();
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists() && !answers(&path), "the file exists, and no agent answers");
-        let socket = AgentSocket::bind(&path).unwrap();
+        let mut socket = AgentSocket::bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(AgentSocket::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         let (ask, mut asked) = mpsc::channel(1);

@@ -57,6 +57,8 @@ enum Stage {
     Search { reached: u16, lost: u16, losses: u8 },
     /// No packet reaches the peer. `next` is sent next.
     Unreachable { is_answering: bool, next: Packet },
+    /// Larger packets than this were lost. One of full size is sent again, because the way may have come back during the search.
+    Confirm { reached: u16 },
     /// Larger packets than this get lost. Such a packet is sent next after `losses`, or else one of full size.
     TooSmall { reached: u16, asks_full: bool, losses: u8 },
 }
@@ -91,7 +93,7 @@ impl Examination {
             Stage::Search { reached, lost, .. } => Packet::Size(reached + (lost - reached) / 2),
             Stage::Connection => Packet::Connection,
             Stage::Unreachable { next, .. } => next,
-            Stage::TooSmall { asks_full: true, .. } => Packet::Full,
+            Stage::Confirm { .. } | Stage::TooSmall { asks_full: true, .. } => Packet::Full,
             Stage::TooSmall { reached, .. } => Packet::Size(reached),
         }
     }
@@ -113,7 +115,8 @@ impl Examination {
                 // The peer runs, but not at the address that it publishes.
                 (false, _) => Cause::Underlay,
             }),
-            Stage::Small(_) | Stage::Connection | Stage::Published(_) | Stage::Full(_) | Stage::Search { .. } => None,
+            Stage::Small(_) | Stage::Connection | Stage::Published(_) => None,
+            Stage::Full(_) | Stage::Search { .. } | Stage::Confirm { .. } => None,
         }
     }
 
@@ -143,7 +146,11 @@ impl Examination {
             Stage::TooSmall { reached, .. } => Stage::TooSmall { reached, asks_full: true, losses: 0 },
             // Whether echo requests are answered by now decides what it means.
             Stage::Unreachable { next: Packet::Connection, .. } => Stage::Small(LOSSES - 1),
-            Stage::Small(_) | Stage::Connection | Stage::Full(_) | Stage::Unreachable { .. } => Stage::Full(0),
+            Stage::Small(_)
+            | Stage::Connection
+            | Stage::Full(_)
+            | Stage::Confirm { .. }
+            | Stage::Unreachable { .. } => Stage::Full(0),
         }
     }
 
@@ -160,6 +167,7 @@ impl Examination {
                 Stage::Search { reached, lost, losses: losses + 1 }
             }
             Stage::Search { reached, lost, .. } => self.searched(reached, reached + (lost - reached) / 2),
+            Stage::Confirm { reached } => Stage::TooSmall { reached, asks_full: true, losses: 0 },
             Stage::Unreachable { is_answering, next } => self.unreachable(is_answering, next),
             Stage::TooSmall { reached, asks_full: true, losses } => {
                 Stage::TooSmall { reached, asks_full: false, losses }
@@ -190,7 +198,7 @@ impl Examination {
             // Nothing was answered since the first small packet, so the size is not the cause.
             return Stage::Small(0);
         }
-        Stage::TooSmall { reached, asks_full: true, losses: 0 }
+        Stage::Confirm { reached }
     }
 }
 
@@ -300,6 +308,20 @@ mod tests {
         }
         let broken = Path { tunnel: 0, ..narrow };
         assert_eq!(examine(&mut examination, &broken).0, Some(Cause::Tunnel));
+    }
+
+    #[test]
+    fn a_path_that_comes_back_during_the_search_is_not_taken_for_a_small_one() {
+        let mut examination = Examination::new(1450, true);
+        while !matches!(examination.packet(), Packet::Size(_)) {
+            let small = examination.packet() == Packet::Small;
+            examination.answered(small, false);
+        }
+        // One larger packet is lost before the way is whole again.
+        examination.answered(false, false);
+        examination.answered(false, false);
+        let whole = Path { tunnel: 1450, published: true, heard: false, connection: false };
+        assert_eq!(examine(&mut examination, &whole).0, None);
     }
 
     #[test]

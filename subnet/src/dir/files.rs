@@ -71,7 +71,8 @@ fn check_regular(meta: &fs::Metadata) -> io::Result<()> {
         () if kind.is_socket() => "socket",
         () => "device",
     };
-    Err(io::Error::other(format!("it is a {what} and not a regular file: remove it")))
+    let text = format!("it is a {what} and not a regular file: remove it");
+    Err(io::Error::new(ErrorKind::InvalidInput, text))
 }
 
 /// Reads a regular file, or the first `most` + 1 bytes of a larger one.
@@ -85,6 +86,14 @@ fn read_at_most(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(most as u64 + 1).read_to_end(&mut content)?;
     Ok(content)
+}
+
+/// What was seen in a file.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) record: Record,
+    /// The file is there, and the disk or the server of a network file system could not read it. So nothing is known about its lease.
+    pub(super) has_failed: bool,
 }
 
 /// Why a file is not a lease.
@@ -218,13 +227,21 @@ impl Files {
     /// Reads one record. Returns `None` if there is no such file. A file that cannot be read is an unreadable record, because it says
     /// nothing about the others.
     pub(super) fn read(&self, id: &str) -> Option<Record> {
+        self.look(id).map(|look| look.record)
+    }
+
+    /// Reads one record as [`Files::read`] does, and says whether the disk failed.
+    pub(super) fn look(&self, id: &str) -> Option<Look> {
         let (path, id) = (self.file(id), Id::from(id));
-        let lease = match read_at_most(&path, MAX_VALUE_BYTES) {
-            Ok(value) => parse(&id, &value),
+        let (lease, has_failed) = match read_at_most(&path, MAX_VALUE_BYTES) {
+            Ok(value) => (parse(&id, &value), false),
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
-            Err(source) => Err(BadFile::Read { path, source }),
+            Err(source) => {
+                let has_failed = source.kind() != ErrorKind::InvalidInput;
+                (Err(BadFile::Read { path, source }), has_failed)
+            }
         };
-        Some(Record::new(id, lease))
+        Some(Look { record: Record::new(id, lease), has_failed })
     }
 
     /// Reads all records, sorted by id.
@@ -232,16 +249,24 @@ impl Files {
     /// # Errors
     /// The directory cannot be listed.
     pub(super) fn scan(&self) -> Result<Vec<Record>, Error> {
+        Ok(self.look_at_all()?.into_iter().map(|look| look.record).collect())
+    }
+
+    /// Reads all records as [`Files::scan`] does, and says for each whether the disk failed.
+    ///
+    /// # Errors
+    /// As [`Files::scan`].
+    pub(super) fn look_at_all(&self) -> Result<Vec<Look>, Error> {
         self.make()?;
         let entries = fs::read_dir(&self.subnets).map_err(|error| failed("list", &self.subnets, error))?;
-        let mut records = Vec::new();
+        let mut looks = Vec::new();
         for entry in entries {
             let entry = entry.map_err(|error| failed("list", &self.subnets, error))?;
             let Some(id) = id(&entry.file_name().to_string_lossy()) else { continue };
-            records.extend(self.read(&id));
+            looks.extend(self.look(&id));
         }
-        records.sort_by(|one, other| one.id.cmp(&other.id));
-        Ok(records)
+        looks.sort_by(|one, other| one.record.id.cmp(&other.record.id));
+        Ok(looks)
     }
 
     /// Writes a lease to a temporary file.

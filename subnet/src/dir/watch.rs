@@ -23,7 +23,7 @@ use crate::retry::{Failures, RECOVERED};
 use crate::source::{Error, Event};
 
 use super::DirStore;
-use super::files::{self, Files};
+use super::files::{self, Files, Look};
 
 /// How often all files are read.
 const READ_ALL_EVERY: Duration = Duration::from_secs(30);
@@ -296,22 +296,24 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
 /// The files that were read.
 enum Found {
     /// All files.
-    All(Vec<Record>),
+    All(Vec<Look>),
     /// The files that changed. `None` if the file does not exist.
-    Some(Vec<(Id, Option<Record>)>),
+    Some(Vec<(Id, Option<Look>)>),
 }
 
 /// Reads leases, net-conf, and the inodes of the directories.
 fn read(files: &Files, all: bool, names: Vec<Id>) -> Result<(Found, Option<String>, Inodes), Error> {
     let found = if all {
-        Found::All(files.scan()?)
+        Found::All(files.look_at_all()?)
     } else {
-        Found::Some(names.into_iter().map(|id| (id.clone(), files.read(&id))).collect())
+        Found::Some(names.into_iter().map(|id| (id.clone(), files.look(&id))).collect())
     };
     Ok((found, files.config()?, inodes(files)?))
 }
 
 /// Updates `reported` with what was found, and returns the changes: first the records that were deleted, then those that were written.
+///
+/// A lease whose file cannot be read any more stays as it was reported. The file is read again with all others.
 ///
 /// A record that was written and deleted between two readings is also reported as deleted, because it may be our own lease.
 fn difference(
@@ -321,16 +323,20 @@ fn difference(
 ) -> Vec<Result<Record, Id>> {
     let now = match found {
         Found::Some(now) => now,
-        Found::All(records) => {
-            let mut now: BTreeMap<Id, Option<Record>> = reported.keys().map(|id| (id.clone(), None)).collect();
+        Found::All(looks) => {
+            let mut now: BTreeMap<Id, Option<Look>> = reported.keys().map(|id| (id.clone(), None)).collect();
             now.extend(touched.keys().map(|id| (id.clone(), None)));
-            now.extend(records.into_iter().map(|record| (record.id.clone(), Some(record))));
+            now.extend(looks.into_iter().map(|look| (look.record.id.clone(), Some(look))));
             now.into_iter().collect()
         }
     };
     let (mut gone, mut put) = (Vec::new(), Vec::new());
-    for (id, record) in now {
-        match record {
+    for (id, look) in now {
+        let is_lease = |known: &Option<Record>| known.as_ref().is_some_and(|record| record.lease.is_ok());
+        if look.as_ref().is_some_and(|look| look.has_failed) && reported.get(&id).is_some_and(is_lease) {
+            continue;
+        }
+        match look.map(|look| look.record) {
             Some(record) if reported.get(&id).is_some_and(|old| old.as_ref() == Some(&record)) => {}
             Some(record) => {
                 reported.insert(id, Some(record.clone()));
@@ -358,7 +364,11 @@ async fn report_config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::attrs::Attrs;
+    use crate::lease::{Age, Lease, Unreadable};
 
     #[tokio::test]
     async fn all_files_are_read_after_a_change_and_once_more() {
@@ -366,6 +376,31 @@ mod tests {
         let times = [(1, 0), (1, 0), (2, 0), (2, 0), (2, 0), (2, 1), (1, 0), (1, 0), (1, 0)];
         let wanted = [true, false, true, true, false, true, true, true, false];
         assert_eq!(times.map(|modified| poll.must_read(modified)), wanted);
+    }
+
+    #[test]
+    fn a_lease_stays_while_the_disk_fails() {
+        let id = Id::from("10.5.1.0-24");
+        let lease = Lease {
+            id: id.clone(),
+            subnets: Subnets::from_key(&id).unwrap(),
+            attrs: Attrs::default(),
+            age: Age { stamp: 1, tie: Arc::default() },
+        };
+        let lease = Record { id: id.clone(), lease: Ok(lease) };
+        let bad =
+            |has_failed| Look { record: Record { id: id.clone(), lease: Err(Unreadable::new("EIO")) }, has_failed };
+        let mut reported = BTreeMap::from([(id.clone(), Some(lease.clone()))]);
+        let mut difference = |found| difference(&mut reported, found, &BTreeMap::new());
+        assert_eq!(difference(Found::All(vec![bad(true)])), []);
+        assert_eq!(difference(Found::Some(vec![(id.clone(), Some(bad(true)))])), []);
+        assert_eq!(
+            difference(Found::All(vec![bad(false)])),
+            [Ok(bad(false).record)],
+            "its value is not one of a lease"
+        );
+        assert_eq!(difference(Found::All(vec![Look { record: lease.clone(), has_failed: false }])), [Ok(lease)]);
+        assert_eq!(difference(Found::All(Vec::new())), [Err(id.clone())]);
     }
 
     #[tokio::test(start_paused = true)]
