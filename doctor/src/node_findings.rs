@@ -68,7 +68,7 @@ pub const CHECKS: [Check; 34] = [
         decide: way_findings::network,
     },
     Check { name: "managed", about: "another program manages weft's devices", decide: way_findings::managed },
-    Check { name: "uplink", about: "a bridge or bond takes the packets of a link", decide: uplinks::uplink },
+    Check { name: "uplink", about: "a bridge or bond takes packets of a link, or ARP is off", decide: uplinks::uplink },
     Check {
         name: "duplicate-address",
         about: "another host has an address of this node",
@@ -82,7 +82,7 @@ pub const CHECKS: [Check; 34] = [
     Check { name: "forwarding", about: "the kernel does not forward packets of pods", decide: forwarding },
     Check { name: "bridge", about: "cni0 or links of pods are down or not connected", decide: pod_links::bridge },
     Check { name: "bridge-subnet", about: "cni0 has an address of an old subnet", decide: bridge_subnet },
-    Check { name: "mtu", about: "cni0 or pods send packets that are too large for the tunnel", decide: mtu },
+    Check { name: "mtu", about: "cni0 or pods do not fit the size of packets in the tunnel", decide: mtu },
     Check { name: "br-netfilter", about: "packets between pods of the bridge bypass the rules", decide: br_netfilter },
     Check { name: "masquerade", about: "a rule hides pods from other nodes", decide: rule_findings::masquerade },
     Check {
@@ -229,7 +229,7 @@ fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
         return pod_links::mtu(facts).into_iter().collect();
     };
     if env.mtu == 0 || bridge.mtu <= env.mtu {
-        return pod_links::mtu(facts).into_iter().collect();
+        return pod_links::mtu(facts).or_else(|| pod_links::small_bridge(facts, bridge.mtu)).into_iter().collect();
     }
     let evidence = format!("{BRIDGE} has MTU {}, but the way to other nodes has {}", bridge.mtu, env.mtu);
     let remedy = format!("drain the node, `ip link del {BRIDGE}`, and let its pods be made again");
