@@ -17,6 +17,7 @@ use super::other_networks;
 use super::pod_links;
 use super::rule_findings;
 use super::store_findings;
+use super::underlay;
 use super::uplinks;
 use super::way_findings;
 
@@ -44,8 +45,8 @@ pub struct NodeFinding {
 }
 
 /// Every check, in the order in which findings are shown.
-pub const CHECKS: [Check; 34] = [
-    Check { name: "agent", about: "problems that the running agent reports", decide: agent },
+pub const CHECKS: [Check; 35] = [
+    Check { name: "agent", about: "problems that the agent reports, or no agent answers", decide: agent },
     Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_networks::other_agent },
     Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file },
     Check {
@@ -69,6 +70,11 @@ pub const CHECKS: [Check; 34] = [
     },
     Check { name: "managed", about: "another program manages weft's devices", decide: way_findings::managed },
     Check { name: "uplink", about: "a bridge or bond takes packets of a link, or ARP is off", decide: uplinks::uplink },
+    Check {
+        name: "underlay",
+        about: "packets to other nodes do not leave, or leave by a wrong way",
+        decide: underlay::underlay,
+    },
     Check {
         name: "duplicate-address",
         about: "another host has an address of this node",
@@ -171,7 +177,7 @@ pub(super) fn env(facts: &NodeFacts) -> Option<&SubnetEnv> {
 
 fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
     match &facts.agent {
-        AgentAnswer::None => Vec::new(),
+        AgentAnswer::None => facts.absent_agent.iter().cloned().collect(),
         AgentAnswer::Failed(why) => {
             let remedy = "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]

@@ -12,6 +12,8 @@ mod links;
 mod others;
 #[path = "node/pods.rs"]
 mod pods;
+#[path = "node/underlay.rs"]
+mod underlay;
 
 use std::fs;
 use std::net::UdpSocket;
