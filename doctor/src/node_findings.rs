@@ -6,6 +6,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use weft_subnet::env::SubnetEnv;
 
+use super::agent_problems;
 use super::cni_files;
 use super::duplicates;
 use super::forwarding::forwarding;
@@ -182,11 +183,7 @@ fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
             let remedy = "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
-        AgentAnswer::Problems(problems) => {
-            let remedy = "look for this text in docs/messages.md; `weft status` shows the whole state";
-            let one = |problem: &String| finding(format!("the agent reports: {problem}"), remedy.to_owned());
-            problems.iter().map(one).collect()
-        }
+        AgentAnswer::Problems(problems) => problems.iter().map(|problem| agent_problems::reported(problem)).collect(),
     }
 }
 

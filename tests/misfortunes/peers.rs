@@ -29,9 +29,19 @@ fn packets_vanish_between_nodes() {
             node.ready().await?;
         }
         let node = &lab.nodes[0];
-        named(node, "agent", &["192.168.77.12", "UDP port 8472 from this node to 192.168.77.12"]).await?;
-        named(node, "agent", &["only 1404 bytes", "set the MTU of the uplink eth0 to 1404"]).await?;
-        named(node, "agent", &["192.168.99.14 is the address of a wrong interface"]).await
+        named(
+            node,
+            "agent",
+            &["UDP port 8472 from this node to 192.168.77.12", "weft doctor --only firewall on both nodes"],
+        )
+        .await?;
+        named(
+            node,
+            "agent",
+            &["only 1404 bytes", "set the MTU of the uplink eth0 to 1404", "ip link set eth0 mtu 1404"],
+        )
+        .await?;
+        named(node, "agent", &["192.168.99.14 is the address of a wrong interface", "ping -c 3 192.168.99.14"]).await
     });
 }
 
@@ -66,7 +76,8 @@ fn packets_do_not_leave_for_a_peer() {
         for check in ["underlay", "agent"] {
             gone(node, check).await?;
         }
-        lab.reach_all().await
+        lab.reach_all().await?;
+        Ok(())
     });
 }
 
