@@ -61,7 +61,7 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
         name: link.name.clone(),
         mtu: link.mtu,
         up: link.up,
-        running: link.running,
+        running: link.is_running(),
         port: link.port.filter(|_| of_bridge(link)),
     };
     // The kernel gives every link that is up an IPv6 address of its own, which is not global, and a route for it.
@@ -79,7 +79,7 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
     PodLinks {
         bridge_up: bridge.map(|bridge| bridge.up),
         promiscuous: bridge.is_some_and(|bridge| bridge.promiscuous),
-        stp: bridge.is_some_and(|bridge| bridge.stp),
+        stp: bridge.is_some_and(|bridge| bridge.stp != 0),
         links: of_pods.map(pod_link).collect(),
         orphans: links.iter().filter(is_orphan).map(|link| link.name.clone()).collect(),
         strays: bridge.map(|bridge| strays(bridge, links, addrs)).unwrap_or_default(),

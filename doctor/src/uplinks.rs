@@ -116,7 +116,7 @@ fn arp_off(link: &Link) -> Option<ArpOff> {
     if link.mac.is_none() || !WITH_ARP.contains(&link.kind.as_str()) {
         return None;
     }
-    if link.no_arp {
+    if link.is_without_arp() {
         return Some(ArpOff::Flag);
     }
     let ignores = |name: &&str| sysctl(&format!("ipv4/conf/{name}/arp_ignore")) == Some(IGNORES_ALL);
@@ -243,7 +243,8 @@ mod tests {
 
     #[test]
     fn links_that_never_need_arp_are_no_finding() {
-        let link = |kind: &str| Link { kind: kind.to_owned(), no_arp: true, mac: Some([2; 6]), ..Link::default() };
+        let flags = nix::libc::IFF_NOARP.cast_unsigned();
+        let link = |kind: &str| Link { kind: kind.to_owned(), flags, mac: Some([2; 6]), ..Link::default() };
         assert_eq!(arp_off(&link("dummy")), None);
         assert_eq!(arp_off(&Link { mac: None, ..link("") }), None, "a tunnel");
         assert_eq!(arp_off(&link("vlan")), Some(ArpOff::Flag));

@@ -37,8 +37,7 @@ fn link(payload: &[u8]) -> Link {
     let mut link = Link {
         index: u32_at(payload, 4),
         up: has(libc::IFF_UP),
-        running: has(libc::IFF_RUNNING),
-        no_arp: has(libc::IFF_NOARP),
+        flags,
         promiscuous: has(libc::IFF_PROMISC),
         ..Link::default()
     };
@@ -64,7 +63,7 @@ fn add_info(link: &mut Link, info: &[u8]) {
     link.kind = attr(info, libc::IFLA_INFO_KIND).map(|kind| text(kind).to_owned()).unwrap_or_default();
     let data = |kind: &str| attr(info, libc::IFLA_INFO_DATA).filter(|_| link.kind == kind);
     let stp = data("bridge").and_then(|data| attr(data, IFLA_BR_STP_STATE));
-    (link.vxlan, link.stp) = (data("vxlan").map(vxlan), stp.is_some_and(|state| u32_at(state, 0) != 0));
+    (link.vxlan, link.stp) = (data("vxlan").map(vxlan), stp.map_or(0, |state| u32_at(state, 0)));
     let is_port = attr(info, IFLA_INFO_SLAVE_KIND).map(text) == Some("bridge");
     link.port = attr(info, IFLA_INFO_SLAVE_DATA).filter(|_| is_port).map(port);
 }

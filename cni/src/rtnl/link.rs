@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Links, as the kernel describes them.
 
+use nix::libc;
+
 /// A link.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
@@ -24,20 +26,30 @@ pub struct Link {
     pub mac: Option<[u8; 6]>,
     /// True if the link is administratively up (IFF_UP).
     pub up: bool,
-    /// True if the link is up and has a carrier, and the kernel has acted on that (IFF_RUNNING).
-    pub running: bool,
-    /// True if the kernel asks for no MAC addresses on the link (IFF_NOARP).
-    pub no_arp: bool,
+    /// The flags of the interface (`IFF_*` of linux/if.h).
+    pub flags: u32,
     /// What tells a vxlan device from others; `None` for other kinds.
     pub vxlan: Option<Vxlan>,
-    /// True for a bridge with the spanning tree protocol.
-    pub stp: bool,
+    /// Who runs the spanning tree protocol of a bridge: nobody (0), the kernel (1), or a program (2).
+    pub stp: u32,
     /// True if the link takes all packets, also those for other MAC addresses (IFF_PROMISC).
     pub promiscuous: bool,
     /// What the bridge does with this port; `None` if the link is no port of a bridge.
     pub port: Option<BridgePort>,
     /// True if an XDP program sees the packets first.
     pub xdp: bool,
+}
+
+impl Link {
+    /// Returns true if the link is up and has a carrier, and the kernel has acted on that (IFF_RUNNING).
+    pub fn is_running(&self) -> bool {
+        self.flags & libc::IFF_RUNNING.cast_unsigned() != 0
+    }
+
+    /// Returns true if the kernel asks for no MAC addresses on the link (IFF_NOARP).
+    pub fn is_without_arp(&self) -> bool {
+        self.flags & libc::IFF_NOARP.cast_unsigned() != 0
+    }
 }
 
 /// What tells a vxlan device from others in the kernel.
