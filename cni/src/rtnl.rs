@@ -3,6 +3,7 @@
 //! datagram where possible.
 
 mod decode;
+mod link;
 mod refused;
 
 use std::io;
@@ -20,6 +21,7 @@ use weft_netlink::wire::{Writer, attr_after, i32_at, messages, u8_at};
 use crate::spec::Error;
 pub use decode::links;
 use decode::{addr, neigh, qdisc, route};
+pub use link::{BridgePort, Link, Vxlan};
 pub use refused::Refused;
 
 /// Attributes of RTM_GETNSID (linux/net_namespace.h).
@@ -30,50 +32,6 @@ const NETNSA_FD: u16 = 3;
 #[derive(Debug)]
 pub struct Rtnl {
     socket: Netlink,
-}
-
-/// A link.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Link {
-    /// Interface index.
-    pub index: u32,
-    /// Name of the interface.
-    pub name: String,
-    /// The kind of the link (`veth`, `bridge`, ...); empty for a physical device.
-    pub kind: String,
-    /// MTU in bytes.
-    pub mtu: u32,
-    /// Interface index of the bridge that the link is a port of, or 0.
-    pub master: u32,
-    /// Interface index of a veth's other end, in the namespace of that end.
-    pub peer: u32,
-    /// ID of the other end's namespace, if it is a different one. See [`Rtnl::netns_id`].
-    pub peer_netns: Option<i32>,
-    /// Alias; may be empty.
-    pub alias: String,
-    /// MAC address.
-    pub mac: Option<[u8; 6]>,
-    /// True if the link is administratively up (IFF_UP).
-    pub up: bool,
-    /// What tells a vxlan device from others; `None` for other kinds.
-    pub vxlan: Option<Vxlan>,
-    /// True if the link takes all packets, also those for other MAC addresses (IFF_PROMISC).
-    pub promiscuous: bool,
-    /// Whether the bridge sends packets back to the port by which they came; `None` if the link is no port of a bridge.
-    pub hairpin: Option<bool>,
-    /// True if an XDP program sees the packets first.
-    pub xdp: bool,
-}
-
-/// What tells a vxlan device from others in the kernel.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Vxlan {
-    /// The VNI.
-    pub vni: u32,
-    /// The UDP port on which it receives.
-    pub port: u16,
-    /// True if it receives packets of every VNI (`external`).
-    pub external: bool,
 }
 
 /// An address on a link.

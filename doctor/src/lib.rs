@@ -5,6 +5,8 @@
 //!
 //! `weft doctor pods`: finds what deleted pods left behind on a node ([`pods`]).
 
+pub mod absent_agent;
+mod agent_problems;
 mod certificates;
 mod chains;
 pub mod cni_files;
@@ -25,6 +27,7 @@ mod rule_findings;
 pub mod store;
 mod store_findings;
 mod tunnel_rules;
+pub mod underlay;
 mod uplinks;
 mod way_findings;
 pub mod ways;

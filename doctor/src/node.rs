@@ -11,14 +11,16 @@ use anyhow::Context;
 use ipnet::IpNet;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
-use weft_cni::rtnl::{Link, Neigh, Rtnl};
+use weft_cni::rtnl::{Addr, Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
 
+use super::absent_agent::{self, AbsentAgent};
 use super::cni_files::{self, CniFiles, CniSources};
 use super::duplicates::{self, Duplicate};
 use super::forwarding::{self, Forwarding};
 use super::ipsec::{self, Taken};
 use super::limits::{self, Limits};
+use super::node_findings::NodeFinding;
 use super::offload::{self, Offloaded};
 use super::other_networks::{self, Leftover};
 use super::other_rules::{self, RuleFacts};
@@ -26,6 +28,7 @@ use super::pod_links::{self, PodLinks};
 use super::processes;
 use super::store::{self, StoreAnswer, StoreFacts, StoreSources};
 use super::tunnel_rules::{self, DroppingRule};
+use super::underlay::{self, Fault, PeerAddress, Tables};
 use super::uplinks::{self, PathLinks};
 use super::ways::{self, WayFacts};
 
@@ -46,10 +49,16 @@ pub struct NodeSources {
     pub socket: PathBuf,
     /// What the agent answered.
     pub agent: AgentAnswer,
+    /// What is known about the agent if it does not answer.
+    pub absent_agent: AbsentAgent,
     /// The backend of the agent; empty if this is not known.
     pub backend: String,
     /// The addresses that this node publishes, if the agent named them.
     pub published: Vec<IpAddr>,
+    /// The link by which the agent reaches peers, if it named one.
+    pub uplink: String,
+    /// The addresses of peers, if the agent named them: of those that packets do not reach, and of some others.
+    pub peer_addresses: Vec<PeerAddress>,
     /// Published addresses of peers: of those that packets do not reach, and of one more.
     pub peers: Vec<IpAddr>,
     /// Number of peers that packets do not reach.
@@ -161,6 +170,10 @@ pub struct NodeFacts {
     pub store: StoreFacts,
     /// What the agent answered.
     pub agent: AgentAnswer,
+    /// The finding about an agent that does not answer.
+    pub absent_agent: Option<NodeFinding>,
+    /// Why packets cannot reach the addresses of peers.
+    pub underlay: Vec<(IpAddr, Fault)>,
     /// The backend of the agent; empty if this is not known.
     pub backend: String,
     /// What could not be examined: the name of the check, and a text for people.
@@ -175,17 +188,13 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let mut kernel = Rtnl::open()?;
     let links = kernel.links()?;
     let addrs = kernel.addrs()?;
-    let bridge = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge").map(|link| {
-        let of_link = addrs.iter().filter(|addr| addr.index == link.index && addr.global);
-        Bridge { mtu: link.mtu, addrs: of_link.map(|addr| addr.addr).collect() }
-    });
-    let conntrack = sysctl("netfilter/nf_conntrack_count").zip(sysctl("netfilter/nf_conntrack_max"));
     let subnet_file = read_subnet_file(&sources.subnet_file);
     let subnets: Vec<IpNet> = match &subnet_file {
         SubnetFile::Good(env) => env.subnets.iter().collect(),
         _ => Vec::new(),
     };
     let (routes, neighbours) = (kernel.main_table()?, kernel.neighbours()?);
+    let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours };
     let ways = ways::read(&links, &addrs, &routes, &subnets)?;
     let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
     let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
@@ -208,10 +217,10 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         unwritable: unwritable(&sources.subnet_file),
         port: sources.port,
         port_users: port_users(sources.port).context("look for the programs that use UDP ports")?,
-        bridge,
+        bridge: bridge(&links, &addrs),
         bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),
         ipv6_disabled: ipv6_disabled(&links, &ways),
-        conntrack: conntrack.map(|(entries, max)| Fill { entries, max }),
+        conntrack: conntrack(),
         neighbours: neighbour_tables(&neighbours),
         pods: pod_links::read(&links, &addrs, &routes),
         forwarding: forwarding::read(&links, &routes),
@@ -229,9 +238,22 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         ways,
         store: store::read(&sources.store),
         agent: sources.agent.clone(),
+        absent_agent: absent_agent::absent_agent(sources, &links),
+        underlay: underlay::read(&tables, sources).context("ask for the ways to peers")?,
         backend: sources.backend.clone(),
         not_examined,
     })
+}
+
+fn bridge(links: &[Link], addrs: &[Addr]) -> Option<Bridge> {
+    let link = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge")?;
+    let of_link = addrs.iter().filter(|addr| addr.index == link.index && addr.global);
+    Some(Bridge { mtu: link.mtu, addrs: of_link.map(|addr| addr.addr).collect() })
+}
+
+fn conntrack() -> Option<Fill> {
+    let (entries, max) = sysctl("netfilter/nf_conntrack_count").zip(sysctl("netfilter/nf_conntrack_max"))?;
+    Some(Fill { entries, max })
 }
 
 /// Returns what was read, or nothing if it could not be read, for example by another user than root. Then a text for people says so.

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use weft_subnet::env::SubnetEnv;
 
+use super::agent_problems;
 use super::cni_files;
 use super::duplicates;
 use super::forwarding::forwarding;
@@ -17,6 +18,7 @@ use super::other_networks;
 use super::pod_links;
 use super::rule_findings;
 use super::store_findings;
+use super::underlay;
 use super::uplinks;
 use super::way_findings;
 
@@ -44,8 +46,8 @@ pub struct NodeFinding {
 }
 
 /// Every check, in the order in which findings are shown.
-pub const CHECKS: [Check; 34] = [
-    Check { name: "agent", about: "problems that the running agent reports", decide: agent },
+pub const CHECKS: [Check; 35] = [
+    Check { name: "agent", about: "problems that the agent reports, or no agent answers", decide: agent },
     Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_networks::other_agent },
     Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file },
     Check {
@@ -68,7 +70,12 @@ pub const CHECKS: [Check; 34] = [
         decide: way_findings::network,
     },
     Check { name: "managed", about: "another program manages weft's devices", decide: way_findings::managed },
-    Check { name: "uplink", about: "a bridge or bond takes the packets of a link", decide: uplinks::uplink },
+    Check { name: "uplink", about: "a bridge or bond takes packets of a link, or ARP is off", decide: uplinks::uplink },
+    Check {
+        name: "underlay",
+        about: "packets to other nodes do not leave, or leave by a wrong way",
+        decide: underlay::underlay,
+    },
     Check {
         name: "duplicate-address",
         about: "another host has an address of this node",
@@ -82,7 +89,7 @@ pub const CHECKS: [Check; 34] = [
     Check { name: "forwarding", about: "the kernel does not forward packets of pods", decide: forwarding },
     Check { name: "bridge", about: "cni0 or links of pods are down or not connected", decide: pod_links::bridge },
     Check { name: "bridge-subnet", about: "cni0 has an address of an old subnet", decide: bridge_subnet },
-    Check { name: "mtu", about: "cni0 or pods send packets that are too large for the tunnel", decide: mtu },
+    Check { name: "mtu", about: "cni0 or pods do not fit the size of packets in the tunnel", decide: mtu },
     Check { name: "br-netfilter", about: "packets between pods of the bridge bypass the rules", decide: br_netfilter },
     Check { name: "masquerade", about: "a rule hides pods from other nodes", decide: rule_findings::masquerade },
     Check {
@@ -171,16 +178,12 @@ pub(super) fn env(facts: &NodeFacts) -> Option<&SubnetEnv> {
 
 fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
     match &facts.agent {
-        AgentAnswer::None => Vec::new(),
+        AgentAnswer::None => facts.absent_agent.iter().cloned().collect(),
         AgentAnswer::Failed(why) => {
             let remedy = "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
-        AgentAnswer::Problems(problems) => {
-            let remedy = "look for this text in docs/messages.md; `weft status` shows the whole state";
-            let one = |problem: &String| finding(format!("the agent reports: {problem}"), remedy.to_owned());
-            problems.iter().map(one).collect()
-        }
+        AgentAnswer::Problems(problems) => problems.iter().map(|problem| agent_problems::reported(problem)).collect(),
     }
 }
 
@@ -229,7 +232,7 @@ fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
         return pod_links::mtu(facts).into_iter().collect();
     };
     if env.mtu == 0 || bridge.mtu <= env.mtu {
-        return pod_links::mtu(facts).into_iter().collect();
+        return pod_links::mtu(facts).or_else(|| pod_links::small_bridge(facts, bridge.mtu)).into_iter().collect();
     }
     let evidence = format!("{BRIDGE} has MTU {}, but the way to other nodes has {}", bridge.mtu, env.mtu);
     let remedy = format!("drain the node, `ip link del {BRIDGE}`, and let its pods be made again");

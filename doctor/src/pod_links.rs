@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use weft_cni::rtnl::{Addr, Link, Route};
+use weft_cni::rtnl::{Addr, BridgePort, Link, Route};
 use weft_cni::veth::ALIAS;
 
 use super::node::{BRIDGE, NodeFacts};
@@ -26,8 +26,10 @@ pub struct PodLink {
     pub mtu: u32,
     /// True if it is administratively up.
     pub up: bool,
-    /// Whether the bridge sends packets back to this port; `None` if the link is no port of a bridge.
-    pub hairpin: Option<bool>,
+    /// True if both ends are up.
+    pub running: bool,
+    /// What cni0 does with this port; `None` if the link is no port of it.
+    pub port: Option<BridgePort>,
 }
 
 /// Everything that was read.
@@ -37,10 +39,14 @@ pub struct PodLinks {
     pub bridge_up: Option<bool>,
     /// True if the bridge takes all packets, which does the work of the hairpin mode of its ports.
     pub promiscuous: bool,
+    /// True if the bridge uses the spanning tree protocol.
+    pub stp: bool,
     /// The ports of the bridge, and the links of routed pods.
     pub links: Vec<PodLink>,
     /// Links that look like those of pods, and belong to no bridge and no route.
     pub orphans: Vec<String>,
+    /// Links of pods that are in another bridge than cni0, each with the name of that bridge.
+    pub strays: Vec<(String, String)>,
     /// The addresses of all links, except for those of weft's devices and of routed pods.
     pub addrs: Vec<(String, IpAddr)>,
 }
@@ -55,11 +61,12 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
         name: link.name.clone(),
         mtu: link.mtu,
         up: link.up,
-        hairpin: link.hairpin.filter(|_| of_bridge(link)),
+        running: link.is_running(),
+        port: link.port.filter(|_| of_bridge(link)),
     };
-    // The kernel gives every link that is up an IPv6 address of its own, which is not global.
+    // The kernel gives every link that is up an IPv6 address of its own, which is not global, and a route for it.
     let is_used = |index: u32| {
-        addrs.iter().any(|addr| addr.index == index && addr.global) || routes.iter().any(|route| route.index == index)
+        has_address(addrs, index) || routes.iter().any(|route| route.index == index && !is_of_the_link(route))
     };
     let is_orphan = |link: &&Link| {
         let is_free = link.master == 0 && link.peer_netns.is_some() && !is_routed(link);
@@ -72,9 +79,38 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
     PodLinks {
         bridge_up: bridge.map(|bridge| bridge.up),
         promiscuous: bridge.is_some_and(|bridge| bridge.promiscuous),
+        stp: bridge.is_some_and(|bridge| bridge.stp != 0),
         links: of_pods.map(pod_link).collect(),
         orphans: links.iter().filter(is_orphan).map(|link| link.name.clone()).collect(),
+        strays: bridge.map(|bridge| strays(bridge, links, addrs)).unwrap_or_default(),
         addrs: addrs.iter().filter(|addr| addr.global).filter_map(named).collect(),
+    }
+}
+
+/// Returns the links that look like those of pods of cni0 and are in another bridge. Such a link may belong to a container of another program,
+/// whose bridge is its gateway and has an address; or it is a second network of a pod, which is reached over cni0, too.
+fn strays(bridge: &Link, links: &[Link], addrs: &[Addr]) -> Vec<(String, String)> {
+    let has_cni0 =
+        |netns: Option<i32>| links.iter().any(|link| link.master == bridge.index && link.peer_netns == netns);
+    let stray = |link: &Link| {
+        let other = links.iter().find(|other| link.master != 0 && other.index == link.master)?;
+        let is_of_pod = link.kind == VETH && link.peer_netns.is_some() && is_of_bridge_plugin(&link.name);
+        let is_elsewhere = other.index != bridge.index && other.kind == "bridge" && !has_address(addrs, other.index);
+        (is_of_pod && is_elsewhere && !has_cni0(link.peer_netns)).then(|| (link.name.clone(), other.name.clone()))
+    };
+    links.iter().filter_map(stray).collect()
+}
+
+fn has_address(addrs: &[Addr], index: u32) -> bool {
+    addrs.iter().any(|addr| addr.index == index && addr.global)
+}
+
+/// Returns true for a route that leads to the hosts of its link alone, or to multicast groups.
+fn is_of_the_link(route: &Route) -> bool {
+    match route.dst {
+        Some(IpAddr::V6(dst)) => dst.is_unicast_link_local() || dst.is_multicast(),
+        Some(IpAddr::V4(dst)) => dst.is_link_local() || dst.is_multicast(),
+        None => false,
     }
 }
 
@@ -93,7 +129,7 @@ fn some_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// The bridge or links of pods are down or not connected, so that pods have no network at all.
 pub(super) fn bridge(facts: &NodeFacts) -> Vec<NodeFinding> {
     let pods = &facts.pods;
-    let ports = pods.links.iter().filter(|link| link.hairpin.is_some()).count();
+    let ports = pods.links.iter().filter(|link| link.port.is_some()).count();
     let mut findings = Vec::new();
     if pods.bridge_up == Some(false) && ports > 0 {
         let evidence = format!("{BRIDGE} is down: the {ports} pods that it connects have no network");
@@ -104,6 +140,8 @@ pub(super) fn bridge(facts: &NodeFacts) -> Vec<NodeFinding> {
         let evidence = format!("{} links of pods are down: {}", down().count(), some_of(down()));
         findings.push(finding(evidence, format!("ip link set {first} up, and so on; or delete these pods")));
     }
+    findings.extend(ports_that_drop(pods));
+    findings.extend(strays_found(pods));
     let Some(env) = env(facts) else { return findings };
     if let Some(first) = pods.orphans.first() {
         let evidence = format!(
@@ -130,6 +168,55 @@ pub(super) fn bridge(facts: &NodeFacts) -> Vec<NodeFinding> {
         findings.extend(two_links(pods, subnet));
     }
     findings
+}
+
+/// A port of the bridge passes no packets of its pod, or none to it.
+fn ports_that_drop(pods: &PodLinks) -> Vec<NodeFinding> {
+    // The kernel sets a port whose pod has not set its end up to the state "disabled".
+    let is_in_use = |link: &&PodLink| pods.bridge_up == Some(true) && link.running;
+    let ports = || pods.links.iter().filter(is_in_use).filter_map(|link| Some((link.name.as_str(), link.port?)));
+    let mut findings = Vec::new();
+    let stopped = || ports().filter(|(_, port)| port.state != BridgePort::FORWARDING);
+    if let Some((first, port)) = stopped().next() {
+        let state = match port.state {
+            0 => "disabled",
+            1 => "listening",
+            2 => "learning",
+            _ => "blocking",
+        };
+        let (by, turn_off) = if pods.stp {
+            (", by STP", format!("ip link set {BRIDGE} type bridge stp_state 0 && "))
+        } else {
+            ("", String::new())
+        };
+        let evidence = format!(
+            "{} ports of {BRIDGE} forward no packets (state {state}{by}): {}. These pods have no network",
+            stopped().count(),
+            some_of(stopped().map(|(name, _)| name))
+        );
+        let remedy = format!("{turn_off}bridge link set dev {first} state 3; and so on for each of these ports");
+        findings.push(finding(evidence, remedy));
+    }
+    let deaf = || ports().filter(|(_, port)| !port.learning && !port.flood).map(|(name, _)| name);
+    if let Some(first) = deaf().next() {
+        let evidence = format!(
+            "{} ports of {BRIDGE} neither learn addresses nor get packets for unknown ones ({}): packets to these pods are dropped",
+            deaf().count(),
+            some_of(deaf())
+        );
+        let remedy = format!("bridge link set dev {first} learning on flood on; and so on for each of these ports");
+        findings.push(finding(evidence, remedy));
+    }
+    findings
+}
+
+/// A pod hangs in a bridge that is not that of the pods.
+fn strays_found(pods: &PodLinks) -> Vec<NodeFinding> {
+    let one = |(link, bridge): &(String, String)| {
+        let evidence = format!("{link} leads to a pod and is in {bridge}, not in {BRIDGE}: this pod has no network");
+        finding(evidence, format!("ip link set {link} master {BRIDGE}"))
+    };
+    pods.strays.iter().take(MAX_NAMED).map(one).collect()
 }
 
 /// Two links have addresses in the subnet of this node, so packets to its pods leave by the wrong one.
@@ -160,11 +247,26 @@ pub(super) fn mtu(facts: &NodeFacts) -> Option<NodeFinding> {
     Some(finding(evidence, "delete these pods, so that they are made again with the new MTU".to_owned()))
 }
 
+/// The bridge carries smaller packets than its pods send and expect. The kernel gives a bridge the smallest MTU of its ports, unless
+/// somebody set it.
+pub(super) fn small_bridge(facts: &NodeFacts, bridge: u32) -> Option<NodeFinding> {
+    let mtu = env(facts)?.mtu;
+    let mut ports = facts.pods.links.iter().filter(|link| link.port.is_some());
+    let pod = ports.find(|link| bridge < mtu && link.mtu > bridge)?;
+    let evidence = format!(
+        "{BRIDGE} has MTU {bridge}, but pods ({} for {}) and the way to other nodes ({mtu}) have larger ones: large packets to pods vanish \
+         where ICMP is filtered",
+        pod.mtu, pod.name
+    );
+    Some(finding(evidence, format!("ip link set {BRIDGE} mtu {mtu}")))
+}
+
 /// A pod that is an endpoint of a service cannot reach itself by the address of the service. Without kube-proxy this does not matter.
 pub(super) fn hairpin(facts: &NodeFacts) -> Option<NodeFinding> {
     let pods = &facts.pods;
     facts.rules.kube_proxy.as_ref().filter(|_| !pods.promiscuous)?;
-    let without = || pods.links.iter().filter(|link| link.hairpin == Some(false)).map(|link| link.name.as_str());
+    let without =
+        || pods.links.iter().filter(|link| link.port.is_some_and(|port| !port.hairpin)).map(|link| link.name.as_str());
     without().next()?;
     let evidence = format!(
         "{} ports of {BRIDGE} have no hairpin mode ({}): these pods do not reach themselves by the address of a service",

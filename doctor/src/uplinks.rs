@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use weft_cni::rtnl::{Addr, Link, Route};
 
-use super::node::{BRIDGE, NodeFacts};
+use super::node::{BRIDGE, NodeFacts, sysctl};
 use super::node_findings::{NodeFinding, finding};
 use super::ways::is_ours;
 
@@ -17,6 +17,12 @@ const NETEM: &str = "netem";
 const FILTERED: [&str; 2] = ["clsact", "ingress"];
 /// The kinds of links that take the packets of the links below them.
 const TAKERS: [&str; 4] = ["bridge", "bond", "team", "openvswitch"];
+/// The kinds of links that need ARP. Physical devices have none.
+const WITH_ARP: [&str; 6] = ["", "veth", "bridge", "bond", "team", "vlan"];
+/// The value of arp_ignore with which the kernel answers for no address.
+const IGNORES_ALL: u64 = 8;
+/// The sysctls of all links.
+const ALL: &str = "all";
 
 /// A link on the way of packets between nodes.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -27,8 +33,19 @@ pub struct PathLink {
     pub master: Option<(String, String)>,
     /// True if it has the published address or a default route, and neither weft nor a CNI plugin made it.
     pub is_uplink: bool,
+    /// What keeps the kernel from asking for MAC addresses or from answering on this link, of an uplink or the bridge of pods.
+    pub arp: Option<ArpOff>,
     /// What may drop packets on it.
     pub suspects: Vec<Suspect>,
+}
+
+/// Why there is no ARP on a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ArpOff {
+    /// The flag IFF_NOARP: the kernel does not ask.
+    Flag,
+    /// The sysctl arp_ignore: the kernel does not answer. The name is that of the link, or `all`.
+    Ignored(String),
 }
 
 /// Something on a link that may drop packets.
@@ -83,6 +100,7 @@ pub fn read(
                 .filter(|master| master.name != BRIDGE)
                 .map(|master| (master.name.clone(), master.kind.clone())),
             is_uplink,
+            arp: arp_off(link).filter(|_| is_uplink || link.name == BRIDGE),
             suspects: suspects(link),
         })
     };
@@ -92,6 +110,17 @@ pub fn read(
         links: links.iter().filter_map(path_link).collect(),
         duplicates: duplicates.filter_map(named).collect(),
     }
+}
+
+fn arp_off(link: &Link) -> Option<ArpOff> {
+    if link.mac.is_none() || !WITH_ARP.contains(&link.kind.as_str()) {
+        return None;
+    }
+    if link.is_without_arp() {
+        return Some(ArpOff::Flag);
+    }
+    let ignores = |name: &&str| sysctl(&format!("ipv4/conf/{name}/arp_ignore")) == Some(IGNORES_ALL);
+    [ALL, &link.name].into_iter().find(ignores).map(|name| ArpOff::Ignored(name.to_owned()))
 }
 
 /// Something drops or delays packets where neither routes nor firewalls show it.
@@ -161,7 +190,32 @@ pub(super) fn uplink(facts: &NodeFacts) -> Vec<NodeFinding> {
             ));
         }
     }
+    for found in facts.path_links.links.iter().filter_map(|link| no_arp(facts, link)) {
+        // The setting for all links is found at each of them.
+        if !findings.contains(&found) {
+            findings.push(found);
+        }
+    }
     findings
+}
+
+/// The kernel does not ask for MAC addresses on a link, or does not answer. Permanent neighbours can do the work of ARP on an uplink.
+fn no_arp(facts: &NodeFacts, link: &PathLink) -> Option<NodeFinding> {
+    let name = &link.name;
+    match link.arp.as_ref()? {
+        ArpOff::Flag if link.is_uplink && facts.unreachable == 0 => None,
+        ArpOff::Flag => {
+            let evidence = format!("{name} has the flag NOARP, so this node asks nobody there for a MAC address");
+            Some(finding(evidence, format!("ip link set {name} arp on")))
+        }
+        ArpOff::Ignored(conf) => {
+            let extent = if conf == ALL { "on no link" } else { "not on this link" };
+            let evidence =
+                format!("net/ipv4/conf/{conf}/arp_ignore is {IGNORES_ALL}, so this node answers ARP requests {extent}");
+            let remedy = format!("sysctl -w net/ipv4/conf/{conf}/arp_ignore=0; and correct it in /etc/sysctl.d");
+            Some(finding(evidence, remedy))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -185,6 +239,15 @@ mod tests {
         assert!(found.len() == 1 && found[0].evidence.contains("do not reach 3 peers"), "{found:?}");
         assert!(found[0].remedy.ends_with("ip link set eth0 xdp off"), "{found:?}");
         assert_eq!(traffic_control(&facts(PathLink { is_uplink: false, ..xdp }, 3)), [], "a device of weft");
+    }
+
+    #[test]
+    fn links_that_never_need_arp_are_no_finding() {
+        let flags = nix::libc::IFF_NOARP.cast_unsigned();
+        let link = |kind: &str| Link { kind: kind.to_owned(), flags, mac: Some([2; 6]), ..Link::default() };
+        assert_eq!(arp_off(&link("dummy")), None);
+        assert_eq!(arp_off(&Link { mac: None, ..link("") }), None, "a tunnel");
+        assert_eq!(arp_off(&link("vlan")), Some(ArpOff::Flag));
     }
 
     #[test]

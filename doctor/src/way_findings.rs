@@ -15,7 +15,7 @@ const USUAL_VNI: u32 = 1;
 /// The value of rp_filter with which a packet must come in over the link by which its source is reached.
 const STRICT: u64 = 1;
 /// With these backends, something else than the agent makes the routes to peers.
-const BY_OTHERS: [&str; 2] = ["alloc", "extension"];
+pub(super) const BY_OTHERS: [&str; 2] = ["alloc", "extension"];
 /// Fewer packets with a wrong checksum than this are not reported.
 const MIN_WRONG: u64 = 10;
 /// Packets with a wrong checksum are reported from one in this many.

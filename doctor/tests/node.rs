@@ -12,6 +12,8 @@ mod links;
 mod others;
 #[path = "node/pods.rs"]
 mod pods;
+#[path = "node/underlay.rs"]
+mod underlay;
 
 use std::fs;
 use std::net::UdpSocket;
@@ -289,8 +291,14 @@ fn a_strict_rp_filter_is_found_if_nodes_are_reached_over_two_links() {
 }
 
 fn shell(line: &str) {
+    shell_output(line);
+}
+
+/// Runs a line of the shell, and returns what it prints.
+fn shell_output(line: &str) -> String {
     let done = Command::new("sh").args(["-ec", line]).output().unwrap();
     assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
 #[test]

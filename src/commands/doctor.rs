@@ -7,26 +7,32 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::time::timeout;
+use weft_doctor::absent_agent::AbsentAgent;
 use weft_doctor::node::{AgentAnswer, NodeSources};
 use weft_doctor::node_findings::CHECKS;
 use weft_doctor::store::{StoreAnswer, StoreSources};
+use weft_doctor::underlay::PeerAddress;
 use weft_subnet::lease::Record;
 use weft_subnet::source::{Error, Source};
 
 use super::Answer;
-use super::other_agents::flannel_agents;
+use super::other_agents::{agents_with, flannel_agents};
 use crate::agent;
 use crate::cli;
 use crate::cli::doctor::{DoctorTask, FINDINGS};
 use crate::log::text::printable;
+use crate::observe::history::recorder;
 use crate::observe::socket;
 use crate::observe::status::{Peer, PeerState, Status};
 use crate::options::Store;
+use crate::saved;
 
 /// How long the store may take for its answers.
 const STORE_TIMEOUT: Duration = Duration::from_secs(15);
 /// As many broken peers are described one by one.
 const MAX_PEERS: usize = 8;
+/// The ways to as many other peers are looked at.
+const MAX_WAYS: usize = 64;
 
 /// Examines this node. The exit code is 0 without findings, else [`FINDINGS`].
 ///
@@ -59,6 +65,7 @@ pub async fn run(task: DoctorTask) -> anyhow::Result<Answer> {
 /// examined.
 async fn ask_agent(sources: &mut NodeSources) {
     if !socket::answers(&sources.socket) {
+        sources.absent_agent = absent_agent(sources);
         return;
     }
     let status = match socket::ask_status(&sources.socket).await {
@@ -73,6 +80,8 @@ async fn ask_agent(sources: &mut NodeSources) {
     sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
     sources.peers = peers_to_follow(&status.peers);
+    sources.peer_addresses = addresses(&status.peers);
+    sources.uplink = status.uplink.split(' ').next().unwrap_or_default().to_owned();
     sources.agent = AgentAnswer::Problems(status.problems.into_iter().chain(store).chain(peers).collect());
     sources.backend = status.backend;
 }
@@ -82,6 +91,25 @@ fn peers_to_follow(peers: &[Peer]) -> Vec<IpAddr> {
     let address = |peer: &Peer| peer.public.split([',', ' ']).next()?.parse().ok();
     let of_state = |state| peers.iter().filter(move |peer| peer.state == state).filter_map(address);
     of_state(PeerState::Unreachable).take(MAX_PEERS).chain(of_state(PeerState::Programmed).take(1)).collect()
+}
+
+/// Returns all addresses of some peers that packets do not reach, and of some that are fine.
+fn addresses(peers: &[Peer]) -> Vec<PeerAddress> {
+    let of_state = |state: PeerState, max: usize| {
+        let some = peers.iter().filter(move |peer| peer.state == state).take(max);
+        let all = some.flat_map(|peer| peer.public.split([',', ' '])).filter_map(|addr| addr.parse().ok());
+        all.map(move |addr| PeerAddress { addr, reached: state == PeerState::Programmed })
+    };
+    of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, MAX_WAYS)).collect()
+}
+
+/// Returns what an agent that does not answer has left here.
+fn absent_agent(sources: &NodeSources) -> AbsentAgent {
+    let files = [saved::file, recorder::file].map(|file| file(&sources.state_dir, &sources.subnet_file));
+    AbsentAgent {
+        running: agents_with(&sources.subnet_file),
+        files: files.into_iter().filter(|file| file.exists()).collect(),
+    }
 }
 
 /// Returns the published addresses of some leases.

@@ -91,6 +91,12 @@ pub fn flannel_agents(socket: &Path, subnet_file: &Path) -> Vec<String> {
     others.map(Running::from).filter(|other| other.may_have(subnet_file)).map(|other| other.what).collect()
 }
 
+/// Returns all agents in our network namespace that may have this subnet file.
+pub fn agents_with(subnet_file: &Path) -> Vec<String> {
+    let all = agent_processes().unwrap_or_default().into_iter().map(Running::from);
+    all.filter(|agent| agent.may_have(subnet_file)).map(|agent| agent.what).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

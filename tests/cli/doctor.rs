@@ -129,6 +129,31 @@ fn problems_of_a_running_agent_are_findings_until_they_end() {
 }
 
 #[test]
+fn an_agent_that_was_killed_or_lost_its_socket_is_a_finding() {
+    in_namespace(|| {
+        let place = Place::new();
+        place.configure();
+        let net_conf = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+        fs::write(place.path("store/config.json"), net_conf).unwrap();
+        let agent_check = || doctor_json(&place, &["--only", "agent"]);
+        assert_eq!(agent_check().0, Some(0), "before the first start");
+        let mut agent = place.agent(&[], &[]);
+        place.wait_status(", ready, weft");
+        assert_eq!(agent_check().0, Some(0));
+        fs::remove_file(place.path("weft.sock")).unwrap();
+        let evidence = |answer: &Value| answer["findings"][0]["evidence"].as_str().unwrap_or_default().to_owned();
+        let (code, answer) = agent_check();
+        let pid = format!("weft (pid {}) runs, and no agent answers on ", agent.0.id());
+        assert!(code == Some(2) && evidence(&answer).starts_with(&pid), "{answer}");
+        agent.0.kill().unwrap();
+        agent.0.wait().unwrap();
+        let (code, answer) = agent_check();
+        assert!(code == Some(2) && evidence(&answer).starts_with("no agent answers on "), "{answer}");
+        assert!(evidence(&answer).contains("its device flannel.1"), "{answer}");
+    });
+}
+
+#[test]
 fn flanneld_beside_the_agent_is_found_and_weft_under_its_name_is_not() {
     in_namespace(|| {
         let place = Place::new();

@@ -168,6 +168,39 @@ fn the_uplink_is_down() {
     });
 }
 
+/// 41, 64 to 66: the links of pods that the bridge plugin made.
+#[test]
+fn pods_lose_their_bridge() {
+    on_this_thread(async {
+        let pods = Pods { count: 2, wiring: Wiring::Bridge };
+        let lab = Lab::start(&LabOptions { pods, ..options() }).await?;
+        let node = &lab.nodes[0];
+        lab.reach_all().await?;
+        let ports = run(node, "ip -o link show master cni0").await?;
+        let port = ports.split(' ').nth(1).and_then(|name| name.split('@').next()).context("a port of cni0")?;
+        gone(node, "bridge").await?;
+        run(node, &format!("ip link set {port} nomaster")).await?;
+        named(node, "bridge", &["1 veth pairs of pods", port]).await?;
+        run(node, "ip link add br9 up type bridge").await?;
+        run(node, &format!("ip link set {port} master br9")).await?;
+        let back = format!("ip link set {port} master cni0");
+        named(node, "bridge", &[&format!("{port} leads to a pod and is in br9"), &back]).await?;
+        run(node, &back).await?;
+        gone(node, "bridge").await?;
+        run(node, &format!("bridge link set dev {port} state 0")).await?;
+        named(node, "bridge", &["forward no packets", port]).await?;
+        run(node, &format!("bridge link set dev {port} state 3")).await?;
+        gone(node, "bridge").await?;
+        run(node, "ip link set cni0 mtu 1300").await?;
+        named(node, "mtu", &["cni0 has MTU 1300", "ip link set cni0 mtu 1450"]).await?;
+        run(node, "ip link set cni0 mtu 1450").await?;
+        gone(node, "mtu").await?;
+        lab.reach_all().await?;
+        run(node, "ip link del cni0").await?;
+        named(node, "bridge", &["2 veth pairs of pods", port, "delete the pods"]).await
+    });
+}
+
 /// 9: the kernel does not let two devices receive one VNI on one port.
 #[test]
 fn another_vxlan_device_with_the_same_vni_and_port() {

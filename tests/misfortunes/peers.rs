@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use weft_lab::netns::checked;
 use weft_lab::{Lab, LabOptions};
 
-use crate::{named, on_this_thread, options};
+use crate::{gone, named, on_this_thread, options};
 
 /// 1, 2, 5: three peers of one node, each with a way that is broken in another manner.
 #[test]
@@ -29,9 +29,55 @@ fn packets_vanish_between_nodes() {
             node.ready().await?;
         }
         let node = &lab.nodes[0];
-        named(node, "agent", &["192.168.77.12", "UDP port 8472 from this node to 192.168.77.12"]).await?;
-        named(node, "agent", &["only 1404 bytes", "set the MTU of the uplink eth0 to 1404"]).await?;
-        named(node, "agent", &["192.168.99.14 is the address of a wrong interface"]).await
+        named(
+            node,
+            "agent",
+            &["UDP port 8472 from this node to 192.168.77.12", "weft doctor --only firewall on both nodes"],
+        )
+        .await?;
+        named(
+            node,
+            "agent",
+            &["only 1404 bytes", "set the MTU of the uplink eth0 to 1404", "ip link set eth0 mtu 1404"],
+        )
+        .await?;
+        named(node, "agent", &["192.168.99.14 is the address of a wrong interface", "ping -c 3 192.168.99.14"]).await
+    });
+}
+
+/// 69 to 72: one after the other on a node that is sound before and afterwards.
+#[test]
+fn packets_do_not_leave_for_a_peer() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let node = &lab.nodes[0];
+        lab.reach_all().await?;
+        node.ns.ip("link add tun9 type veth peer name far9").await?;
+        node.ns.ip("link set tun9 up").await?;
+        node.ns.ip("link set far9 up").await?;
+        let peer = "192.168.77.12";
+        let faults = [
+            (format!("route add blackhole {peer}"), format!("ip route del blackhole {peer}/32")),
+            (format!("address add {peer}/32 dev tun9"), format!("ip addr del {peer}/32 dev tun9")),
+            (
+                format!("neighbour replace {peer} lladdr 02:00:00:00:00:99 nud permanent dev eth0"),
+                format!("ip neigh del {peer} dev eth0"),
+            ),
+            ("route add 192.168.77.0/28 dev tun9".to_owned(), format!("ip route add {peer}/32 dev eth0")),
+        ];
+        for (fault, remedy) in faults {
+            for check in ["underlay", "agent"] {
+                gone(node, check).await?;
+            }
+            node.ns.ip(&fault).await?;
+            named(node, "underlay", &[peer, &remedy]).await?;
+            node.ns.ip(remedy.trim_start_matches("ip ")).await?;
+        }
+        for check in ["underlay", "agent"] {
+            gone(node, check).await?;
+        }
+        lab.reach_all().await?;
+        Ok(())
     });
 }
 

@@ -4,7 +4,7 @@
 use nix::libc;
 use weft_netlink::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
-use super::{Addr, Link, Neigh, Route, Vxlan};
+use super::{Addr, BridgePort, Link, Neigh, Route, Vxlan};
 
 /// Attributes of vxlan devices (linux/if_link.h).
 const IFLA_VXLAN_ID: u16 = 1;
@@ -13,7 +13,12 @@ const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
 /// Attributes of ports of bridges and of XDP programs (linux/if_link.h).
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
+const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
+const IFLA_BRPORT_LEARNING: u16 = 8;
+const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
+/// The attribute of bridges that says whether they use the spanning tree protocol.
+const IFLA_BR_STP_STATE: u16 = 5;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
 /// Another host has the address (linux/if_addr.h).
@@ -32,6 +37,7 @@ fn link(payload: &[u8]) -> Link {
     let mut link = Link {
         index: u32_at(payload, 4),
         up: has(libc::IFF_UP),
+        flags,
         promiscuous: has(libc::IFF_PROMISC),
         ..Link::default()
     };
@@ -44,18 +50,36 @@ fn link(payload: &[u8]) -> Link {
             libc::IFLA_LINK_NETNSID => link.peer_netns = Some(i32_at(value, 0)),
             libc::IFLA_IFALIAS => link.alias = text(value).to_owned(),
             libc::IFLA_ADDRESS => link.mac = value.try_into().ok(),
-            libc::IFLA_LINKINFO => {
-                link.kind = attr(value, libc::IFLA_INFO_KIND).map(|kind| text(kind).to_owned()).unwrap_or_default();
-                link.vxlan = attr(value, libc::IFLA_INFO_DATA).filter(|_| link.kind == "vxlan").map(vxlan);
-                let is_port = attr(value, IFLA_INFO_SLAVE_KIND).map(text) == Some("bridge");
-                let port = attr(value, IFLA_INFO_SLAVE_DATA).filter(|_| is_port);
-                link.hairpin = port.and_then(|port| attrs(port).find(|(kind, _)| *kind == IFLA_BRPORT_MODE)).map(is_on);
-            }
+            libc::IFLA_LINKINFO => add_info(&mut link, value),
             IFLA_XDP => link.xdp = attrs(value).find(|(kind, _)| *kind == IFLA_XDP_ATTACHED).is_some_and(is_on),
             _ => {}
         }
     }
     link
+}
+
+/// Adds what belongs to the kind of the link, and to that of the link above it.
+fn add_info(link: &mut Link, info: &[u8]) {
+    link.kind = attr(info, libc::IFLA_INFO_KIND).map(|kind| text(kind).to_owned()).unwrap_or_default();
+    let data = |kind: &str| attr(info, libc::IFLA_INFO_DATA).filter(|_| link.kind == kind);
+    let stp = data("bridge").and_then(|data| attr(data, IFLA_BR_STP_STATE));
+    (link.vxlan, link.stp) = (data("vxlan").map(vxlan), stp.map_or(0, |state| u32_at(state, 0)));
+    let is_port = attr(info, IFLA_INFO_SLAVE_KIND).map(text) == Some("bridge");
+    link.port = attr(info, IFLA_INFO_SLAVE_DATA).filter(|_| is_port).map(port);
+}
+
+fn port(data: &[u8]) -> BridgePort {
+    let mut port = BridgePort::default();
+    for (kind, value) in attrs(data) {
+        match kind {
+            IFLA_BRPORT_STATE => port.state = u8_at(value, 0),
+            IFLA_BRPORT_MODE => port.hairpin = u8_at(value, 0) != 0,
+            IFLA_BRPORT_LEARNING => port.learning = u8_at(value, 0) != 0,
+            IFLA_BRPORT_UNICAST_FLOOD => port.flood = u8_at(value, 0) != 0,
+            _ => {}
+        }
+    }
+    port
 }
 
 fn is_on((_, value): (u16, &[u8])) -> bool {

@@ -3,8 +3,11 @@
 
 use std::fs;
 
+use weft_doctor::node::NodeSources;
+
 use super::{
-    ENV, ENV_V6, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources, until,
+    ENV, ENV_V6, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, shell_output,
+    sources, until,
 };
 
 #[test]
@@ -40,6 +43,14 @@ fn pods_that_lost_their_bridge_are_found() {
         ip("addr add 10.5.7.1/24 dev cni0");
         ip(&format!("link add veth0a1b2c3d up type veth peer name eth0 netns {}", pods.pid()));
         ip("link set veth0a1b2c3d master cni0");
+        pods.run("ip link set eth0 up");
+        // Only a link that is up and is no port of a bridge has it.
+        let has_own_route = || !shell_output("ip -6 route show fe80::/64 dev veth0a1b2c3d").is_empty();
+        assert_eq!(doctor(file, "bridge"), []);
+        ip("link set veth0a1b2c3d nomaster");
+        until("the kernel to give the link a route of its own", has_own_route);
+        only_finding(file, "bridge", &["1 veth pairs", "veth0a1b2c3d", "no bridge"]);
+        ip("link set veth0a1b2c3d master cni0");
         assert_eq!(doctor(file, "bridge"), []);
         ip("link del cni0");
         let remedy = only_finding(file, "bridge", &["1 veth pairs", "veth0a1b2c3d", "no bridge"]);
@@ -51,6 +62,123 @@ fn pods_that_lost_their_bridge_are_found() {
         assert_eq!(doctor(file, "bridge"), [], "another program made this one");
         ip("link add veth0a1b2c3d type veth peer name eth2");
         assert_eq!(doctor(file, "bridge"), [], "its other end is in no pod");
+    });
+}
+
+/// Makes cni0 with a pod, whose veth pair is up at both ends.
+fn bridge_with_a_pod(pods: &OtherNamespace) {
+    ip("link add cni0 mtu 1450 up type bridge");
+    ip("addr add 10.5.7.1/24 dev cni0");
+    ip(&format!("link add veth0a1b2c3d mtu 1450 up type veth peer name eth0 netns {}", pods.pid()));
+    pods.run("ip link set eth0 up");
+    ip("link set veth0a1b2c3d master cni0");
+}
+
+#[test]
+fn a_pod_in_another_bridge_is_found_unless_the_other_bridge_is_an_addition() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        let pods = OtherNamespace::new();
+        bridge_with_a_pod(&pods);
+        ip("link add br9 up type bridge");
+        ip(&format!("link add veth5e5e5e5e up type veth peer name net1 netns {}", pods.pid()));
+        ip("link set veth5e5e5e5e master br9");
+        assert_eq!(doctor(file, "bridge"), [], "a second network of the same pod");
+        ip("link del veth5e5e5e5e");
+        let container = OtherNamespace::new();
+        ip("link add podman1 up type bridge");
+        ip("addr add 10.88.0.1/16 dev podman1");
+        ip(&format!("link add veth5e5e5e5e up type veth peer name eth0 netns {}", container.pid()));
+        ip("link set veth5e5e5e5e master podman1");
+        assert_eq!(doctor(file, "bridge"), [], "the gateway of a container of another program");
+        ip("link set veth0a1b2c3d master br9");
+        let remedy = only_finding(file, "bridge", &["veth0a1b2c3d leads to a pod and is in br9"]);
+        shell(&remedy);
+        assert_eq!(doctor(file, "bridge"), []);
+    });
+}
+
+#[test]
+fn a_port_of_the_bridge_that_passes_no_packets_is_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        let pods = OtherNamespace::new();
+        bridge_with_a_pod(&pods);
+        assert_eq!(doctor(file, "bridge"), []);
+        pods.run("ip link set eth0 down");
+        assert_eq!(doctor(file, "bridge"), [], "the pod does not use its link yet");
+        pods.run("ip link set eth0 up");
+        until("the port to forward", || shell_output("bridge link show dev veth0a1b2c3d").contains("forwarding"));
+        for wrong in ["state 0", "learning off flood off"] {
+            shell(&format!("bridge link set dev veth0a1b2c3d {wrong}"));
+            let remedy = only_finding(file, "bridge", &["veth0a1b2c3d", "cni0"]);
+            shell(remedy.split(';').next().unwrap());
+            assert_eq!(doctor(file, "bridge"), [], "after {remedy}");
+        }
+        shell("bridge link set dev veth0a1b2c3d learning off");
+        assert_eq!(doctor(file, "bridge"), [], "packets to the pod go to all ports");
+        shell("bridge link set dev veth0a1b2c3d learning on");
+        ip("link set cni0 type bridge stp_state 1");
+        assert_eq!(doctor(file, "bridge"), [], "the port stays as it is");
+        pods.run("ip link set eth0 down");
+        pods.run("ip link set eth0 up");
+        until("STP to stop the port", || !doctor(file, "bridge").is_empty());
+        let remedy = only_finding(file, "bridge", &["veth0a1b2c3d", "by STP", "cni0"]);
+        shell(remedy.split(';').next().unwrap());
+        assert_eq!(doctor(file, "bridge"), []);
+    });
+}
+
+#[test]
+fn a_bridge_whose_mtu_is_smaller_than_that_of_its_pods_is_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        let pods = OtherNamespace::new();
+        bridge_with_a_pod(&pods);
+        assert_eq!(doctor(file, "mtu"), []);
+        ip("link set cni0 mtu 1300");
+        shell(&only_finding(file, "mtu", &["cni0 has MTU 1300", "1450", "veth0a1b2c3d"]));
+        assert_eq!(doctor(file, "mtu"), []);
+        ip("link set veth0a1b2c3d mtu 1400");
+        ip("link set cni0 mtu 1400");
+        assert_eq!(doctor(file, "mtu"), [], "the configuration of the bridge plugin has a smaller MTU for all");
+    });
+}
+
+#[test]
+fn arp_that_is_off_is_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        let pods = OtherNamespace::new();
+        bridge_with_a_pod(&pods);
+        for line in [
+            "link add eth0.7 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0.7",
+            "route add default via 192.0.2.9",
+        ] {
+            ip(line);
+        }
+        let sources = sources(file);
+        assert_eq!(doctor_with(&sources, "uplink"), []);
+        ip("link set cni0 arp off");
+        shell(only_text(&sources, "uplink", &["cni0", "NOARP"]).lines().nth(1).unwrap());
+        assert_eq!(doctor_with(&sources, "uplink"), []);
+        ip("link set eth0.7 arp off");
+        assert_eq!(doctor_with(&sources, "uplink"), [], "all peers are reached, by permanent neighbours");
+        let sources = NodeSources { unreachable: 1, ..sources };
+        shell(only_text(&sources, "uplink", &["eth0.7", "NOARP"]).lines().nth(1).unwrap());
+        assert_eq!(doctor_with(&sources, "uplink"), []);
+        for link in ["eth0.7", "cni0"] {
+            fs::write(format!("/proc/sys/net/ipv4/conf/{link}/arp_ignore"), "8").unwrap();
+            let text = only_text(&sources, "uplink", &[link, "arp_ignore"]);
+            shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
+            assert_eq!(doctor_with(&sources, "uplink"), []);
+        }
+        fs::write("/proc/sys/net/ipv4/conf/all/arp_ignore", "1").unwrap();
+        assert_eq!(doctor_with(&sources, "uplink"), [], "as for virtual servers");
+        fs::write("/proc/sys/net/ipv4/conf/all/arp_ignore", "8").unwrap();
+        only_text(&sources, "uplink", &["all", "arp_ignore"]);
     });
 }
 

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What other networks for pods left behind.
+//! What other networks for pods left behind, and an agent that ended.
 
-use super::{doctor, in_namespace, ip, only_text, shell, sources};
+use std::fs;
+
+use weft_doctor::absent_agent::AbsentAgent;
+use weft_doctor::node::{AgentAnswer, NodeSources};
+
+use super::{ENV, doctor, doctor_with, in_namespace, ip, only_text, shell, sources};
 
 #[test]
 fn rules_and_links_of_a_network_that_does_not_run_are_found() {
@@ -20,5 +25,26 @@ fn rules_and_links_of_a_network_that_does_not_run_are_found() {
         assert_eq!(doctor(file, "leftovers"), [], "it runs");
         process.kill().unwrap();
         process.wait().unwrap();
+    });
+}
+
+#[test]
+fn an_agent_that_ran_here_and_does_not_answer_is_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        ip("link add flannel.1 type vxlan id 1 dstport 8472");
+        assert_eq!(doctor(file, "agent"), [], "flannel wrote the file and made the device");
+        shell(&format!("ip link set flannel.1 alias 'weft {}.other'", file.display()));
+        assert_eq!(doctor(file, "agent"), [], "another agent made the device");
+        shell(&format!("ip link set flannel.1 alias 'weft {}'", file.display()));
+        only_text(&sources(file), "agent", &["no agent answers on weft.sock", "its device flannel.1", "start weft"]);
+        let running = |agent: &str| {
+            let absent_agent = AbsentAgent { running: vec![agent.to_owned()], ..AbsentAgent::default() };
+            NodeSources { absent_agent, ..sources(file) }
+        };
+        only_text(&running("weft (pid 7)"), "agent", &["weft (pid 7) runs", "its socket was removed", "--socket"]);
+        assert_eq!(doctor_with(&running("flanneld (pid 7)"), "agent"), [], "flannel took over");
+        let agent = AgentAnswer::Problems(Vec::new());
+        assert_eq!(doctor_with(&NodeSources { agent, ..sources(file) }, "agent"), []);
     });
 }

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Faults of the way to the addresses that peers publish.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use weft_doctor::node::NodeSources;
+use weft_doctor::underlay::PeerAddress;
+
+use super::{doctor_with, in_namespace, ip, only_text, shell, sources};
+
+/// On the link of the uplink.
+const NEAR: &str = "192.0.2.12";
+/// Behind a gateway.
+const FAR: &str = "198.51.100.12";
+const FAR_V6: &str = "fd00:9:1::12";
+
+/// Makes an uplink and the link of a VPN, and returns what an agent says that reaches no peer.
+fn node(file: &Path) -> NodeSources {
+    for line in [
+        "link add eth0 up type veth peer name far0",
+        "link set far0 up",
+        "addr add 192.0.2.1/24 dev eth0",
+        "addr add fd00:9::1/64 dev eth0 nodad",
+        "route add default via 192.0.2.9",
+        "route add default via fd00:9::9",
+        "link add tun9 up type veth peer name far9",
+        "link set far9 up",
+        "addr add 10.99.0.2/24 dev tun9",
+        "addr add fd00:99::2/64 dev tun9 nodad",
+    ] {
+        ip(line);
+    }
+    let addr = |text: &str| text.parse::<IpAddr>().unwrap();
+    let peer = |text: &str| PeerAddress { addr: addr(text), reached: false };
+    NodeSources {
+        published: vec![addr("192.0.2.1"), addr("fd00:9::1")],
+        uplink: "eth0".to_owned(),
+        peer_addresses: vec![peer(NEAR), peer(FAR), peer(FAR_V6)],
+        unreachable: 2,
+        ..sources(file)
+    }
+}
+
+/// The same with peers that packets reach.
+fn reached(sources: &NodeSources) -> NodeSources {
+    let mut sources = sources.clone();
+    sources.peer_addresses.iter_mut().for_each(|peer| peer.reached = true);
+    sources
+}
+
+/// The finding with these words must be gone after its remedy.
+fn healed(sources: &NodeSources, words: &[&str]) {
+    let text = only_text(sources, "underlay", words);
+    shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
+    assert_eq!(doctor_with(sources, "underlay"), [], "after the remedy of {text}");
+}
+
+#[test]
+fn a_vpn_that_takes_the_packets_to_peers_is_found() {
+    in_namespace(|file| {
+        let sources = node(file);
+        assert_eq!(doctor_with(&sources, "underlay"), [], "peers that are down are another matter");
+        // A static route for a part of the network.
+        ip("route add 192.0.2.0/25 dev tun9");
+        assert_eq!(doctor_with(&reached(&sources), "underlay"), [], "a VPN between sites may carry the packets");
+        healed(&sources, &[NEAR, "leave over tun9 (192.0.2.0/25, table main) instead of the uplink eth0"]);
+        ip("route del 192.0.2.0/25 dev tun9");
+        shell(&format!("ip route del {NEAR}"));
+        // What OpenVPN writes as its default route.
+        ip("route add 0.0.0.0/1 dev tun9");
+        ip("route add 128.0.0.0/1 dev tun9");
+        healed(&sources, &[FAR, "tun9 (128.0.0.0/1, table main)"]);
+        ip("route del 0.0.0.0/1");
+        ip("route del 128.0.0.0/1");
+        ip(&format!("route del {FAR}"));
+        // What wg-quick writes.
+        for family in ["-4", "-6"] {
+            ip(&format!("{family} route add default dev tun9 table 51820"));
+            ip(&format!("{family} rule add not fwmark 51820 table 51820"));
+            ip(&format!("{family} rule add table main suppress_prefixlength 0"));
+            let far = if family == "-4" { FAR } else { FAR_V6 };
+            healed(&sources, &[far, "tun9", "table 51820", &format!("rule add to {far}")]);
+        }
+    });
+}
+
+#[test]
+fn a_peer_whose_address_is_here_is_found() {
+    in_namespace(|file| {
+        let sources = reached(&node(file));
+        // As kube-proxy does for an externalIP in the mode ipvs.
+        ip("link add kube-ipvs0 up type veth peer name far1");
+        ip("link set far1 up");
+        for address in [format!("{FAR}/32"), format!("{FAR_V6}/128")] {
+            ip(&format!("addr add {address} dev kube-ipvs0 nodad"));
+            let command = format!("addr del {address} dev kube-ipvs0");
+            healed(&sources, &["is the address of another node", "kube-ipvs0", "externalIPs", &command]);
+        }
+        ip(&format!("route add local {FAR} dev lo"));
+        healed(&sources, &[FAR, "a local route", "table local"]);
+        let mut same = sources.clone();
+        same.published.push(FAR.parse().unwrap());
+        ip(&format!("addr add {FAR}/32 dev eth0"));
+        assert_eq!(doctor_with(&same, "underlay"), [], "the agent says that two nodes publish one address");
+    });
+}
+
+#[test]
+fn packets_to_peers_that_the_kernel_refuses_are_found() {
+    in_namespace(|file| {
+        let sources = node(file);
+        for kind in ["blackhole", "unreachable", "prohibit"] {
+            for address in [FAR, FAR_V6] {
+                ip(&format!("route add {kind} {address}"));
+                let command = format!("route del {kind} {address}/");
+                healed(&reached(&sources), &["refuses packets to", address, &command]);
+            }
+        }
+        ip("route add unreachable default metric 4000");
+        assert_eq!(doctor_with(&sources, "underlay"), [], "the other default route is better");
+        ip(&format!("rule add pref 50 to {FAR} prohibit"));
+        only_text(&sources, "underlay", &["refuses packets to", FAR, "`ip rule`"]);
+        ip("rule del pref 50");
+        ip("route del unreachable default");
+        ip("route del default via 192.0.2.9");
+        only_text(&sources, "underlay", &["no route leads to", FAR, "eth0", "ip route add default via GATEWAY"]);
+        ip("route add default via 192.0.2.9");
+        assert_eq!(doctor_with(&sources, "underlay"), []);
+    });
+}
+
+#[test]
+fn a_permanent_neighbour_is_found_only_if_packets_do_not_arrive() {
+    in_namespace(|file| {
+        let sources = node(file);
+        for (peer, nexthop) in [(NEAR, NEAR), (FAR, "192.0.2.9"), (FAR_V6, "fd00:9::9")] {
+            ip(&format!("neigh replace {nexthop} lladdr 02:00:00:00:00:99 nud permanent dev eth0"));
+            assert_eq!(doctor_with(&reached(&sources), "underlay"), [], "it may be wanted");
+            healed(&sources, &[peer, nexthop, "eth0", "permanent (02:00:00:00:00:99)", "neigh del"]);
+        }
+    });
+}
