@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use tokio::time::Instant;
 
 use super::*;
+use crate::kernel::Outcome;
 use crate::node::probes::Probed;
 use crate::observe::status::PeerState;
 use crate::probe::Outgoing;
@@ -145,6 +146,28 @@ async fn each_node_may_read_the_row_of_this_one() {
         let answer = test.node.mesh_row();
         assert_eq!(answer.readers, [1, 2, 3, 4].map(peer));
         assert_eq!((answer.row.known, answer.row.ways.len()), (3, 3));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn while_the_own_device_is_missing_probes_name_no_other_cause() {
+    local(async {
+        let mut own = lease("10.5.1.0-24", "192.168.0.1");
+        own.attrs.backend_type = "vxlan".into();
+        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
+        let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
+        test.node.context.options.probe = true;
+        let link = Key::Link(Name::new("flannel.1").unwrap());
+        test.kernel.fail(link, Some(Outcome::Fatal("the kernel has no vxlan".into())));
+        test.node.start(vec![Event::Snapshot { records: Vec::new(), reset: false }]).await;
+        drop(test.node.start_probes());
+        test.node.probes.as_mut().unwrap().prober.problem = Some("no answer".to_owned());
+        assert!(test.node.device_problem().is_some());
+        assert_eq!(test.node.probe_warnings(), [""; 0]);
+        test.kernel.fail(link, None);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(test.node.probe_warnings(), ["probes: no answer"]);
     })
     .await;
 }
