@@ -10,6 +10,8 @@ use super::facts::{
     Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::kernel::Kernel;
+use super::pod;
+use super::rules::Connection;
 use crate::node::{SubnetFile, read_subnet_file};
 
 /// Reads everything about a packet.
@@ -22,11 +24,16 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
     let subnet_file = read_subnet_file(subnet_file);
     let mut walk = Walk { kernel, devices, subnet_file, agent };
     let (from, to) = (walk.place(packet.from), walk.place(packet.to));
-    let ways = match (from.is_here(), to.is_here()) {
-        (true, _) => vec![walk.way(packet, &from, &to)],
-        (false, true) => vec![walk.way(packet, &from, &to), walk.way(packet.answer(), &to, &from)],
-        (false, false) => Vec::new(),
-    };
+    let mut ways = Vec::new();
+    if from.is_here() || to.is_here() {
+        ways.push(walk.way(packet, &from, &to));
+    }
+    let is_of_cluster = |place: &Place| matches!(place, Place::Peer(_) | Place::Network);
+    // Answers from outside come to another address, if the source address is translated.
+    let has_answer = if from.is_here() { is_of_cluster(&to) } else { to.is_here() };
+    if has_answer {
+        ways.push(Way { connection: Connection::Established, ..walk.way(packet.answer(), &to, &from) });
+    }
     let down = walk.devices.into_iter().filter(|device| device.of_weft && !device.up).collect();
     let forwarding = forwarding(packet.to);
     Ok(Facts { packet, from, to, subnet_file: walk.subnet_file, agent: walk.agent, ways, down, forwarding })
@@ -102,7 +109,12 @@ impl Walk {
         } else {
             None
         };
-        Way { packet, arrives, hop, tunnel, route_of_weft }
+        let pod = |place: &Place, own, other| match place {
+            Place::Pod => pod::look(&self.devices, own, other),
+            _ => None,
+        };
+        let (from_pod, to_pod) = (pod(from, packet.from, packet.to), pod(to, packet.to, packet.from));
+        Way { packet, arrives, hop, tunnel, route_of_weft, connection: Connection::New, from_pod, to_pod }
     }
 
     fn hop(&mut self, packet: &Packet, arrives: Option<&Device>) -> Hop {
@@ -140,7 +152,14 @@ impl Walk {
         };
         let outer = remote.map(|remote| {
             let packet = Packet { from: unspecified(remote), to: remote, proto: None, port: None };
-            self.hop(&packet, None)
+            let hop = self.hop(&packet, None);
+            // The kernel does not say which route refuses a packet of this host.
+            match (&hop.lookup, self.kernel.route_of_main(remote)) {
+                (Lookup::Refused(_), Ok(Some(route))) if matches!(route.kind, RouteKind::Refuses(_)) => {
+                    Hop { lookup: Lookup::Route(route), ..hop }
+                }
+                _ => hop,
+            }
         });
         Tunnel { fdb, remote, outer }
     }

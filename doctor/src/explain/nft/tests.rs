@@ -80,8 +80,7 @@ fn packet() -> Packet {
 }
 
 fn outcome(fake: &mut Fake, packet: &Packet) -> Outcome {
-    let tested = Tested { packet, input: Some("cni0"), output: Some("flannel.1"), may_have_mark: false };
-    follow(fake, "base", tested).unwrap()
+    follow(fake, "base", Tested::new(packet, Some("cni0"), Some("flannel.1"))).unwrap()
 }
 
 fn port_is(port: u16) -> Vec<Instruction> {
