@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use weft_lab::netns::checked;
 use weft_lab::node::Node;
-use weft_lab::{BackendKind, Lab, LabOptions};
+use weft_lab::{BackendKind, Lab, LabOptions, Pods, Wiring};
 
 use crate::exe::weft_exe;
 use crate::{on_this_thread, options};
@@ -596,6 +596,9 @@ fn a_vpn_that_takes_the_underlay_is_a_doubt_and_a_route_that_refuses_it_is_named
             pair.ip(words).await?;
         }
         pair.ip("route add 192.168.77.0/25 dev tun9").await?;
+        let ping =
+            pair.node().pods[0].ns.command("ping").args(["-c", "2", "-W", "1", &pair.to.to_string()]).output().await?;
+        ensure!(!ping.status.success(), "the kernel uses the route of the VPN");
         let explained = pair.explain(&[]).await?;
         explained.ends(1, "packets to 192.168.77.12 leave over tun9, and flannel.1 was made for another link")?;
         ensure!(explained.step("underlay route")?["state"] == "doubt", "{:#}", explained.answer);
@@ -650,5 +653,39 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
         pair.ip(&format!("link set {port} master br9")).await?;
         let back = explain(pair.node(), to, from, &[]).await?;
         back.ends(2, &format!("{port}, which leads to the pod {from}, is no port of cni0"))
+    });
+}
+
+/// Pods without a bridge, nodes behind a router, and both families.
+#[test]
+fn a_healthy_pair_works_with_routed_pods_and_behind_a_router() {
+    on_this_thread(async {
+        let veth = Pods { count: 2, wiring: Wiring::Veth };
+        for options in [
+            LabOptions { nodes: 2, pods: veth, ipv6: true, ..options() },
+            LabOptions { nodes: 2, pods: veth, backend: BackendKind::HostGw, ..options() },
+            LabOptions { nodes: 3, router: true, direct_routing: true, ipv6: true, ..options() },
+        ] {
+            let lab = Lab::start(&options).await?;
+            lab.reach_all().await?;
+            let node = &lab.nodes[0];
+            for other in &lab.nodes[1..] {
+                for (from, to) in node.pods[0].addrs.iter().zip(&other.pods[0].addrs) {
+                    for (from, to) in [(from, to), (to, from)] {
+                        let explained = explain(node, *from, *to, &["--probe"]).await?;
+                        explained.ends(0, WORKS)?;
+                        let steps = explained.answer["steps"].as_array().context("steps")?;
+                        let is_ok = |step: &Value| step["state"] == "ok";
+                        ensure!(steps.iter().all(is_ok), "{:#}", explained.answer);
+                    }
+                }
+            }
+            // Two pods of one node.
+            let pods: Vec<IpAddr> = node.pods.iter().map(|pod| pod.addrs[0]).collect();
+            if let [first, second, ..] = pods[..] {
+                explain(node, first, second, &[]).await?.ends(0, WORKS)?;
+            }
+        }
+        Ok(())
     });
 }

@@ -278,6 +278,12 @@ fn a_rule_that_drops_forwarded_packets_from_or_to_pods_of_a_peer_is_found() {
                 "iptables-nft -F",
             ),
             (
+                "nft 'table ip c { chain pre { type filter hook prerouting priority raw; iifname cni0 notrack; }; \
+                 chain fw { type filter hook forward priority -10; ct state untracked drop; }; }'",
+                ["chain ip c fw of nftables drops", "from pods of 10.5.7.0/24 to pods of 10.5.9.0/24", "ct state"],
+                "nft delete table ip c",
+            ),
+            (
                 "iptables-nft -t raw -A PREROUTING -i flannel.1 -j DROP",
                 ["chain ip raw PREROUTING of nftables drops", "from pods of 10.5.9.0/24", "iifname flannel.1"],
                 "iptables-nft -t raw -F",

@@ -34,6 +34,26 @@ fn a_range_contains_its_first_value_and_not_the_one_behind_its_last() {
 }
 
 #[test]
+fn a_subnet_is_inside_a_range_only_as_a_whole() {
+    let end = |key: &[u8]| Element { is_end: true, ..element(key) };
+    let of = |ranges: &[[[u8; 2]; 2]]| Set {
+        elements: ranges.iter().flat_map(|[first, behind]| [element(first), end(behind)]).collect(),
+        has_ranges: true,
+        fields: vec![],
+    };
+    let subnet = [Some(9), None];
+    for (ranges, wanted) in [
+        (&[[[9, 0], [10, 0]]][..], Found::Yes(Data::Nothing)),
+        (&[[[3, 7], [12, 1]]], Found::Yes(Data::Nothing)),
+        (&[[[9, 0], [9, 128]]], Found::Maybe(Data::Nothing)),
+        (&[[[9, 7], [9, 8]]], Found::Maybe(Data::Nothing)),
+        (&[[[8, 0], [9, 0]], [[10, 0], [11, 0]]], Found::No),
+    ] {
+        assert_eq!(of(ranges).find(&subnet), wanted, "{ranges:?}");
+    }
+}
+
+#[test]
 fn each_field_of_a_joined_key_has_its_own_range() {
     let first = [10, 5, 0, 0, 0, 80, 0, 0];
     let one = Element { last: Some(vec![10, 5, 255, 255, 0, 90, 0, 0]), ..element(&first) };
