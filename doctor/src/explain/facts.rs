@@ -88,8 +88,6 @@ pub struct Device {
     pub master: u32,
     /// Interface index of the link by which a tunnel device sends its packets, or 0 if it is bound to none.
     pub lower: u32,
-    /// True if it is a bridge.
-    pub is_bridge: bool,
     /// Interface index of the other end of a veth pair, in the namespace of that end, or 0.
     pub link: u32,
     /// The number of the network namespace of the other end, if that is another namespace.
@@ -102,6 +100,8 @@ pub enum DeviceKind {
     /// To a neighbour with a MAC address.
     #[default]
     Ethernet,
+    /// As Ethernet, over one of its ports.
+    Bridge,
     /// To this host itself.
     Loopback,
     /// In UDP packets, to the address of an FDB entry.
@@ -122,7 +122,7 @@ pub enum DeviceKind {
 impl DeviceKind {
     /// Returns true if the packets leave this host inside other packets.
     pub fn is_tunnel(&self) -> bool {
-        !matches!(self, DeviceKind::Ethernet | DeviceKind::Loopback)
+        !matches!(self, DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback)
     }
 }
 

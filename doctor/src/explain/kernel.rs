@@ -257,7 +257,7 @@ fn device(payload: &[u8]) -> Device {
                 match find(libc::IFLA_INFO_KIND).map(text) {
                     Some("vxlan") => (device.kind, device.lower) = (vxlan(data), lower(IFLA_VXLAN_LINK)),
                     Some("ipip") => (device.kind, device.lower) = (DeviceKind::Ipip, lower(IFLA_IPTUN_LINK)),
-                    Some("bridge") => device.is_bridge = true,
+                    Some("bridge") => device.kind = DeviceKind::Bridge,
                     Some("wireguard") => device.kind = DeviceKind::WireGuard,
                     Some("tun") => device.kind = DeviceKind::Tun,
                     _ => {}

@@ -7,7 +7,7 @@ use nix::libc;
 use weft_subnet::env;
 
 use super::Step;
-use super::facts::{Device, Facts, Lookup, Pod, Read, Way};
+use super::facts::{Device, DeviceKind, Facts, Lookup, Pod, Read, Way};
 use super::steps::down;
 use crate::node::SubnetFile;
 
@@ -73,7 +73,7 @@ fn link(step: &Step, pod: &Pod, (address, through): (IpAddr, Option<&Device>)) -
     if !host.up {
         return Some(down(step.clone(), host));
     }
-    let bridge = through.filter(|device| device.is_bridge && device.index != host.master)?;
+    let bridge = through.filter(|device| device.kind == DeviceKind::Bridge && device.index != host.master)?;
     let (name, bridge) = (&host.name, &bridge.name);
     let because = format!("{name}, which leads to the pod {address}, is no port of {bridge}");
     Some(step.clone().broken(because, format!("ip link set {name} master {bridge}")))

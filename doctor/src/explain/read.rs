@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Follows a packet from one table of the kernel to the next.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
 use super::facts::{
-    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
+    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Pod, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::kernel::Kernel;
 use super::pod;
@@ -22,7 +23,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
     let mut kernel = Kernel::open()?;
     let devices = kernel.devices()?;
     let subnet_file = read_subnet_file(subnet_file);
-    let mut walk = Walk { kernel, devices, subnet_file, agent };
+    let mut walk = Walk { kernel, devices, subnet_file, agent, pods: HashMap::new() };
     let (from, to) = (walk.place(packet.from), walk.place(packet.to));
     let mut ways = Vec::new();
     if from.is_here() || to.is_here() {
@@ -51,6 +52,8 @@ struct Walk {
     devices: Vec<Device>,
     subnet_file: SubnetFile,
     agent: Agent,
+    /// The pods that were looked for. Both ways are those between the same two addresses.
+    pods: HashMap<IpAddr, Option<Pod>>,
 }
 
 impl Walk {
@@ -109,8 +112,11 @@ impl Walk {
         } else {
             None
         };
-        let pod = |place: &Place, own, other| match place {
-            Place::Pod => pod::look(&self.devices, own, other),
+        let mut pod = |place: &Place, own, other| match place {
+            Place::Pod => {
+                let devices = &self.devices;
+                self.pods.entry(own).or_insert_with(|| pod::look(devices, own, other)).clone()
+            }
             _ => None,
         };
         let (from_pod, to_pod) = (pod(from, packet.from, packet.to), pod(to, packet.to, packet.from));
@@ -125,7 +131,9 @@ impl Walk {
         };
         let device = unicast.and_then(|route| self.device(route.device));
         let nexthop = unicast.map(|route| route.gateway.unwrap_or(packet.to));
-        let has_neighbours = |device: &&Device| matches!(device.kind, DeviceKind::Ethernet | DeviceKind::Vxlan { .. });
+        let has_neighbours = |device: &&Device| {
+            matches!(device.kind, DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Vxlan { .. })
+        };
         let neighbour = match (device.as_ref().filter(has_neighbours), nexthop) {
             (Some(device), Some(nexthop)) => Some(self.kernel.neighbour(device.index, nexthop)),
             _ => None,

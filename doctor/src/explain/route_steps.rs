@@ -252,7 +252,7 @@ fn carrier(kind: &DeviceKind) -> String {
         DeviceKind::Ipip => "ipip,".to_owned(),
         DeviceKind::WireGuard => "WireGuard,".to_owned(),
         DeviceKind::Tun => "UDP by the agent,".to_owned(),
-        DeviceKind::Ethernet | DeviceKind::Loopback => String::new(),
+        DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback => String::new(),
     }
 }
 
@@ -353,6 +353,6 @@ fn overhead_of(kind: &DeviceKind, remote: IpAddr) -> u32 {
         DeviceKind::WireGuard if remote.is_ipv4() => overhead::wireguard() - 20,
         DeviceKind::WireGuard => overhead::wireguard(),
         DeviceKind::Tun => overhead::udp(),
-        DeviceKind::Ethernet | DeviceKind::Loopback => 0,
+        DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback => 0,
     }
 }

@@ -126,7 +126,7 @@ pub(super) fn no_device(step: &str, pod: std::net::IpAddr) -> Step {
 
 fn is_usable(device: &Device) -> bool {
     // A device without a carrier is a bridge without ports, or a cable that is not connected. Tunnels always have one.
-    device.up && (device.carrier || device.kind != DeviceKind::Ethernet)
+    device.up && (device.carrier || !matches!(device.kind, DeviceKind::Ethernet | DeviceKind::Bridge))
 }
 
 /// The step at a device that carries no packets.

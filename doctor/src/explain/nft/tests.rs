@@ -120,6 +120,19 @@ fn a_rule_that_tests_an_unknown_port_is_in_doubt_and_one_that_is_known_decides()
     assert_eq!(outcome(&mut fake, &Packet { port: Some(81), ..packet() }), Outcome::default());
 }
 
+/// At a link, the protocol in the Ethernet header tells the two families apart.
+#[test]
+fn a_rule_for_one_family_at_a_link_does_not_match_the_other() {
+    let load = Instruction::Load { field: Field::EtherType, to: 0, len: 2 };
+    let test = Instruction::Compare { at: 0, comparison: Comparison::Equal, data: vec![0x86, 0xdd] };
+    let rule = vec![load, test, Instruction::Verdict(Verdict::Drop)];
+    let mut fake = Fake { chains: HashMap::from([("base", vec![rule])]), ..Fake::default() };
+    assert_eq!(outcome(&mut fake, &packet()), Outcome::default());
+    let v6 = Packet { from: "fd00::1".parse().unwrap(), to: "fd00::2".parse().unwrap(), ..packet() };
+    let dropped = Some((Fate::Dropped, "meta protocol ip6 drop (handle 4)".to_owned()));
+    assert_eq!(outcome(&mut fake, &v6).fate, dropped);
+}
+
 #[test]
 fn nothing_is_certain_behind_a_jump_that_is_not() {
     let limit = Instruction::Unknown { name: "limit".to_owned(), to: None };
