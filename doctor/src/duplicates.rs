@@ -55,7 +55,7 @@ pub fn read(links: &[Link], addrs: &[Addr], path: &PathLinks) -> io::Result<Vec<
         else {
             continue;
         };
-        let wanted: Vec<Ipv4Addr> = of_link.filter_map(v4).take(MAX_ADDRESSES).collect();
+        let wanted: Vec<Ipv4Addr> = of_link.filter_map(|addr| v4(addr)).take(MAX_ADDRESSES).collect();
         if !wanted.is_empty() {
             let others = ask(&link.name, mac, &wanted)?.into_iter().filter(|(_, mac)| !own.contains(mac));
             found.extend(others.map(|(addr, mac)| Duplicate { addr, link: link.name.clone(), mac }));
@@ -93,9 +93,10 @@ fn ask(link: &str, mac: Mac, wanted: &[Ipv4Addr]) -> io::Result<BTreeSet<(Ipv4Ad
         while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             socket.set_read_timeout(Some(left))?;
             let mut frame = [0; FRAME];
-            // Otherwise the frame is no ARP packet, or the time is over.
-            if let Ok(FRAME) = socket.recv(&mut frame) {
-                found.extend(sender(&frame).filter(|(addr, _)| wanted.contains(addr)));
+            match socket.recv(&mut frame) {
+                Ok(FRAME) => found.extend(sender(&frame).filter(|(addr, _)| wanted.contains(addr))),
+                // The frame is no ARP packet, or the time is over.
+                _ => {}
             }
         }
     }
