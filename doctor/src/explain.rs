@@ -6,7 +6,10 @@
 
 pub mod facts;
 pub mod kernel;
+pub mod links;
 pub mod nft;
+mod pod;
+mod pod_steps;
 mod read;
 mod render;
 mod route_steps;

@@ -229,7 +229,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         path_links,
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
-        dropping: tunnel_rules::read(peers, ways.port().unwrap_or(sources.port), &rules.iptables)?,
+        dropping: tunnel_rules::read((peers, ways.port().unwrap_or(sources.port)), &subnets, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),
         cni: cni_files::read(&sources.cni),

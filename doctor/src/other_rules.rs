@@ -126,8 +126,7 @@ fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Resul
             let Some(own) = subnets.iter().find(of_family).filter(|_| sees) else { continue };
             let (Some(from), Some(to)) = (own.trunc().hosts().last(), dst.hosts().last()) else { continue };
             let packet = Packet { from, to, proto: None, port: None };
-            let tested =
-                Tested { packet: &packet, input: Some(BRIDGE), output: Some(link.as_str()), may_have_mark: false };
+            let tested = Tested::new(&packet, Some(BRIDGE), Some(link));
             let outcome = nft::follow(&mut netlink, chain, tested)?;
             // The packet may never come to a rule behind one that is not evaluated.
             let is_certain = outcome.not_evaluated.is_none_or(|(fate, _)| fate == Fate::SourceTranslated);

@@ -11,7 +11,7 @@
 
 mod facts;
 mod findings;
-mod namespaces;
+pub(crate) mod namespaces;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -144,11 +144,25 @@ fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
     Some(finding(evidence, remedy.to_owned()))
 }
 
-/// A firewall drops tunnel packets.
+/// A firewall drops packets of the tunnel, or forwarded packets of pods.
 pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
-    if !["", "vxlan"].contains(&facts.backend.as_str()) {
-        return Vec::new();
+    let has_vxlan = ["", "vxlan"].contains(&facts.backend.as_str());
+    let mut findings = if has_vxlan { closed_port(facts) } else { Vec::new() };
+    let is_named = !findings.is_empty();
+    for found in facts.dropping.iter().filter(|found| !found.of_tunnel || (has_vxlan && !is_named)) {
+        // Whether packets come faster than that is not known, so it matters only while they are lost.
+        if found.beyond_rate && facts.unreachable == 0 {
+            continue;
+        }
+        let beyond = if found.beyond_rate { " beyond a rate" } else { "" };
+        let DroppingRule { chain, rule, what, remedy, .. } = found;
+        findings.push(finding(format!("chain {chain} drops {what}{beyond}: {rule}"), remedy.clone()));
     }
+    findings
+}
+
+/// ufw or firewalld does not accept packets of the tunnel.
+fn closed_port(facts: &NodeFacts) -> Vec<NodeFinding> {
     let port = facts.ways.port().unwrap_or(facts.port);
     let mut findings = Vec::new();
     if facts.rules.iptables.iter().any(|saved| ufw_drops(saved, port)) {
@@ -163,18 +177,7 @@ pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
         let remedy = format!("firewall-cmd --permanent --add-port={port}/udp && firewall-cmd --reload");
         findings.push(finding(evidence, remedy));
     }
-    if findings.is_empty() {
-        findings.extend(facts.dropping.iter().map(|rule| dropping(rule, port)));
-    }
     findings
-}
-
-/// A rule on this node drops packets of the tunnel.
-fn dropping(found: &DroppingRule, port: u16) -> NodeFinding {
-    let DroppingRule { chain, rule, incoming, peer, command } = found;
-    let direction = if *incoming { "from" } else { "to" };
-    let evidence = format!("chain {chain} drops packets of the tunnel (UDP port {port}) {direction} {peer}: {rule}");
-    finding(evidence, format!("{command}; then write this into the configuration of the program that makes the rules"))
 }
 
 /// Returns true if ufw certainly accepts no packets to this port. A rule for some source and all ports may be meant for the nodes.

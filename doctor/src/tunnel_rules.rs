@@ -1,59 +1,85 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules of firewalls on this node that drop the packets of the tunnel itself, to and from other nodes.
+//! Rules of firewalls on this node that drop packets between nodes: those of the tunnel itself, and forwarded packets of pods.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 
-use weft_netlink::nftables::{BaseChain, Hook, base_chains};
-use weft_netlink::socket::Netlink;
+use ipnet::IpNet;
+use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
+use weft_netlink::socket::{Netlink, absent};
 
-use super::explain::facts::{Lookup, Packet, Proto};
+use super::explain::facts::{Device, Lookup, Packet, Proto, RouteKind};
 use super::explain::kernel::Kernel;
+use super::explain::links::{Point, drops};
 use super::explain::nft;
-use super::explain::rules::{Chains, Fate, Outcome, Tested, follow};
+use super::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
+use super::node::BRIDGE;
 use super::other_rules::SavedRules;
 
 /// The tables of weft. Its guard drops packets of strangers on purpose.
 const OURS: &str = "weft";
 /// The tables of iptables that its programs have listed already.
 const LISTED: [&str; 2] = ["filter", "nat"];
+/// Packets of the pods of as many peers are followed for each family. Network policies may be thousands of rules.
+const MAX_PEERS: usize = 16;
 
-/// A chain that certainly drops packets of the tunnel.
+/// A chain that certainly drops packets between nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DroppingRule {
     /// The chain, for people.
     pub chain: String,
     /// The rule or the policy.
     pub rule: String,
-    /// True for packets that arrive, false for those that leave.
-    pub incoming: bool,
-    /// The other node.
-    pub peer: IpAddr,
-    /// The command that lets the packets pass.
-    pub command: String,
+    /// The packets, for people.
+    pub what: String,
+    /// What lets the packets pass: a command, and what to do then.
+    pub remedy: String,
+    /// True for the packets of the tunnel, false for those of pods.
+    pub of_tunnel: bool,
+    /// Only what is beyond a rate is dropped.
+    pub beyond_rate: bool,
 }
 
-/// A packet of the tunnel between this node and a peer.
-struct Outer {
+/// A packet between this node and another one.
+struct Flow {
     packet: Packet,
-    link: String,
-    incoming: bool,
-    peer: IpAddr,
+    /// The packet stands for those between two subnets of pods.
+    known_bits: Option<(u8, u8)>,
+    input: Option<String>,
+    output: Option<String>,
+    connection: Connection,
+    /// The hooks that it passes, in order.
+    hooks: &'static [Hook],
+    /// The chain of iptables among them.
+    builtin: &'static str,
+    /// What it is, for people.
+    what: String,
+    /// Tests that match it, for iptables and for nftables.
+    tests: [String; 2],
+    /// The links and bridges that it passes.
+    points: Vec<Point>,
 }
 
-impl Outer {
+impl Flow {
     fn tested(&self) -> Tested<'_> {
-        let link = Some(self.link.as_str());
-        let (input, output) = if self.incoming { (link, None) } else { (None, link) };
-        Tested { packet: &self.packet, input, output, may_have_mark: false }
+        let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
+        Tested { connection: self.connection, known_bits: self.known_bits, ..tested }
+    }
+
+    fn of_tunnel(&self) -> bool {
+        self.known_bits.is_none()
     }
 
     /// Returns the rule that drops the packet, if one certainly does.
-    fn dropped(&self, outcome: Outcome, chain: String, command: String) -> Option<DroppingRule> {
-        // A rule that is not evaluated may accept the packet before.
-        let (Some((Fate::Dropped, rule)), None) = (outcome.fate, outcome.not_evaluated) else { return None };
-        Some(DroppingRule { chain, rule, incoming: self.incoming, peer: self.peer, command })
+    fn dropped(&self, outcome: Outcome, chain: String, command: &str) -> Option<DroppingRule> {
+        let (rule, beyond_rate) = match (outcome.fate, outcome.not_evaluated) {
+            // A rule that is not evaluated may accept the packet before.
+            (Some((Fate::Dropped, rule)), None) => (rule, false),
+            _ => (outcome.limited?, true),
+        };
+        let remedy = format!("{command}; then write this into the configuration of the program that makes the rules");
+        Some(DroppingRule { chain, rule, what: self.what.clone(), remedy, of_tunnel: self.of_tunnel(), beyond_rate })
     }
 }
 
@@ -81,34 +107,36 @@ impl Chains for Saved {
     }
 }
 
-/// Follows packets of the tunnel between this node and each of these peers through all firewalls. Each chain is reported once.
+/// Follows packets of the tunnel between this node and each of these peers, and those between pods of this node and of peers, through all
+/// firewalls. Each rule is reported once. `subnets` are those of this node.
 ///
 /// # Errors
 /// The kernel does not answer.
-pub fn read(peers: &[IpAddr], port: u16, iptables: &[SavedRules]) -> io::Result<Vec<DroppingRule>> {
+pub fn read(
+    (peers, port): (&[IpAddr], u16),
+    subnets: &[IpNet],
+    iptables: &[SavedRules],
+) -> io::Result<Vec<DroppingRule>> {
     let mut kernel = Kernel::open()?;
     let devices = kernel.devices()?;
-    let mut outers = Vec::new();
+    let mut flows = Vec::new();
     for peer in peers {
-        let any = if peer.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0; 16]) };
-        let proto = Some(Proto::Udp);
-        let Lookup::Route(route) = kernel.route(&Packet { from: any, to: *peer, proto, port: Some(port) }, None) else {
-            continue;
-        };
-        let link = devices.iter().find(|device| device.index == route.device);
-        let (Some(own), Some(link)) = (route.source, link) else { continue };
-        for (incoming, from, to) in [(true, *peer, own), (false, own, *peer)] {
-            let packet = Packet { from, to, proto, port: Some(port) };
-            outers.push(Outer { packet, link: link.name.clone(), incoming, peer: *peer });
+        flows.extend(of_tunnel(&mut kernel, &devices, (*peer, port)));
+    }
+    if let Some(bridge) = devices.iter().find(|device| device.name == BRIDGE) {
+        let ports: Vec<&Device> = devices.iter().filter(|device| device.master == bridge.index).collect();
+        for own in subnets.iter().map(IpNet::trunc) {
+            flows.extend(of_pods(&mut kernel, (&devices, &ports), own)?);
+            flows.extend(between_ports(&ports, own));
         }
     }
-    let mut found = of_iptables(&outers, iptables, port);
-    match of_nftables(&outers, !iptables.is_empty(), port) {
-        Ok(rules) => found.extend(rules),
+    let mut found = match of_nftables(&mut flows, !iptables.is_empty()) {
+        Ok(rules) => rules,
         // A kernel without nftables has no such rules.
-        Err(error) if weft_netlink::socket::absent(&error) => {}
+        Err(error) if absent(&error) => Vec::new(),
         Err(error) => return Err(error),
-    }
+    };
+    found.extend(of_iptables(&flows, iptables));
     let mut once: Vec<DroppingRule> = Vec::new();
     for rule in found {
         if !once.iter().any(|known| known.chain == rule.chain && known.rule == rule.rule) {
@@ -118,51 +146,163 @@ pub fn read(peers: &[IpAddr], port: u16, iptables: &[SavedRules]) -> io::Result<
     Ok(once)
 }
 
-fn of_iptables(outers: &[Outer], iptables: &[SavedRules], port: u16) -> Vec<DroppingRule> {
+/// Returns the packets of the tunnel to a peer and from it.
+fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16)) -> Vec<Flow> {
+    let any = if peer.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0; 16]) };
+    let proto = Some(Proto::Udp);
+    let asked = Packet { from: any, to: peer, proto, port: Some(port) };
+    let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
+    let link = devices.iter().find(|device| device.index == route.device);
+    let (Some(own), Some(link)) = (route.source, link) else { return Vec::new() };
+    let tests = [format!("-p udp --dport {port}"), format!("udp dport {port}")];
+    let link = || link.name.clone();
+    let incoming = Flow {
+        packet: Packet { from: peer, to: own, ..asked },
+        known_bits: None,
+        input: Some(link()),
+        output: None,
+        connection: Connection::New,
+        hooks: &[Hook::Prerouting, Hook::Input],
+        builtin: "INPUT",
+        what: format!("packets of the tunnel (UDP port {port}) from {peer}"),
+        tests: tests.clone(),
+        points: vec![Point::Arrives(link())],
+    };
+    let outgoing = Flow {
+        packet: Packet { from: own, ..asked },
+        known_bits: None,
+        input: None,
+        output: Some(link()),
+        connection: Connection::New,
+        hooks: &[Hook::Output, Hook::Postrouting],
+        builtin: "OUTPUT",
+        what: format!("packets of the tunnel (UDP port {port}) to {peer}"),
+        tests,
+        points: vec![Point::Leaves(link())],
+    };
+    vec![incoming, outgoing]
+}
+
+/// Returns the packets between the pods of this node and those of peers, in both directions.
+fn of_pods(kernel: &mut Kernel, (devices, ports): (&[Device], &[&Device]), own: IpNet) -> io::Result<Vec<Flow>> {
+    let routes = kernel.main_table(own.addr().is_ipv4())?.into_iter();
+    let of_peers = routes.filter(|route| route.of_weft() && route.kind == RouteKind::Unicast);
+    let mut flows = Vec::new();
+    for route in of_peers.take(MAX_PEERS) {
+        let link = devices.iter().find(|device| device.index == route.device);
+        let (Some(peer), Some(link)) = (route.prefix.filter(|net| !net.contains(&own)), link) else { continue };
+        // The places at all pods are looked at for the first peer alone.
+        let ports = if flows.is_empty() { ports } else { &[] };
+        let (bridge, link) = (BRIDGE.to_owned(), link.name.clone());
+        let mut there: Vec<Point> = ports.iter().flat_map(|port| Point::from_port(&port.name)).collect();
+        there.extend([Point::Arrives(bridge.clone()), Point::Leaves(link.clone())]);
+        let mut back = vec![Point::Arrives(link.clone()), Point::Leaves(bridge.clone())];
+        back.extend(ports.iter().flat_map(|port| Point::to_port(&port.name)));
+        flows.push(forwarded((own, peer), (bridge.clone(), link.clone()), there));
+        flows.push(forwarded((peer, own), (link, bridge), back));
+    }
+    Ok(flows)
+}
+
+/// Returns the packets between two subnets of pods.
+fn forwarded((from, to): (IpNet, IpNet), (input, output): (String, String), points: Vec<Point>) -> Flow {
+    let family = if from.addr().is_ipv4() { "ip" } else { "ip6" };
+    Flow {
+        packet: Packet { from: from.network(), to: to.network(), proto: None, port: None },
+        known_bits: Some((from.prefix_len(), to.prefix_len())),
+        input: Some(input),
+        output: Some(output),
+        connection: Connection::New,
+        hooks: &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
+        builtin: "FORWARD",
+        what: format!("packets from pods of {from} to pods of {to}"),
+        tests: [format!("-s {from} -d {to}"), format!("{family} saddr {from} {family} daddr {to}")],
+        points,
+    }
+}
+
+/// Returns the packets between two pods of this node, which pass the bridge alone.
+fn between_ports(ports: &[&Device], own: IpNet) -> Option<Flow> {
+    let [first, second, ..] = ports else { return None };
+    let (first, second) = (first.name.clone(), second.name.clone());
+    let forward = Point::Bridge("forward", Some(first.clone()), Some(second.clone()));
+    let what = "packets between pods of this node".to_owned();
+    Some(Flow { what, hooks: &[], builtin: "", ..forwarded((own, own), (first, second), vec![forward]) })
+}
+
+fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
     let mut found = Vec::new();
     for saved in iptables {
         let (table, program) = (Saved::parse(&saved.filter), &saved.program);
-        for outer in outers.iter().filter(|outer| outer.peer.is_ipv4() != program.starts_with("ip6")) {
-            let chain = if outer.incoming { "INPUT" } else { "OUTPUT" };
+        for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != program.starts_with("ip6")) {
+            let chain = flow.builtin;
             if table.chain(chain).is_none() {
                 continue;
             }
-            let command = format!("{program} -I {chain} -p udp --dport {port} -j ACCEPT");
-            found.extend(outer.dropped(
-                follow(&table, chain, outer.tested()),
-                format!("{chain} of {program}"),
-                command,
-            ));
+            let command = format!("{program} -I {chain} {} -j ACCEPT", flow.tests[0]);
+            let outcome = follow(&table, chain, flow.tested());
+            found.extend(flow.dropped(outcome, format!("{chain} of {program}"), &command));
         }
     }
     found
 }
 
-/// The tables that the programs of iptables have listed are left out, if they were installed.
-fn of_nftables(outers: &[Outer], has_iptables: bool, port: u16) -> io::Result<Vec<DroppingRule>> {
+/// The tables that the programs of iptables have listed are left out, if they were installed. Flows that a rule takes out of connection tracking
+/// are marked.
+fn of_nftables(flows: &mut [Flow], has_iptables: bool) -> io::Result<Vec<DroppingRule>> {
     let mut netlink = Netlink::open_on(nix::libc::NETLINK_NETFILTER as isize)?;
-    let mut found = Vec::new();
-    for hook in [Hook::Prerouting, Hook::Input, Hook::Output, Hook::Postrouting] {
+    let mut found = at_links(&mut netlink, flows)?;
+    for hook in [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting] {
         for chain in base_chains(&mut netlink, hook)? {
             let is_listed = has_iptables && chain.family != "inet" && LISTED.contains(&chain.table.as_str());
             if chain.is_nat || is_listed || chain.table.starts_with(OURS) {
                 continue;
             }
-            let is_incoming = matches!(hook, Hook::Prerouting | Hook::Input);
-            for outer in outers.iter().filter(|outer| outer.incoming == is_incoming && chain.sees(outer.peer.is_ipv4()))
-            {
-                found.extend(of_chain(&mut netlink, &chain, outer, port)?);
+            let sees = |flow: &&mut Flow| flow.hooks.contains(&hook) && chain.sees(flow.packet.to.is_ipv4());
+            for flow in flows.iter_mut().filter(sees) {
+                found.extend(of_chain(&mut netlink, (&chain, hook), flow)?);
             }
         }
     }
     Ok(found)
 }
 
-fn of_chain(netlink: &mut Netlink, chain: &BaseChain, outer: &Outer, port: u16) -> io::Result<Option<DroppingRule>> {
-    let mut outcome = nft::follow(netlink, chain, outer.tested())?;
+fn of_chain(
+    netlink: &mut Netlink,
+    (chain, hook): (&BaseChain, Hook),
+    flow: &mut Flow,
+) -> io::Result<Option<DroppingRule>> {
+    // Before the routing decision it is not known by which device the packet leaves.
+    let output = flow.output.as_deref().filter(|_| hook != Hook::Prerouting);
+    let mut outcome = nft::follow(netlink, chain, Tested { output, ..flow.tested() })?;
+    if outcome.untracked {
+        flow.connection = Connection::Untracked;
+    }
     if outcome.fate.is_none() && chain.drops {
         outcome.fate = Some((Fate::Dropped, "policy drop".to_owned()));
     }
-    let command = format!("nft insert rule {} udp dport {port} accept", chain.path());
-    Ok(outer.dropped(outcome, format!("{} of nftables", chain.path()), command))
+    let command = format!("nft insert rule {} {} accept", chain.path(), flow.tests[1]);
+    Ok(flow.dropped(outcome, format!("{} of nftables", chain.path()), &command))
+}
+
+/// Returns the chains at links and in bridges that drop packets.
+fn at_links(netlink: &mut Netlink, flows: &[Flow]) -> io::Result<Vec<DroppingRule>> {
+    let chains = link_chains(netlink)?;
+    let mut found = Vec::new();
+    if chains.is_empty() {
+        return Ok(found);
+    }
+    for flow in flows {
+        for drop in drops(netlink, &chains, flow.tested(), &flow.points)? {
+            found.push(DroppingRule {
+                chain: format!("{} of nftables", drop.chain),
+                rule: drop.rule,
+                what: format!("{} {}", flow.what, drop.place),
+                remedy: drop.remedy,
+                of_tunnel: flow.of_tunnel(),
+                beyond_rate: false,
+            });
+        }
+    }
+    Ok(found)
 }

@@ -6,10 +6,13 @@ pub mod attributes;
 
 use std::io;
 
-use attributes::{CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, HOOK_NUMBER, HOOK_PRIORITY, POLICY_DROP};
+use attributes::{
+    CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, HOOK_DEVICE, HOOK_DEVICE_NAME, HOOK_DEVICES, HOOK_NUMBER,
+    HOOK_PRIORITY, POLICY_DROP,
+};
 
 use crate::socket::Netlink;
-use crate::wire::{attr, attr_after, messages, text};
+use crate::wire::{attr, attr_after, attrs, messages, text};
 
 /// NFNL_SUBSYS_NFTABLES, in the upper byte of each kind of message.
 pub const SUBSYSTEM: u16 = 10 << 8;
@@ -73,7 +76,7 @@ pub enum Hook {
 /// A base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BaseChain {
-    /// `ip`, `ip6` or `inet`.
+    /// `ip`, `ip6`, `inet`, `bridge` or `netdev`.
     pub family: &'static str,
     /// The family as the kernel numbers it (`NFPROTO_*`).
     pub number: u8,
@@ -101,37 +104,98 @@ impl BaseChain {
     }
 }
 
+/// A base chain at a link or in the bridges, where packets pass before and after the hooks of [`Hook`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkChain {
+    /// The chain.
+    pub chain: BaseChain,
+    /// `ingress` or `egress` at a link; `prerouting`, `input`, `forward`, `output` or `postrouting` in bridges.
+    pub hook: &'static str,
+    /// The links. Empty in bridges, where a chain sees the packets of all of them.
+    pub links: Vec<String>,
+}
+
+/// Where base chains may be, as the kernel names it: the family and the number of the hook.
+enum Position {
+    Of(Hook),
+    Link(&'static str),
+}
+
+fn position(family: u8, number: u32) -> Option<Position> {
+    const BRIDGE: [&str; 5] = ["prerouting", "input", "forward", "output", "postrouting"];
+    let hooks = [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
+    Some(match (family, number) {
+        (INET, 5) | (NETDEV, 0) => Position::Link("ingress"),
+        (NETDEV, 1) => Position::Link("egress"),
+        (BRIDGE_FAMILY, number) => Position::Link(BRIDGE.get(number as usize)?),
+        (_, number) => Position::Of(*hooks.get(number as usize)?),
+    })
+}
+
+/// NFPROTO_INET, NFPROTO_NETDEV and NFPROTO_BRIDGE.
+const INET: u8 = 1;
+const NETDEV: u8 = 5;
+const BRIDGE_FAMILY: u8 = 7;
+
 /// Returns the base chains of a hook, in the order in which packets pass them. The kernel visits every chain of the network namespace for this.
 ///
 /// # Errors
 /// The chains cannot be listed.
 pub fn base_chains(netlink: &mut Netlink, hook: Hook) -> io::Result<Vec<BaseChain>> {
-    let data = netlink.dump(GETCHAIN, |w, kind, flags| w.begin(kind, flags, &[0; NFGENMSG]))?;
-    let chain = |payload: &[u8]| {
-        let number = *payload.first()?;
-        let family = match number {
-            1 => "inet",
-            2 => "ip",
-            10 => "ip6",
-            _ => return None,
-        };
-        let get = |kind: u16| attr_after(payload, NFGENMSG, kind);
-        let position = get(CHAIN_HOOK)?;
-        let of_hook = |kind: u16| attr(position, kind).map(be32_of);
-        (of_hook(HOOK_NUMBER)? == hook as u32).then(|| BaseChain {
-            family,
-            number,
-            table: get(TABLE_NAME).map(text).unwrap_or_default().to_owned(),
-            name: get(CHAIN_NAME).map(text).unwrap_or_default().to_owned(),
-            is_nat: get(CHAIN_TYPE).map(text) == Some("nat"),
-            priority: of_hook(HOOK_PRIORITY).unwrap_or(0).cast_signed(),
-            drops: get(CHAIN_POLICY).is_some_and(|policy| be32_of(policy) == POLICY_DROP),
-        })
+    let all = all_chains(netlink)?.into_iter();
+    let of_hook = |(position, chain, _)| matches!(position, Position::Of(at) if at == hook).then_some(chain);
+    Ok(all.filter_map(of_hook).collect())
+}
+
+/// Returns the base chains at links and in bridges, in the order in which packets pass those of one place.
+///
+/// # Errors
+/// The chains cannot be listed.
+pub fn link_chains(netlink: &mut Netlink) -> io::Result<Vec<LinkChain>> {
+    let all = all_chains(netlink)?.into_iter();
+    let at_link = |(position, chain, links)| match position {
+        Position::Link(hook) => Some(LinkChain { chain, hook, links }),
+        Position::Of(_) => None,
     };
+    Ok(all.filter_map(at_link).collect())
+}
+
+/// Returns all base chains, those with the smallest priority first, with the links at which they are.
+fn all_chains(netlink: &mut Netlink) -> io::Result<Vec<(Position, BaseChain, Vec<String>)>> {
+    let data = netlink.dump(GETCHAIN, |w, kind, flags| w.begin(kind, flags, &[0; NFGENMSG]))?;
     let chains = messages(&data).filter(|message| message.kind == NEWCHAIN);
-    let mut chains: Vec<BaseChain> = chains.filter_map(|message| chain(message.payload)).collect();
-    chains.sort_by_key(|chain| chain.priority);
+    let mut chains: Vec<_> = chains.filter_map(|message| base_chain(message.payload)).collect();
+    chains.sort_by_key(|(_, chain, _)| chain.priority);
     Ok(chains)
+}
+
+fn base_chain(payload: &[u8]) -> Option<(Position, BaseChain, Vec<String>)> {
+    let number = *payload.first()?;
+    let family = match number {
+        INET => "inet",
+        2 => "ip",
+        NETDEV => "netdev",
+        BRIDGE_FAMILY => "bridge",
+        10 => "ip6",
+        _ => return None,
+    };
+    let get = |kind: u16| attr_after(payload, NFGENMSG, kind);
+    let place = get(CHAIN_HOOK)?;
+    let of_hook = |kind: u16| attr(place, kind).map(be32_of);
+    let chain = BaseChain {
+        family,
+        number,
+        table: get(TABLE_NAME).map(text).unwrap_or_default().to_owned(),
+        name: get(CHAIN_NAME).map(text).unwrap_or_default().to_owned(),
+        is_nat: get(CHAIN_TYPE).map(text) == Some("nat"),
+        priority: of_hook(HOOK_PRIORITY).unwrap_or(0).cast_signed(),
+        drops: get(CHAIN_POLICY).is_some_and(|policy| be32_of(policy) == POLICY_DROP),
+    };
+    // One link has an attribute of its own, and also stands in the list of newer kernels.
+    let list = attrs(attr(place, HOOK_DEVICES).unwrap_or_default()).filter(|(kind, _)| *kind == HOOK_DEVICE_NAME);
+    let one = attr(place, HOOK_DEVICE).into_iter();
+    let links = one.chain(list.map(|(_, name)| name)).map(|name| text(name).to_owned()).collect();
+    Some((position(number, of_hook(HOOK_NUMBER)?)?, chain, links))
 }
 
 /// Reads a big-endian number. 0 if the value has another length.

@@ -86,11 +86,11 @@ async fn ask_agent(sources: &mut NodeSources) {
     sources.backend = status.backend;
 }
 
-/// Returns the published addresses of some peers that packets do not reach, and of one that is fine.
+/// Returns all published addresses, of both families, of some peers that packets do not reach, and of one that is fine.
 fn peers_to_follow(peers: &[Peer]) -> Vec<IpAddr> {
-    let address = |peer: &Peer| peer.public.split([',', ' ']).next()?.parse().ok();
-    let of_state = |state| peers.iter().filter(move |peer| peer.state == state).filter_map(address);
-    of_state(PeerState::Unreachable).take(MAX_PEERS).chain(of_state(PeerState::Programmed).take(1)).collect()
+    let of_state = |state, most| peers.iter().filter(move |peer| peer.state == state).take(most);
+    let chosen = of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, 1));
+    chosen.flat_map(|peer| peer.public.split([',', ' ']).filter_map(|addr| addr.parse().ok())).collect()
 }
 
 /// Returns all addresses of some peers that packets do not reach, and of some that are fine.
@@ -209,4 +209,31 @@ pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<A
         }
     }
     Ok(Answer { text, code: if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(cli::FAILURE) } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_addresses_of_a_peer_are_followed() {
+        let peer = |public: &str, state| Peer {
+            subnet: "10.5.9.0/24".to_owned(),
+            public: public.to_owned(),
+            backend: "vxlan".to_owned(),
+            state,
+            not_encrypted: false,
+            reason: None,
+            sessions: Vec::new(),
+            probe: None,
+        };
+        let peers = [
+            peer("192.0.2.1, 2001:db8::1", PeerState::Programmed),
+            peer("192.0.2.2,2001:db8::2", PeerState::Unreachable),
+            peer("192.0.2.3", PeerState::Programmed),
+            peer("192.0.2.4", PeerState::SetAside),
+        ];
+        let followed: Vec<String> = peers_to_follow(&peers).iter().map(ToString::to_string).collect();
+        assert_eq!(followed, ["192.0.2.2", "2001:db8::2", "192.0.2.1", "2001:db8::1"]);
+    }
 }

@@ -52,7 +52,7 @@ pub struct SubnetEnv {
 }
 
 /// Returns the node's own address in its subnet: the first after the network address.
-fn gateway(net: IpNet) -> IpAddr {
+pub fn gateway(net: IpNet) -> IpAddr {
     let first = bits(net.network());
     address(family(&net), if net.prefix_len() < net.max_prefix_len() { first + 1 } else { first })
 }

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use weft_lab::netns::checked;
 use weft_lab::node::Node;
-use weft_lab::{BackendKind, Lab, LabOptions};
+use weft_lab::{BackendKind, Lab, LabOptions, Pods, Wiring};
 
 use crate::exe::weft_exe;
 use crate::{on_this_thread, options};
@@ -170,6 +170,11 @@ fn a_healthy_pair_works_over_udp_and_over_ipv6() {
         ensure!(there.step("fdb")?["is"].as_str().unwrap_or_default().contains("fd77::"), "{:#}", there.answer);
         let back = explain(&lab.nodes[0], to, from, &[]).await?;
         back.ends(0, WORKS)?;
+        let rule = ["-w", "20", "-I", "FORWARD", "-j", "DROP"];
+        checked(lab.nodes[0].ns.command("ip6tables-nft").args(rule)).await?;
+        let dropped = explain(&lab.nodes[0], from, to, &[]).await?;
+        dropped.ends(2, "ip6tables-nft FORWARD drops the packet: -A FORWARD -j DROP")?;
+        ensure!(command(&dropped, ";").contains("`ip6tables-nft -S FORWARD`"), "{:#}", dropped.answer);
         Ok(())
     });
 }
@@ -254,6 +259,7 @@ fn a_policy_and_a_rule_that_drop_forwarded_packets_are_quoted() {
         let explained = pair.explain(&[]).await?;
         explained.ends(2, "iptables-nft FORWARD drops the packet: policy DROP of FORWARD")?;
         // A rule before it accepts the packets, and a rule before that one drops a port.
+        run("-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT").await?;
         run(&format!("-A FORWARD -s {} -j ACCEPT", pair.from)).await?;
         pair.explain(&[]).await?.ends(0, WORKS)?;
         run("-I FORWARD -p tcp --dport 7099 -j DROP").await?;
@@ -275,7 +281,10 @@ fn a_chain_of_nftables_that_drops_forwarded_packets_is_named() {
         checked(pair.node().ns.command("nft").arg(chain)).await?;
         let explained = pair.explain(&[]).await?;
         explained.ends(2, "nft chain inet fw way drops the packet: policy drop")?;
-        let accept = format!("add rule inet fw way ip saddr {} accept", pair.from);
+        let accept = format!(
+            "add rule inet fw way ct state established accept; add rule inet fw way ip saddr {} accept",
+            pair.from
+        );
         checked(pair.node().ns.command("nft").arg(accept)).await?;
         pair.explain(&[]).await?.ends(0, WORKS)
     });
@@ -466,6 +475,217 @@ fn a_service_is_followed_to_an_endpoint_and_a_packet_to_the_outside_is_masquerad
         // No service has this port.
         let explained = explain(node, from, service, &["--port", "81"]).await?;
         ensure!(explained.step("service").is_err(), "{:#}", explained.answer);
+        Ok(())
+    });
+}
+
+/// Returns the text of a step.
+fn text<'a>(explained: &'a Explained, step: &str) -> Result<&'a str> {
+    Ok(explained.step(step)?["is"].as_str().unwrap_or_default())
+}
+
+/// Returns the remedy up to a word.
+fn command<'a>(explained: &'a Explained, end: &str) -> &'a str {
+    let remedy = explained.answer["remedy"].as_str().unwrap_or_default();
+    remedy.split(end).next().unwrap_or_default()
+}
+
+#[test]
+fn chains_at_links_and_in_the_bridge_that_drop_the_packet_are_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let sound = pair.explain(&[]).await?;
+        sound.ends(0, WORKS)?;
+        let port = text(&sound, "pod")?.rsplit(' ').next().context("a port")?;
+        for (family, chain) in [
+            ("netdev", "filter hook ingress device flannel.1"),
+            ("netdev", "filter hook ingress device PORT"),
+            ("netdev", "filter hook egress device cni0"),
+            ("bridge", "filter hook input"),
+            ("bridge", "filter hook output"),
+        ] {
+            let chain = chain.replace("PORT", port);
+            let rules = format!("table {family} f {{ chain i {{ type {chain} priority 0; policy drop; }}; }}");
+            checked(pair.node().ns.command("nft").arg(&rules)).await?;
+            let explained = pair.explain(&[]).await?;
+            explained.ends(2, &format!("nft chain {family} f i drops packets ")).with_context(|| rules.clone())?;
+            let remedy = explained.answer["remedy"].as_str().unwrap_or_default();
+            checked(pair.node().ns.command("sh").args(["-c", remedy])).await?;
+            pair.explain(&[]).await?.ends(0, WORKS).with_context(|| rules.clone())?;
+            let flush = format!("delete table {family} f");
+            checked(pair.node().ns.command("nft").arg(&flush)).await?;
+        }
+        // The chain at the uplink drops the packets of the tunnel.
+        let rules =
+            "table netdev f { chain i { type filter hook ingress device eth0 priority 0; udp dport 8472 drop; }; }";
+        checked(pair.node().ns.command("nft").arg(rules)).await?;
+        let explained = pair.explain(&[]).await?;
+        explained
+            .ends(2, "nft chain netdev f i drops packets that arrive on eth0: meta l4proto udp dport 8472 drop")?;
+        ensure!(explained.step("tunnel rules")?["state"] == "broken");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rule_that_drops_the_answer_is_named_and_one_that_accepts_answers_is_no_fault() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let (from, to) = (pair.from, pair.to);
+        let nft = async |rules: String| checked(pair.node().ns.command("nft").arg(&rules)).await;
+        let chain = "chain fw { type filter hook forward priority -10;";
+        let set = format!("set bl {{ type ipv4_addr; flags interval; elements = {{ {to}/32 }}; }};");
+        nft(format!("table ip c {{ {set} {chain} ip saddr @bl drop; }}; }}")).await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, "nft chain ip c fw drops the packet: ip saddr @bl drop")?;
+        ensure!(explained.step("answer: rules").is_ok(), "{:#}", explained.answer);
+        nft("delete table ip c".to_owned()).await?;
+        // As a firewall that lets pods of this node begin connections, and no others.
+        nft(format!(
+            "table ip c {{ {chain} policy drop; ct state established,related accept; ip saddr {from} accept; }}; }}"
+        ))
+        .await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        let back = explain(pair.node(), to, from, &[]).await?;
+        back.ends(2, "nft chain ip c fw drops the packet: policy drop")?;
+        nft("delete table ip c".to_owned()).await?;
+        // What no connection is known of is not new.
+        nft(format!(
+            "table ip c {{ chain pre {{ type filter hook prerouting priority raw; ip saddr {from} notrack; }}; \
+             {chain} ct state untracked drop; }}; }}"
+        ))
+        .await?;
+        pair.explain(&[]).await?.ends(2, "nft chain ip c fw drops the packet: ct state != 0x0/0x40 drop")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rate_limit_that_drops_packets_of_the_tunnel_is_a_doubt() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        for (rule, code, part) in [
+            (
+                "udp dport 8472 limit rate over 2/second burst 2 packets drop",
+                1,
+                "nft chain inet f in drops what is beyond a rate",
+            ),
+            ("tcp dport 22 limit rate over 2/second drop", 0, WORKS),
+        ] {
+            let rules = format!("table inet f {{ chain in {{ type filter hook input priority 0; {rule}; }}; }}");
+            checked(pair.node().ns.command("nft").arg(&rules)).await?;
+            pair.explain(&[]).await?.ends(code, part)?;
+            checked(pair.node().ns.command("nft").arg("delete table inet f")).await?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_vpn_that_takes_the_underlay_is_a_doubt_and_a_route_that_refuses_it_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        for kind in ["blackhole", "unreachable", "prohibit"] {
+            pair.ip(&format!("route add {kind} 192.168.77.12/32")).await?;
+            let explained = pair.explain(&[]).await?;
+            explained.ends(2, &format!("the route {kind} 192.168.77.12/32 "))?;
+            checked(pair.node().ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+            pair.explain(&[]).await?.ends(0, WORKS)?;
+        }
+        for words in ["tuntap add tun9 mode tun", "link set tun9 up", "addr add 10.9.9.1/24 dev tun9"] {
+            pair.ip(words).await?;
+        }
+        pair.ip("route add 192.168.77.0/25 dev tun9").await?;
+        let ping =
+            pair.node().pods[0].ns.command("ping").args(["-c", "2", "-W", "1", &pair.to.to_string()]).output().await?;
+        ensure!(!ping.status.success(), "the kernel uses the route of the VPN");
+        let explained = pair.explain(&[]).await?;
+        explained.ends(1, "packets to 192.168.77.12 leave over tun9, and flannel.1 was made for another link")?;
+        ensure!(explained.step("underlay route")?["state"] == "doubt", "{:#}", explained.answer);
+        let remedy = explained.answer["remedy"].as_str().unwrap_or_default();
+        ensure!(remedy.contains("ip rule add to 192.168.77.12 lookup main pref 100"), "{remedy}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let pod = &pair.node().pods[0].ns;
+        let sound = pair.explain(&[]).await?;
+        sound.ends(0, WORKS)?;
+        let port = text(&sound, "pod")?.rsplit(' ').next().context("a port")?.to_owned();
+        let (from, to) = (pair.from, pair.to);
+        let gateway = pod.ip("route show default").await?;
+        let gateway = gateway.split(' ').nth(2).context("a gateway")?;
+        let wrong = "lladdr 02:00:00:00:00:99 nud permanent";
+        for (is_inside, fault, part) in [
+            (true, "route del default".to_owned(), format!("the pod {from} has no route to {to}")),
+            (
+                true,
+                format!("neigh replace {gateway} {wrong} dev eth0"),
+                format!("a permanent entry for its gateway {gateway}"),
+            ),
+            (false, format!("neigh replace {from} {wrong} dev cni0"), format!("a permanent entry for its pod {from}")),
+            (
+                false,
+                format!("link set {port} nomaster"),
+                format!("{port}, which leads to the pod {from}, is no port of cni0"),
+            ),
+            (false, format!("link set {port} down"), format!("{port} is down")),
+        ] {
+            if is_inside {
+                pod.ip(&fault).await?
+            } else {
+                pair.ip(&fault).await?
+            };
+            let explained = pair.explain(&[]).await?;
+            explained.ends(2, &part).with_context(|| fault.clone())?;
+            checked(pair.node().ns.command("sh").args(["-c", command(&explained, ", or")])).await?;
+            pair.explain(&[]).await?.ends(0, WORKS).with_context(|| fault.clone())?;
+        }
+        pod.ip("link set eth0 down").await?;
+        pair.explain(&[]).await?.ends(2, &format!("eth0 of the pod {from} is down"))?;
+        // Another bridge has the link.
+        pod.ip("link set eth0 up").await?;
+        pair.ip("link add br9 up type bridge").await?;
+        pair.ip(&format!("link set {port} master br9")).await?;
+        let back = explain(pair.node(), to, from, &[]).await?;
+        back.ends(2, &format!("{port}, which leads to the pod {from}, is no port of cni0"))
+    });
+}
+
+/// Pods without a bridge, nodes behind a router, and both families.
+#[test]
+fn a_healthy_pair_works_with_routed_pods_and_behind_a_router() {
+    on_this_thread(async {
+        let veth = Pods { count: 2, wiring: Wiring::Veth };
+        for options in [
+            LabOptions { nodes: 2, pods: veth, ipv6: true, ..options() },
+            LabOptions { nodes: 2, pods: veth, backend: BackendKind::HostGw, ..options() },
+            LabOptions { nodes: 3, router: true, direct_routing: true, ipv6: true, ..options() },
+        ] {
+            let lab = Lab::start(&options).await?;
+            lab.reach_all().await?;
+            let node = &lab.nodes[0];
+            for other in &lab.nodes[1..] {
+                for (from, to) in node.pods[0].addrs.iter().zip(&other.pods[0].addrs) {
+                    for (from, to) in [(from, to), (to, from)] {
+                        let explained = explain(node, *from, *to, &["--probe"]).await?;
+                        explained.ends(0, WORKS)?;
+                        let steps = explained.answer["steps"].as_array().context("steps")?;
+                        let is_ok = |step: &Value| step["state"] == "ok";
+                        ensure!(steps.iter().all(is_ok), "{:#}", explained.answer);
+                    }
+                }
+            }
+            // Two pods of one node.
+            let pods: Vec<IpAddr> = node.pods.iter().map(|pod| pod.addrs[0]).collect();
+            if let [first, second, ..] = pods[..] {
+                explain(node, first, second, &[]).await?.ends(0, WORKS)?;
+            }
+        }
         Ok(())
     });
 }

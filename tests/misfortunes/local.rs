@@ -68,6 +68,31 @@ fn a_firewall_of_the_node_drops_the_tunnel() {
     });
 }
 
+/// 81 and 83, on a node with both families: a rule for IPv6 alone, and one that drops what pods of the other node send.
+#[test]
+fn a_firewall_drops_one_family_or_one_direction_alone() {
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { ipv6: true, ..options() }).await?;
+        let (node, other) = (&lab.nodes[0], &lab.nodes[1]);
+        lab.reach_all().await?;
+        gone(node, "firewall").await?;
+        run(node, "ip6tables-nft -A INPUT -p udp --dport 8472 -j DROP").await?;
+        let remedy = "ip6tables-nft -I INPUT -p udp --dport 8472 -j ACCEPT";
+        named(node, "firewall", &["INPUT of ip6tables-nft", "UDP port 8472", "from fd77:", "-j DROP", remedy]).await?;
+        run(node, remedy).await?;
+        gone(node, "firewall").await?;
+        let pod = other.pods[0].addrs[0];
+        let subnet = format!("{}/24", pod.to_string().rsplit_once('.').context("an IPv4 address")?.0.to_owned() + ".0");
+        let set = format!("set bl {{ type ipv4_addr; flags interval; elements = {{ {subnet} }}; }};");
+        let chain = "chain fw { type filter hook forward priority -10; ip saddr @bl drop; };";
+        checked(node.ns.command("nft").arg(format!("table ip c {{ {set} {chain} }}"))).await?;
+        let from = format!("from pods of {subnet} to pods of ");
+        named(node, "firewall", &["chain ip c fw of nftables", &from, "ip saddr @bl drop"]).await?;
+        run(node, "nft delete table ip c").await?;
+        gone(node, "firewall").await
+    });
+}
+
 /// 6, 7, 10, 11, 26: one after the other on a node that is sound before and afterwards.
 #[test]
 fn rules_routes_and_settings_of_other_programs() {

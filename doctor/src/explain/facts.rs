@@ -3,11 +3,13 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
 use weft_backends::owner::PROTOCOL;
 
+use super::rules::Connection;
 use crate::node::SubnetFile;
 
 /// The packet.
@@ -80,6 +82,16 @@ pub struct Device {
     pub carrier: bool,
     /// True if its alias says that an agent of weft made it.
     pub of_weft: bool,
+    /// Its MAC address, if it has one.
+    pub mac: Option<Mac>,
+    /// Interface index of the bridge that it is a port of, or 0.
+    pub master: u32,
+    /// Interface index of the link by which a tunnel device sends its packets, or 0 if it is bound to none.
+    pub lower: u32,
+    /// Interface index of the other end of a veth pair, in the namespace of that end, or 0.
+    pub link: u32,
+    /// The number of the network namespace of the other end, if that is another namespace.
+    pub peer_netns: Option<i32>,
 }
 
 /// How a device carries packets.
@@ -88,6 +100,8 @@ pub enum DeviceKind {
     /// To a neighbour with a MAC address.
     #[default]
     Ethernet,
+    /// As Ethernet, over one of its ports.
+    Bridge,
     /// To this host itself.
     Loopback,
     /// In UDP packets, to the address of an FDB entry.
@@ -108,7 +122,7 @@ pub enum DeviceKind {
 impl DeviceKind {
     /// Returns true if the packets leave this host inside other packets.
     pub fn is_tunnel(&self) -> bool {
-        !matches!(self, DeviceKind::Ethernet | DeviceKind::Loopback)
+        !matches!(self, DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback)
     }
 }
 
@@ -232,6 +246,27 @@ pub struct Way {
     pub tunnel: Option<Tunnel>,
     /// The longest route of weft in the main table for the destination, if another route was chosen.
     pub route_of_weft: Option<Route>,
+    /// What connection tracking says of the packet.
+    pub connection: Connection,
+    /// The pod of this node that sends it, if one was found.
+    pub from_pod: Option<Pod>,
+    /// The pod of this node that gets it, if one was found.
+    pub to_pod: Option<Pod>,
+}
+
+/// A pod of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// A path of its network namespace.
+    pub netns: PathBuf,
+    /// The link in it that has the address.
+    pub link: Device,
+    /// The other end of that link, on this host.
+    pub host_link: Device,
+    /// The way of its packets to the other address.
+    pub route: Lookup,
+    /// The gateway of that route, and the neighbour entry for it.
+    pub gateway: Option<(IpAddr, Read<Neighbour>)>,
 }
 
 /// Where an address belongs to, as this host knows.
@@ -336,7 +371,7 @@ pub struct Facts {
     pub subnet_file: SubnetFile,
     /// The agent.
     pub agent: Agent,
-    /// The ways, in order: of the packet, and if it comes from elsewhere, of the answer. Empty if neither address belongs to this host.
+    /// The ways, in order: of the packet, and of the answer if it passes this host. Empty if neither address belongs to this host.
     pub ways: Vec<Way>,
     /// Devices of weft that are down.
     pub down: Vec<Device>,

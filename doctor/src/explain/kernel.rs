@@ -11,7 +11,7 @@ use nix::libc;
 use weft_backends::owner::ALIAS;
 use weft_netlink::rt::{PLAIN, family};
 use weft_netlink::socket::Netlink;
-use weft_netlink::wire::{Writer, attrs, attrs_after, ip, messages, text, u8_at, u16_at, u32_at};
+use weft_netlink::wire::{Writer, attr, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
 use super::facts::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 
@@ -27,6 +27,11 @@ const RTAX_MTU: u16 = 2;
 /// Attributes of a vxlan device (linux/if_link.h).
 const IFLA_VXLAN_ID: u16 = 1;
 const IFLA_VXLAN_PORT: u16 = 15;
+/// The link of a vxlan device, and that of an ipip device (linux/if_tunnel.h).
+const IFLA_VXLAN_LINK: u16 = 3;
+const IFLA_IPTUN_LINK: u16 = 1;
+/// The other end of a link is in the network namespace with this number.
+const IFLA_LINK_NETNSID: u16 = 37;
 /// The interface has a carrier (linux/if.h).
 const IFF_LOWER_UP: u32 = 1 << 16;
 /// Sizes of `struct rtmsg`, `struct ndmsg` and `struct ifinfomsg`.
@@ -93,20 +98,28 @@ impl Kernel {
     /// # Errors
     /// The dump fails.
     pub fn route_of_weft(&mut self, to: IpAddr) -> io::Result<Option<Route>> {
-        let fixed = [family(to), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-        let mut longest: Option<Route> = None;
+        let routes = self.main_table(to.is_ipv4())?.into_iter();
+        Ok(longest(routes.filter(|route| route.of_weft() && route.kind == RouteKind::Unicast), to))
+    }
+
+    /// Returns the longest route of the main table for this address, whatever it does.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn route_of_main(&mut self, to: IpAddr) -> io::Result<Option<Route>> {
+        Ok(longest(self.main_table(to.is_ipv4())?.into_iter(), to))
+    }
+
+    /// Returns the routes of one family in the main table.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn main_table(&mut self, is_ipv4: bool) -> io::Result<Vec<Route>> {
+        let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 };
+        let fixed = [family as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let data = self.netlink.dump(libc::RTM_GETROUTE, |w, kind, flags| w.begin(kind, flags, &fixed))?;
-        for found in messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload)) {
-            let len = |route: &Route| route.prefix.map(|net| net.prefix_len());
-            let fits = found.of_weft()
-                && found.kind == RouteKind::Unicast
-                && found.table == u32::from(libc::RT_TABLE_MAIN)
-                && found.prefix.is_some_and(|net| net.contains(&to));
-            if fits && longest.as_ref().is_none_or(|longest| len(longest) < len(&found)) {
-                longest = Some(found);
-            }
-        }
-        Ok(longest)
+        let routes = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload));
+        Ok(routes.filter(|route| route.table == u32::from(libc::RT_TABLE_MAIN)).collect())
     }
 
     /// Returns the neighbour with this address on a device.
@@ -135,6 +148,12 @@ impl Kernel {
             attrs_after(payload, NDMSG).find(|(kind, _)| *kind == libc::NDA_DST).and_then(|(_, value)| ip(value))
         })
     }
+}
+
+/// Returns the route with the longest prefix that contains this address.
+fn longest(routes: impl Iterator<Item = Route>, to: IpAddr) -> Option<Route> {
+    let fits = routes.filter(|route| route.prefix.is_some_and(|net| net.contains(&to)));
+    fits.max_by_key(|route| route.prefix.map(|net| net.prefix_len()))
 }
 
 fn get_route(w: &mut Writer, packet: &Packet, arrives: Option<u32>, flags: u32) {
@@ -226,13 +245,19 @@ fn device(payload: &[u8]) -> Device {
         match kind {
             libc::IFLA_IFNAME => device.name = text(value).to_owned(),
             libc::IFLA_MTU => device.mtu = u32_at(value, 0),
+            libc::IFLA_MASTER => device.master = u32_at(value, 0),
+            libc::IFLA_ADDRESS => device.mac = value.try_into().ok().map(Mac),
+            libc::IFLA_LINK => device.link = u32_at(value, 0),
+            IFLA_LINK_NETNSID => device.peer_netns = Some(i32_at(value, 0)),
             libc::IFLA_IFALIAS => device.of_weft = text(value).starts_with(ALIAS),
             libc::IFLA_LINKINFO => {
                 let find = |wanted: u16| attrs(value).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
                 let data = find(libc::IFLA_INFO_DATA).unwrap_or_default();
+                let lower = |wanted: u16| attr(data, wanted).map_or(0, |index| u32_at(index, 0));
                 match find(libc::IFLA_INFO_KIND).map(text) {
-                    Some("vxlan") => device.kind = vxlan(data),
-                    Some("ipip") => device.kind = DeviceKind::Ipip,
+                    Some("vxlan") => (device.kind, device.lower) = (vxlan(data), lower(IFLA_VXLAN_LINK)),
+                    Some("ipip") => (device.kind, device.lower) = (DeviceKind::Ipip, lower(IFLA_IPTUN_LINK)),
+                    Some("bridge") => device.kind = DeviceKind::Bridge,
                     Some("wireguard") => device.kind = DeviceKind::WireGuard,
                     Some("tun") => device.kind = DeviceKind::Tun,
                     _ => {}

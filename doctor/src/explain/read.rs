@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Follows a packet from one table of the kernel to the next.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
 use super::facts::{
-    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
+    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Pod, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::kernel::Kernel;
+use super::pod;
+use super::rules::Connection;
 use crate::node::{SubnetFile, read_subnet_file};
 
 /// Reads everything about a packet.
@@ -20,13 +23,18 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
     let mut kernel = Kernel::open()?;
     let devices = kernel.devices()?;
     let subnet_file = read_subnet_file(subnet_file);
-    let mut walk = Walk { kernel, devices, subnet_file, agent };
+    let mut walk = Walk { kernel, devices, subnet_file, agent, pods: HashMap::new() };
     let (from, to) = (walk.place(packet.from), walk.place(packet.to));
-    let ways = match (from.is_here(), to.is_here()) {
-        (true, _) => vec![walk.way(packet, &from, &to)],
-        (false, true) => vec![walk.way(packet, &from, &to), walk.way(packet.answer(), &to, &from)],
-        (false, false) => Vec::new(),
-    };
+    let mut ways = Vec::new();
+    if from.is_here() || to.is_here() {
+        ways.push(walk.way(packet, &from, &to));
+    }
+    let is_of_cluster = |place: &Place| matches!(place, Place::Peer(_) | Place::Network);
+    // Answers from outside come to another address, if the source address is translated.
+    let has_answer = if from.is_here() { is_of_cluster(&to) } else { to.is_here() };
+    if has_answer {
+        ways.push(Way { connection: Connection::Established, ..walk.way(packet.answer(), &to, &from) });
+    }
     let down = walk.devices.into_iter().filter(|device| device.of_weft && !device.up).collect();
     let forwarding = forwarding(packet.to);
     Ok(Facts { packet, from, to, subnet_file: walk.subnet_file, agent: walk.agent, ways, down, forwarding })
@@ -44,6 +52,8 @@ struct Walk {
     devices: Vec<Device>,
     subnet_file: SubnetFile,
     agent: Agent,
+    /// The pods that were looked for. Both ways are those between the same two addresses.
+    pods: HashMap<IpAddr, Option<Pod>>,
 }
 
 impl Walk {
@@ -102,7 +112,15 @@ impl Walk {
         } else {
             None
         };
-        Way { packet, arrives, hop, tunnel, route_of_weft }
+        let mut pod = |place: &Place, own, other| match place {
+            Place::Pod => {
+                let devices = &self.devices;
+                self.pods.entry(own).or_insert_with(|| pod::look(devices, own, other)).clone()
+            }
+            _ => None,
+        };
+        let (from_pod, to_pod) = (pod(from, packet.from, packet.to), pod(to, packet.to, packet.from));
+        Way { packet, arrives, hop, tunnel, route_of_weft, connection: Connection::New, from_pod, to_pod }
     }
 
     fn hop(&mut self, packet: &Packet, arrives: Option<&Device>) -> Hop {
@@ -113,7 +131,9 @@ impl Walk {
         };
         let device = unicast.and_then(|route| self.device(route.device));
         let nexthop = unicast.map(|route| route.gateway.unwrap_or(packet.to));
-        let has_neighbours = |device: &&Device| matches!(device.kind, DeviceKind::Ethernet | DeviceKind::Vxlan { .. });
+        let has_neighbours = |device: &&Device| {
+            matches!(device.kind, DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Vxlan { .. })
+        };
         let neighbour = match (device.as_ref().filter(has_neighbours), nexthop) {
             (Some(device), Some(nexthop)) => Some(self.kernel.neighbour(device.index, nexthop)),
             _ => None,
@@ -140,7 +160,14 @@ impl Walk {
         };
         let outer = remote.map(|remote| {
             let packet = Packet { from: unspecified(remote), to: remote, proto: None, port: None };
-            self.hop(&packet, None)
+            let hop = self.hop(&packet, None);
+            // The kernel does not say which route refuses a packet of this host.
+            match (&hop.lookup, self.kernel.route_of_main(remote)) {
+                (Lookup::Refused(_), Ok(Some(route))) if matches!(route.kind, RouteKind::Refuses(_)) => {
+                    Hop { lookup: Lookup::Route(route), ..hop }
+                }
+                _ => hop,
+            }
         });
         Tunnel { fdb, remote, outer }
     }

@@ -136,12 +136,7 @@ fn text(route: &Route, device: Option<&Device>) -> String {
         None => "(no prefix is known)".to_owned(),
     };
     if let RouteKind::Refuses(kind) = route.kind {
-        let word = match kind {
-            libc::RTN_BLACKHOLE => "blackhole",
-            libc::RTN_UNREACHABLE => "unreachable",
-            _ => "prohibit",
-        };
-        text = format!("{word} {text}");
+        text = format!("{} {text}", refusal(kind));
     }
     if let Some(gateway) = route.gateway {
         text.push_str(&format!(" via {gateway}"));
@@ -154,6 +149,15 @@ fn text(route: &Route, device: Option<&Device>) -> String {
         text.push_str(&format!(" table {}", route.table));
     }
     text
+}
+
+/// Returns the word of `ip route` for a route that refuses packets.
+fn refusal(kind: u8) -> &'static str {
+    match kind {
+        libc::RTN_BLACKHOLE => "blackhole",
+        libc::RTN_UNREACHABLE => "unreachable",
+        _ => "prohibit",
+    }
 }
 
 /// Returns the protocol as `ip route` takes it. It has no name for that of weft.
@@ -248,7 +252,7 @@ fn carrier(kind: &DeviceKind) -> String {
         DeviceKind::Ipip => "ipip,".to_owned(),
         DeviceKind::WireGuard => "WireGuard,".to_owned(),
         DeviceKind::Tun => "UDP by the agent,".to_owned(),
-        DeviceKind::Ethernet | DeviceKind::Loopback => String::new(),
+        DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback => String::new(),
     }
 }
 
@@ -295,6 +299,11 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
         (Lookup::Route(route), through) => (route, through.as_ref()),
     };
     let step = Step::ok(name, text(route, through));
+    if let (RouteKind::Refuses(kind), Some(prefix)) = (route.kind, route.prefix) {
+        let family = if remote.is_ipv4() { "ip" } else { "ip -6" };
+        let because = format!("the route {} drops the packets of the tunnel to {remote}", text(route, None));
+        return step.broken(because, format!("{family} route del {} {prefix}", refusal(kind)));
+    }
     let Some(through) = through else {
         return step.broken(
             format!("packets of the tunnel to {remote} do not leave this node"),
@@ -306,6 +315,19 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
             format!("the route to {remote} leads back into {}", device.name),
             "the published address of the peer must not be inside a subnet of pods",
         );
+    }
+    if device.lower != 0 && device.lower != through.index {
+        return Step {
+            state: State::Doubt,
+            because: Some(format!(
+                "packets to {remote} leave over {}, and {} was made for another link, as after the start of a VPN",
+                through.name, device.name
+            )),
+            remedy: Some(format!(
+                "see `ip route get {remote}`; if the main table has the right route: ip rule add to {remote} lookup main pref 100"
+            )),
+            ..step
+        };
     }
     let Some(mtu) = route_mtu(route, Some(through)) else { return step };
     let (step, needed) = (step.mtu(mtu), device.mtu + overhead_of(&device.kind, remote));
@@ -331,6 +353,6 @@ fn overhead_of(kind: &DeviceKind, remote: IpAddr) -> u32 {
         DeviceKind::WireGuard if remote.is_ipv4() => overhead::wireguard() - 20,
         DeviceKind::WireGuard => overhead::wireguard(),
         DeviceKind::Tun => overhead::udp(),
-        DeviceKind::Ethernet | DeviceKind::Loopback => 0,
+        DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback => 0,
     }
 }

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use weft_cni::masquerade::words;
 
-use super::facts::{Packet, Proto, Way};
+use super::facts::{Device, Packet, Proto, Way};
 use super::{State, Step};
 
 /// How deep jumps are followed, as in nftables (NFT_JUMP_STACK_SIZE of the kernel).
@@ -34,17 +34,55 @@ pub struct Tested<'a> {
     pub output: Option<&'a str>,
     /// A rule may have given the packet a mark. Without one, its mark is 0.
     pub may_have_mark: bool,
+    /// What connection tracking says of the packet.
+    pub connection: Connection,
+    /// How many bits of the source and of the destination are known, if the packet stands for those between two subnets.
+    pub known_bits: Option<(u8, u8)>,
+}
+
+/// The state of a connection, as rules test it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Connection {
+    /// The packet begins a connection.
+    #[default]
+    New,
+    /// It answers another packet.
+    Established,
+    /// A rule took it out of connection tracking.
+    Untracked,
+}
+
+impl Connection {
+    /// Returns the word of iptables.
+    fn word(self) -> &'static str {
+        match self {
+            Connection::New => "NEW",
+            Connection::Established => "ESTABLISHED",
+            Connection::Untracked => "UNTRACKED",
+        }
+    }
 }
 
 impl<'a> Tested<'a> {
+    /// Returns what rules can test of a packet with these devices that begins a connection.
+    pub fn new(packet: &'a Packet, input: Option<&'a str>, output: Option<&'a str>) -> Tested<'a> {
+        Tested { packet, input, output, may_have_mark: false, connection: Connection::New, known_bits: None }
+    }
+
     /// Returns what rules can test of the packet of a way.
     pub fn of(way: &'a Way) -> Tested<'a> {
-        Tested {
-            packet: &way.packet,
-            input: way.arrives.as_ref().map(|device| device.name.as_str()),
-            output: way.hop.device.as_ref().map(|device| device.name.as_str()),
-            may_have_mark: false,
-        }
+        let name = |device: &'a Option<Device>| device.as_ref().map(|device| device.name.as_str());
+        Tested { connection: way.connection, ..Tested::new(&way.packet, name(&way.arrives), name(&way.hop.device)) }
+    }
+
+    /// Returns the source with the number of its bits that are known.
+    fn source(&self) -> (IpAddr, Option<u8>) {
+        (self.packet.from, self.known_bits.map(|(bits, _)| bits))
+    }
+
+    /// Returns the destination with the number of its bits that are known.
+    fn destination(&self) -> (IpAddr, Option<u8>) {
+        (self.packet.to, self.known_bits.map(|(_, bits)| bits))
     }
 }
 
@@ -96,6 +134,10 @@ pub struct Outcome {
     pub fate: Option<(Fate, String)>,
     /// The first rule that was not evaluated and could decide otherwise, with its decision.
     pub not_evaluated: Option<(Fate, String)>,
+    /// The first rule that drops those of these packets that are beyond a rate.
+    pub limited: Option<String>,
+    /// A rule takes the packet out of connection tracking.
+    pub untracked: bool,
 }
 
 impl Outcome {
@@ -139,6 +181,12 @@ impl Outcome {
         }
         let step = Step::ok("rules", text);
         match (fate, other) {
+            (Fate::Accepted, _) if self.limited.is_some() => Step {
+                state: State::Doubt,
+                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate: {rule}")),
+                remedy: Some(remedy.to_owned()),
+                ..step
+            },
             (Fate::Dropped, None) => step.broken(format!("{name} drops the packet: {rule}"), remedy),
             (Fate::Dropped, Some((_, unread))) => Step {
                 state: State::Doubt,
@@ -215,6 +263,10 @@ impl Walk<'_> {
                     self.tested.may_have_mark = true;
                     continue;
                 }
+                "NOTRACK" | "CT" if is_match == Matches::Yes => {
+                    self.outcome.untracked |= target == "NOTRACK" || spec.iter().any(|word| word == "--notrack");
+                    continue;
+                }
                 other => {
                     let end = self.chain(other, depth + 1, is_match);
                     match end {
@@ -281,8 +333,8 @@ fn next_option(spec: &[String], from: usize) -> usize {
 fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
     let packet = tested.packet;
     match option {
-        "-s" | "--source" => inside(value, packet.from),
-        "-d" | "--destination" => inside(value, packet.to),
+        "-s" | "--source" => inside(value, tested.source()),
+        "-d" | "--destination" => inside(value, tested.destination()),
         "-i" => Matches::from(tested.input.is_some_and(|name| is_interface(value, name))),
         "-o" => Matches::from(tested.output.is_some_and(|name| is_interface(value, name))),
         "-p" => match packet.proto {
@@ -294,12 +346,12 @@ fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
         },
         "--dport" | "--dports" => packet.port.map_or(Matches::Unknown, |port| ports(value, port)),
         "--ctstate" | "--state" => {
-            // The packet begins a connection, and no address of it was translated yet.
+            // No address of the packet was translated yet.
             let mut states = value.split(',');
             if states.clone().any(|state| matches!(state, "DNAT" | "SNAT")) {
                 Matches::Unknown
             } else {
-                Matches::from(states.any(|state| state == "NEW"))
+                Matches::from(states.any(|state| state == tested.connection.word()))
             }
         }
         "--mark" if tested.may_have_mark => Matches::Unknown,
@@ -312,9 +364,14 @@ fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
     }
 }
 
-fn inside(value: &str, address: IpAddr) -> Matches {
-    let net = value.parse::<IpNet>().or_else(|_| value.parse::<IpAddr>().map(IpNet::from));
-    net.map_or(Matches::Unknown, |net| Matches::from(net.contains(&address)))
+fn inside(value: &str, (address, known_bits): (IpAddr, Option<u8>)) -> Matches {
+    let Ok(net) = value.parse::<IpNet>().or_else(|_| value.parse::<IpAddr>().map(IpNet::from)) else {
+        return Matches::Unknown;
+    };
+    match known_bits.and_then(|bits| IpNet::new(address, bits).ok()) {
+        Some(all) if !net.contains(&all) && all.contains(&net) => Matches::Unknown,
+        _ => Matches::from(net.contains(&address)),
+    }
 }
 
 fn is_interface(value: &str, name: &str) -> bool {

@@ -2,11 +2,14 @@
 //! Decides from the facts, without side effects, where a packet is lost.
 
 use super::facts::{Agent, Device, DeviceKind, Difference, Facts, Peer, Place, RouteKind, Way};
-use super::{Explanation, State, Step, Verdict, route_steps};
+use super::{Explanation, State, Step, Verdict, pod_steps, route_steps};
 
 /// What to do about an entry that weft should have written.
 pub(super) const REWRITE: &str =
     "a running agent writes it again: `systemctl status weft`; `weft plan` shows what it would write";
+
+/// The step of what the agent's probes found.
+const PROBES: &str = "agent's probes";
 
 /// Makes the explanation. `rules` contains what the firewall does with the packet of each way, and `probes` the results of packets that were sent.
 pub fn decide(facts: &Facts, rules: &[Vec<Step>], probes: Vec<Step>) -> Explanation {
@@ -46,7 +49,9 @@ fn end(facts: &Facts, steps: &[Step]) -> (Verdict, String, Option<String>) {
         let sentence = "cannot be decided here, because neither address belongs to this node".to_owned();
         return (Verdict::Unknown, sentence, Some(format!("run {node}: weft explain {}", facts.packet.arguments())));
     }
-    if let Some(step) = steps.iter().find(|step| step.state == State::Broken) {
+    // What the probes found is a guess about the cause. A step that shows the cause comes first.
+    let broken = || steps.iter().filter(|step| step.state == State::Broken);
+    if let Some(step) = broken().find(|step| step.step != PROBES).or_else(|| broken().next()) {
         let because = step.because.clone().unwrap_or_else(|| step.is.clone());
         return (Verdict::Broken, format!("broken here, because {because}"), step.remedy.clone());
     }
@@ -78,6 +83,7 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     let mut steps = Vec::new();
     let place = |address| if address == facts.packet.from { &facts.from } else { &facts.to };
     let (from, to) = (place(way.packet.from), place(way.packet.to));
+    steps.extend(pod_steps::sends(facts, way));
     steps.extend(source(way, from));
     if with_lease {
         steps.extend(lease(facts));
@@ -88,6 +94,7 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     }
     steps.extend(route_steps::device(&way.hop));
     steps.extend(route_steps::neighbour(facts, &way.hop));
+    steps.extend(pod_steps::gets(way));
     if let (Some(tunnel), Some(device)) = (&way.tunnel, &way.hop.device) {
         steps.extend(route_steps::tunnel(facts, way, (device, tunnel), to));
     }
@@ -119,7 +126,7 @@ pub(super) fn no_device(step: &str, pod: std::net::IpAddr) -> Step {
 
 fn is_usable(device: &Device) -> bool {
     // A device without a carrier is a bridge without ports, or a cable that is not connected. Tunnels always have one.
-    device.up && (device.carrier || device.kind != DeviceKind::Ethernet)
+    device.up && (device.carrier || !matches!(device.kind, DeviceKind::Ethernet | DeviceKind::Bridge))
 }
 
 /// The step at a device that carries no packets.
@@ -185,7 +192,7 @@ fn reported(facts: &Facts) -> Option<Step> {
         _ => None,
     })?;
     let reason = peer.reason.clone().unwrap_or_else(|| "packets do not reach the peer".to_owned());
-    let step = Step::ok("agent's probes", reason.clone());
+    let step = Step::ok(PROBES, reason.clone());
     Some(step.broken(reason, "look for this text in docs/messages.md; `weft mesh` on both nodes tells the direction"))
 }
 

@@ -10,14 +10,14 @@ use super::facts::{
     Agent, AgentFacts, Device, DeviceKind, Difference, Facts, Hop, Lookup, Mac, Neighbour, Packet, Peer, Place, Proto,
     Read, Route, RouteKind, Tunnel, Way,
 };
-use super::rules::{Chains, Tested, follow};
+use super::rules::{Chains, Connection, Tested, follow};
 use super::{Explanation, State, Step, Verdict, decide};
 use crate::node::SubnetFile;
 
 const MAC: Mac = Mac([0xee, 0, 0, 0, 0, 2]);
 
 fn device(index: u32, name: &str, kind: DeviceKind, mtu: u32) -> Device {
-    Device { index, name: name.to_owned(), kind, mtu, up: true, carrier: true, of_weft: false }
+    Device { index, name: name.to_owned(), kind, mtu, up: true, carrier: true, ..Device::default() }
 }
 
 fn vxlan() -> Device {
@@ -73,6 +73,9 @@ fn healthy() -> Facts {
         hop,
         tunnel: Some(tunnel),
         route_of_weft: None,
+        connection: Connection::New,
+        from_pod: None,
+        to_pod: None,
     };
     let agent = AgentFacts { backend: "vxlan".to_owned(), peers: vec![peer.clone()], differences: Some(Vec::new()) };
     Facts {
@@ -280,6 +283,13 @@ fn what_the_probes_of_the_agent_found_counts_after_everything_that_the_kernel_sh
         way.hop = way.tunnel.take().unwrap().outer.unwrap();
     });
     assert_eq!(to_the_node.verdict, Verdict::Works, "{to_the_node:#?}");
+    // A rule that was read is no guess, although its step comes later.
+    let mut facts = healthy();
+    unreachable(&mut facts);
+    let rule = Step::ok("tunnel rules", "").broken("INPUT drops the packet", "iptables -F INPUT");
+    let report = decide(&facts, &[], vec![rule]);
+    assert_eq!(report.sentence, "broken here, because INPUT drops the packet");
+    assert_eq!(report.remedy.as_deref(), Some("iptables -F INPUT"));
     broken("eth0", |facts| {
         unreachable(facts);
         outer(facts).neighbour = neighbour(libc::NUD_FAILED);
@@ -305,7 +315,7 @@ fn forward(policy: &'static str, rules: &[&str]) -> Step {
         chains.entry(name).or_default().1.push(rule.to_owned());
     }
     let packet = Packet { proto: Some(Proto::Tcp), port: Some(80), ..packet() };
-    let tested = Tested { packet: &packet, input: Some("cni0"), output: Some("flannel.1"), may_have_mark: false };
+    let tested = Tested::new(&packet, Some("cni0"), Some("flannel.1"));
     follow(&Fake(chains), "FORWARD", tested).step("FORWARD", "remedy")
 }
 

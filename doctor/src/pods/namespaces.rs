@@ -76,7 +76,7 @@ fn read_addresses(path: &Path, host: &mut Rtnl, namespace: &mut Namespace) -> an
 }
 
 /// Returns the named namespaces.
-fn names(dir: &Path) -> io::Result<BTreeMap<Id, PathBuf>> {
+pub(crate) fn names(dir: &Path) -> io::Result<BTreeMap<Id, PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         entries => entries?,

@@ -169,3 +169,184 @@ fn a_port_without_hairpin_mode_is_found_only_beside_kube_proxy() {
         process.wait().unwrap();
     });
 }
+
+/// A node with an uplink, a peer, a bridge with two pods, and a vxlan device with a route to the pods of the peer.
+fn with_pods(file: &Path) -> (NodeSources, OtherNamespace) {
+    let sources = with_peer(file);
+    fs::write(file, ENV).unwrap();
+    let pods = OtherNamespace::new();
+    ip("link add cni0 up type bridge");
+    ip("addr add 10.5.7.1/24 dev cni0");
+    for (name, inside) in [("veth0a1b2c3d", "a0"), ("veth0a1b2c3e", "a1")] {
+        ip(&format!("link add {name} up type veth peer name {inside} netns {}", pods.pid()));
+        ip(&format!("link set {name} master cni0"));
+    }
+    ip("link add flannel.1 up type vxlan id 1 dstport 8472");
+    ip("route add 10.5.9.0/24 dev flannel.1 proto 90");
+    (sources, pods)
+}
+
+#[test]
+fn chains_at_a_link_or_a_bridge_that_drop_are_found_and_the_remedy_lets_packets_pass() {
+    in_namespace(|file| {
+        let (sources, _pods) = with_pods(file);
+        assert_eq!(doctor_with(&sources, "firewall"), []);
+        for (chain, words) in [
+            (
+                "netdev f { chain i { type filter hook ingress device flannel.1 priority 0; policy drop; }; }",
+                ["chain netdev f i of nftables drops", "pods of 10.5.9.0/24", "arrive on flannel.1: policy drop"],
+            ),
+            (
+                "netdev f { chain i { type filter hook ingress device eth0 priority 0; udp dport 8472 drop; }; }",
+                ["chain netdev f i of nftables drops", "UDP port 8472) from 192.0.2.9", "arrive on eth0: "],
+            ),
+            (
+                "netdev f { chain i { type filter hook ingress device veth0a1b2c3e priority 0; policy drop; }; }",
+                ["chain netdev f i of nftables drops", "to pods of 10.5.9.0/24", "arrive on veth0a1b2c3e: policy drop"],
+            ),
+            (
+                "netdev f { chain e { type filter hook egress device eth0 priority 0; ip daddr 192.0.2.9 drop; }; }",
+                ["chain netdev f e of nftables drops", "UDP port 8472) to 192.0.2.9", "leave by eth0: "],
+            ),
+            (
+                "bridge f { chain i { type filter hook input priority 0; policy drop; }; }",
+                ["chain bridge f i of nftables drops", "to pods of 10.5.9.0/24", "in the bridge cni0: policy drop"],
+            ),
+            (
+                "bridge f { chain w { type filter hook forward priority 0; ether type ip drop; }; }",
+                ["chain bridge f w of nftables drops", "between pods of this node", "in the bridge cni0: "],
+            ),
+        ] {
+            shell(&format!("nft 'table {chain}'"));
+            let text = only_text(&sources, "firewall", &words);
+            let remedy = text.lines().nth(1).unwrap();
+            let family = chain.split(' ').next().unwrap();
+            if chain.contains("policy drop") {
+                shell(policy(remedy));
+            } else {
+                assert!(remedy.contains("nft delete rule"), "{remedy}");
+                shell(&format!("nft flush chain {family} f {}", chain.split(' ').nth(4).unwrap()));
+            }
+            assert_eq!(doctor_with(&sources, "firewall"), [], "after {remedy}");
+            shell(&format!("nft delete table {family} f"));
+        }
+    });
+}
+
+/// Returns the command of a remedy that changes a policy, which contains a semicolon itself.
+fn policy(remedy: &str) -> &str {
+    let end = remedy.find("}'").unwrap() + 2;
+    &remedy[..end]
+}
+
+#[test]
+fn chains_at_a_link_or_a_bridge_that_may_let_packets_pass_are_no_finding() {
+    in_namespace(|file| {
+        let (sources, _pods) = with_pods(file);
+        for chain in [
+            // Such a chain keeps a pod from sending with another address than its own.
+            "netdev f { chain i { type filter hook ingress device veth0a1b2c3d priority 0; ip saddr != 10.5.7.2 drop; }; }",
+            "netdev f { chain i { type filter hook ingress device veth0a1b2c3d priority 0; policy drop; ip saddr 10.5.7.2 accept; ether type arp accept; }; }",
+            "netdev f { chain i { type filter hook ingress device eth0 priority 0; ip saddr 10.0.0.0/8 drop; udp dport 53 drop; tcp flags syn drop; }; }",
+            "netdev f { chain i { type filter hook ingress device lo priority 0; policy drop; }; }",
+            "netdev f { chain i { type filter hook ingress device eth0 priority 0; policy drop; udp dport 8472 accept; }; }",
+            "bridge f { chain i { type filter hook input priority 0; iifname veth9 drop; ether type ip6 drop; }; }",
+            "bridge f { chain w { type filter hook forward priority 0; ether saddr 02:00:00:00:00:01 drop; }; }",
+        ] {
+            shell(&format!("nft 'table {chain}'"));
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{chain}");
+            shell(&format!("nft delete table {} f", chain.split(' ').next().unwrap()));
+        }
+    });
+}
+
+#[test]
+fn a_rule_that_drops_forwarded_packets_from_or_to_pods_of_a_peer_is_found() {
+    in_namespace(|file| {
+        let (sources, _pods) = with_pods(file);
+        let set = "nft 'table ip c { set bl { type ipv4_addr; flags interval; elements = { 10.5.9.0/24 }; }; \
+                   chain fw { type filter hook forward priority -10; ip saddr @bl drop; }; }'";
+        for (provoke, words, end) in [
+            (
+                set,
+                ["chain ip c fw of nftables drops", "from pods of 10.5.9.0/24 to pods of 10.5.7.0/24", "ip saddr @bl"],
+                "nft delete table ip c",
+            ),
+            (
+                "iptables-nft -A FORWARD -s 10.5.7.0/24 -d 10.5.0.0/16 -j DROP",
+                ["chain FORWARD of iptables-nft drops", "from pods of 10.5.7.0/24 to pods of 10.5.9.0/24", "-j DROP"],
+                "iptables-nft -F",
+            ),
+            (
+                "nft 'table ip c { chain pre { type filter hook prerouting priority raw; iifname cni0 notrack; }; \
+                 chain fw { type filter hook forward priority -10; ct state untracked drop; }; }'",
+                ["chain ip c fw of nftables drops", "from pods of 10.5.7.0/24 to pods of 10.5.9.0/24", "ct state"],
+                "nft delete table ip c",
+            ),
+            (
+                "iptables-nft -t raw -A PREROUTING -i flannel.1 -j DROP",
+                ["chain ip raw PREROUTING of nftables drops", "from pods of 10.5.9.0/24", "iifname flannel.1"],
+                "iptables-nft -t raw -F",
+            ),
+        ] {
+            shell(provoke);
+            let text = only_text(&sources, "firewall", &words);
+            let other = NodeSources { backend: "host-gw".to_owned(), peers: Vec::new(), ..sources.clone() };
+            only_text(&other, "firewall", &words);
+            let remedy = text.lines().nth(1).unwrap().split(';').next().unwrap();
+            shell(remedy);
+            assert_eq!(doctor_with(&sources, "firewall"), [], "after {remedy}");
+            shell(end);
+            shell("iptables-nft -F; nft flush ruleset");
+        }
+    });
+}
+
+#[test]
+fn rules_that_drop_forwarded_packets_of_some_pods_only_are_no_finding() {
+    in_namespace(|file| {
+        let (sources, _pods) = with_pods(file);
+        let fw = "chain fw { type filter hook forward priority -10;";
+        for chain in [
+            format!("set bl {{ type ipv4_addr; elements = {{ 10.5.9.7, 10.5.7.254 }}; }}; {fw} ip saddr @bl drop; }};"),
+            format!(
+                "set bl {{ type ipv4_addr; flags interval; elements = {{ 10.5.9.0/25 }}; }}; {fw} ip saddr @bl drop; }};"
+            ),
+            format!("{fw} ip daddr 10.5.9.254 drop; ip saddr 10.5.7.1 drop; ip saddr 10.5.9.1-10.5.9.9 drop; }};"),
+            format!("{fw} policy drop; ip saddr 10.5.0.0/16 accept; }};"),
+            format!("{fw} policy drop; ip saddr 10.5.9.3 accept; ip daddr 10.5.9.3 accept; }};"),
+            format!("{fw} tcp dport 22 drop; ct state invalid drop; }};"),
+        ] {
+            shell(&format!("nft 'table ip c {{ {chain} }}'"));
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{chain}");
+            shell("nft delete table ip c");
+        }
+        for rule in ["-s 10.5.9.3 -j DROP", "-d 10.5.7.0/25 -j DROP", "-p tcp -j DROP", "! -s 10.5.0.0/16 -j DROP"] {
+            shell(&format!("iptables-nft -A FORWARD {rule}"));
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{rule}");
+            shell("iptables-nft -F");
+        }
+    });
+}
+
+#[test]
+fn a_rate_limit_that_drops_packets_of_the_tunnel_is_named_while_a_peer_is_not_reached() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        let unreachable = NodeSources { unreachable: 1, ..sources.clone() };
+        for rule in [
+            "udp dport 8472 limit rate over 2/second burst 2 packets drop",
+            "meter m { ip saddr limit rate over 2/second } drop",
+        ] {
+            shell(&format!("nft 'table inet f {{ chain in {{ type filter hook input priority 0; {rule}; }}; }}'"));
+            assert_eq!(doctor_with(&sources, "firewall"), [], "such a rule may be wanted");
+            only_text(&unreachable, "firewall", &["chain inet f in of nftables", "beyond a rate", "from 192.0.2.9"]);
+            shell("nft delete table inet f");
+        }
+        // Only some of the packets are meant, which is not known.
+        shell(
+            "nft 'table inet f { chain in { type filter hook input priority 0; udp sport 53 limit rate over 2/second drop; }; }'",
+        );
+        assert_eq!(doctor_with(&unreachable, "firewall"), []);
+    });
+}

@@ -21,6 +21,12 @@ pub const CHAIN_TYPE: u16 = 7;
 pub const HOOK_NUMBER: u16 = 1;
 /// NFTA_HOOK_PRIORITY, inside [`CHAIN_HOOK`].
 pub const HOOK_PRIORITY: u16 = 2;
+/// NFTA_HOOK_DEV, inside [`CHAIN_HOOK`]: the link of a chain that is at one link.
+pub const HOOK_DEVICE: u16 = 3;
+/// NFTA_HOOK_DEVS, inside [`CHAIN_HOOK`]: the list of links.
+pub const HOOK_DEVICES: u16 = 4;
+/// NFTA_DEVICE_NAME, inside [`HOOK_DEVICES`].
+pub const HOOK_DEVICE_NAME: u16 = 1;
 /// The policy NF_DROP.
 pub const POLICY_DROP: u32 = 0;
 /// The policy NF_ACCEPT.

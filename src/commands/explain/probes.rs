@@ -19,10 +19,12 @@ const SMALL: u16 = 84;
 /// The name of the steps.
 const NAME: &str = "probe";
 
-/// Sends the requests for the last way, which leads to the other address. If neither address belongs to this node, nothing is sent.
+/// Sends the requests for the way that leads to the other address. If neither address belongs to this node, nothing is sent.
 pub async fn send(facts: &Facts) -> Vec<Step> {
-    let Some(way) = facts.ways.last() else { return Vec::new() };
-    let place = if way.packet.to == facts.packet.to { &facts.to } else { &facts.from };
+    let place_of = |way: &Way| if way.packet.to == facts.packet.to { &facts.to } else { &facts.from };
+    let leads_away = facts.ways.iter().find(|way| !place_of(way).is_here());
+    let Some(way) = leads_away.or_else(|| facts.ways.last()) else { return Vec::new() };
+    let place = place_of(way);
     let asked = answering(way, place);
     match ask(way, asked).await {
         Ok(steps) => steps,

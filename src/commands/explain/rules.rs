@@ -4,11 +4,12 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use weft_doctor::explain::facts::{DeviceKind, Hop, Packet, Proto, Way};
+use weft_doctor::explain::facts::{DeviceKind, Hop, Packet, Pod, Proto, Way};
+use weft_doctor::explain::links::{Drops, Point, drops};
 use weft_doctor::explain::nft;
-use weft_doctor::explain::rules::{Chains, Fate, Outcome, Tested, follow};
+use weft_doctor::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
 use weft_doctor::explain::{State, Step};
-use weft_netlink::nftables::{BaseChain, Hook, base_chains};
+use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;
@@ -37,12 +38,14 @@ impl Chains for Table<'_> {
 pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
     let mut steps = Vec::new();
     let family = if way.packet.to.is_ipv4() { Family::V4 } else { Family::V6 };
+    let untracked = Way { connection: Connection::Untracked, ..way.clone() };
+    let way = if is_untracked(way, family) { &untracked } else { way };
     let mut has_read_iptables_nft = false;
     for flavour in iptables::installed() {
         match iptables::save(flavour, family).await {
             Ok(saved) => {
                 has_read_iptables_nft |= flavour != Flavour::Legacy;
-                steps.extend(of_iptables(way, &saved, &flavour.to_string()));
+                steps.extend(of_iptables(way, &saved, &program(flavour, family)));
             }
             Err(ProgramError::Missing { .. }) => {}
             Err(error) => steps.push(Step::unknown("rules", format!("{flavour}: {error}"))),
@@ -53,10 +56,20 @@ pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
         Err(error) if connection::is_unsupported(&error) => {}
         Err(error) => steps.push(Step::unknown("rules", format!("nftables cannot be read: {error}"))),
     }
+    // If nftables cannot be read, there is a step about that already.
+    steps.extend(of_links(way).unwrap_or_default());
     if steps.is_empty() {
         steps.push(Step::ok("rules", "no rule of a firewall concerns the packet"));
     }
     steps
+}
+
+/// Returns the program that lists the rules of a family.
+fn program(flavour: Flavour, family: Family) -> String {
+    match family {
+        Family::V4 => flavour.to_string(),
+        Family::V6 => flavour.to_string().replacen("ip", "ip6", 1),
+    }
 }
 
 /// Returns what the firewalls of this node do with the packets of a vxlan tunnel itself, to the other node and from it. Only what is not in order is
@@ -70,12 +83,52 @@ pub async fn of_tunnel(way: &Way, subnet_file: &Path) -> Vec<Step> {
     };
     let Some(own) = outer.route().and_then(|route| route.source) else { return Vec::new() };
     let packet = |from, to| Packet { from, to, proto: Some(Proto::Udp), port: Some(*port) };
-    let one = |packet, arrives, hop| Way { packet, arrives, hop, tunnel: None, route_of_weft: None };
+    let one = |packet, arrives, hop| Way {
+        packet,
+        arrives,
+        hop,
+        tunnel: None,
+        route_of_weft: None,
+        connection: Connection::New,
+        from_pod: None,
+        to_pod: None,
+    };
     let received = Hop { device: None, nexthop: None, neighbour: None, ..outer.clone() };
     let mut steps = of(&one(packet(own, remote), None, outer.clone()), subnet_file).await;
     steps.extend(of(&one(packet(remote, own), outer.device.clone(), received), subnet_file).await);
     steps.retain(|step| matches!(step.state, State::Broken | State::Doubt));
     steps.into_iter().map(|step| Step { step: "tunnel rules".to_owned(), ..step }).collect()
+}
+
+/// Returns true if a rule takes the packet out of connection tracking before the filter.
+fn is_untracked(way: &Way, family: Family) -> bool {
+    let first = if way.arrives.is_some() { Hook::Prerouting } else { Hook::Output };
+    let mut found = false;
+    // If nftables cannot be read, a step about the rules says so.
+    let _ = each_chain(&[first], way, family, true, |_, _, outcome| found |= outcome.untracked);
+    found
+}
+
+/// Returns the chains at links and in bridges that drop the packet.
+fn of_links(way: &Way) -> std::io::Result<Vec<Step>> {
+    let mut netlink = connection::open()?;
+    let chains = link_chains(&mut netlink)?;
+    if chains.is_empty() {
+        return Ok(Vec::new());
+    }
+    let port = |pod: &Option<Pod>| {
+        let link = pod.as_ref().map(|pod| &pod.host_link)?;
+        (link.master != 0).then(|| link.name.clone())
+    };
+    let mut points: Vec<Point> = port(&way.from_pod).iter().flat_map(|port| Point::from_port(port)).collect();
+    points.extend(way.arrives.iter().map(|device| Point::Arrives(device.name.clone())));
+    points.extend(way.hop.device.iter().map(|device| Point::Leaves(device.name.clone())));
+    points.extend(port(&way.to_pod).iter().flat_map(|port| Point::to_port(port)));
+    let step = |found: Drops| {
+        let text = format!("nft chain {} drops packets {}: {}", found.chain, found.place, found.rule);
+        Step::ok("rules", text.clone()).broken(text, found.remedy)
+    };
+    Ok(drops(&mut netlink, &chains, Tested::of(way), &points)?.into_iter().map(step).collect())
 }
 
 /// Returns the hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
@@ -106,7 +159,8 @@ fn of_iptables(way: &Way, saved: &Saved, program: &str) -> Vec<Step> {
         let remedy = format!("look at `{program} -S {chain}`; let the packets of pods pass, or remove the rule");
         steps.push(follow(&Table(saved, "filter"), chain, tested).step(&format!("{program} {chain}"), &remedy));
     }
-    if saved.table("nat").is_some() && way.hop.device.is_some() {
+    // Chains that translate addresses see the first packet of a connection alone.
+    if saved.table("nat").is_some() && way.hop.device.is_some() && way.connection == Connection::New {
         steps.push(follow(&Table(saved, "nat"), "POSTROUTING", tested).nat_step(&format!("{program} nat POSTROUTING")));
     }
     steps
@@ -206,6 +260,9 @@ fn of_nftables(way: &Way, family: Family, (instance, has_iptables): (&Instance, 
     let mut steps = Vec::new();
     each_chain(hooks, way, family, has_iptables, |chain, hook, mut outcome| {
         let name = name_of(chain);
+        if chain.is_nat && way.connection != Connection::New {
+            return;
+        }
         if chain.is_nat {
             let is_source = |decided: &Option<(Fate, String)>| {
                 decided.as_ref().is_some_and(|(fate, _)| *fate == Fate::SourceTranslated)

@@ -51,6 +51,8 @@ pub mod expr {
     pub const LOOKUP_SREG: u16 = 2;
     pub const LOOKUP_DREG: u16 = 3;
     pub const LOOKUP_FLAGS: u16 = 5;
+    pub const DYNSET_EXPR: u16 = 7;
+    pub const DYNSET_EXPRESSIONS: u16 = 10;
     pub const NAT_TYPE: u16 = 1;
     pub const NAT_REG_ADDR_MIN: u16 = 3;
     pub const NAT_REG_PROTO_MIN: u16 = 5;

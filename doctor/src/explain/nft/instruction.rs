@@ -51,6 +51,8 @@ pub enum Field {
     Transport(u32),
     /// The mark of the packet.
     Mark,
+    /// The protocol that the Ethernet header names: IPv4 or IPv6.
+    EtherType,
     /// The number of the transport protocol.
     L4Proto,
     /// The family of the packet (`NFPROTO_*`).
@@ -136,6 +138,8 @@ pub enum Instruction {
     Reject,
     /// Sets the mark of the packet.
     SetMark,
+    /// Takes the packet out of connection tracking.
+    Untrack,
     /// Neither tests nor drops the packet.
     Harmless,
     /// A test whose result is not known here, by its name. It may write to a register.
@@ -143,7 +147,7 @@ pub enum Instruction {
 }
 
 /// Instructions that change nothing for the packet's way.
-const HARMLESS: [&str; 6] = ["counter", "log", "notrack", "objref", "last", "dynset"];
+const HARMLESS: [&str; 4] = ["counter", "log", "objref", "last"];
 /// Targets of iptables that change nothing for the packet's way.
 const HARMLESS_TARGETS: [&str; 3] = ["LOG", "NFLOG", "TRACE"];
 
@@ -229,6 +233,8 @@ fn written(name: &str, data: &Attributes<'_>) -> Option<usize> {
 fn known(name: &str, data: &Attributes<'_>) -> Option<Instruction> {
     Some(match name {
         name if HARMLESS.contains(&name) => Instruction::Harmless,
+        "notrack" => Instruction::Untrack,
+        "dynset" => dynset(data),
         "meta" => return meta(data),
         "ct" | "payload" | "exthdr" if data.get(expr::DREG).is_none() => Instruction::Harmless,
         "ct" => {
@@ -279,12 +285,21 @@ fn known(name: &str, data: &Attributes<'_>) -> Option<Instruction> {
     })
 }
 
+/// `dynset` adds the packet to a set. The element may have an instruction of its own, such as a rate limit, which tests the packet.
+fn dynset(data: &Attributes<'_>) -> Instruction {
+    let list = attrs(data.get(expr::DYNSET_EXPRESSIONS).unwrap_or_default()).map(|(_, one)| one);
+    let all = data.get(expr::DYNSET_EXPR).into_iter().chain(list);
+    let mut names = all.map(|one| Attributes(one).text(expr::NAME)).filter(|name| !HARMLESS.contains(&name.as_str()));
+    names.next().map_or(Instruction::Harmless, |name| Instruction::Unknown { name, to: None })
+}
+
 /// `payload` loads a part of a header.
 fn payload(data: &Attributes<'_>) -> Option<Instruction> {
     let offset = data.number(expr::PAYLOAD_OFFSET)?;
     let field = match data.signed(expr::PAYLOAD_BASE)? {
         libc::NFT_PAYLOAD_NETWORK_HEADER => Field::Network(offset),
         libc::NFT_PAYLOAD_TRANSPORT_HEADER => Field::Transport(offset),
+        libc::NFT_PAYLOAD_LL_HEADER if offset == 12 => Field::EtherType,
         _ => Field::Other("payload".to_owned()),
     };
     Some(Instruction::Load { field, to: data.place(expr::DREG)?, len: data.number(expr::PAYLOAD_LEN)? as usize })
@@ -307,6 +322,7 @@ fn target(name: &str) -> Instruction {
         "REJECT" => Instruction::Reject,
         "MASQUERADE" => Instruction::Masquerade,
         "MARK" | "CONNMARK" => Instruction::SetMark,
+        "NOTRACK" => Instruction::Untrack,
         name if HARMLESS_TARGETS.contains(&name) => Instruction::Harmless,
         name => Instruction::Unknown { name: name.to_owned(), to: None },
     }
@@ -320,6 +336,7 @@ fn meta(data: &Attributes<'_>) -> Option<Instruction> {
     }
     let (field, len) = match key {
         libc::NFT_META_MARK => (Field::Mark, 4),
+        libc::NFT_META_PROTOCOL => (Field::EtherType, 2),
         libc::NFT_META_IIFNAME => (Field::InputName, libc::IFNAMSIZ),
         libc::NFT_META_OIFNAME => (Field::OutputName, libc::IFNAMSIZ),
         libc::NFT_META_NFPROTO => (Field::Family, 1),

@@ -54,6 +54,17 @@ impl Set {
     pub fn find(&self, key: &[Option<u8>]) -> Found {
         let is_known = key.iter().all(Option::is_some);
         let known: Vec<u8> = key.iter().map_while(|byte| *byte).collect();
+        if self.has_ranges && self.fields.len() < 2 && !is_known && !known.is_empty() {
+            // All keys that begin with these bytes are in the same range, or in none.
+            let with = |rest: u8| {
+                let mut whole = known.clone();
+                whole.resize(key.len(), rest);
+                whole
+            };
+            if self.boundary(&with(0)) == self.boundary(&with(0xff)) {
+                return self.find(&with(0).into_iter().map(Some).collect::<Vec<_>>());
+            }
+        }
         let found = if self.has_ranges && self.fields.len() < 2 {
             if is_known { self.in_range(&known) } else { self.elements.iter().find(|element| !element.is_end) }
         } else {
@@ -71,10 +82,14 @@ impl Set {
 
     /// Returns the range with this key: it begins at the largest boundary that is not larger than the key.
     fn in_range(&self, key: &[u8]) -> Option<&Element> {
+        self.boundary(key).filter(|nearest| !nearest.is_end)
+    }
+
+    /// Returns the largest boundary of a range that is not larger than the key.
+    fn boundary(&self, key: &[u8]) -> Option<&Element> {
         let boundary = |element: &&Element| element.key.as_ref().is_some_and(|start| start.as_slice() <= key);
         // Where a range ends and the next one begins, the beginning counts.
-        let nearest = self.elements.iter().filter(boundary).max_by_key(|element| (&element.key, !element.is_end))?;
-        (!nearest.is_end).then_some(nearest)
+        self.elements.iter().filter(boundary).max_by_key(|element| (&element.key, !element.is_end))
     }
 
     /// Returns true if every byte of the key that is known agrees with the element.

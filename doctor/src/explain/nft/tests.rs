@@ -34,6 +34,26 @@ fn a_range_contains_its_first_value_and_not_the_one_behind_its_last() {
 }
 
 #[test]
+fn a_subnet_is_inside_a_range_only_as_a_whole() {
+    let end = |key: &[u8]| Element { is_end: true, ..element(key) };
+    let of = |ranges: &[[[u8; 2]; 2]]| Set {
+        elements: ranges.iter().flat_map(|[first, behind]| [element(first), end(behind)]).collect(),
+        has_ranges: true,
+        fields: vec![],
+    };
+    let subnet = [Some(9), None];
+    for (ranges, wanted) in [
+        (&[[[9, 0], [10, 0]]][..], Found::Yes(Data::Nothing)),
+        (&[[[3, 7], [12, 1]]], Found::Yes(Data::Nothing)),
+        (&[[[9, 0], [9, 128]]], Found::Maybe(Data::Nothing)),
+        (&[[[9, 7], [9, 8]]], Found::Maybe(Data::Nothing)),
+        (&[[[8, 0], [9, 0]], [[10, 0], [11, 0]]], Found::No),
+    ] {
+        assert_eq!(of(ranges).find(&subnet), wanted, "{ranges:?}");
+    }
+}
+
+#[test]
 fn each_field_of_a_joined_key_has_its_own_range() {
     let first = [10, 5, 0, 0, 0, 80, 0, 0];
     let one = Element { last: Some(vec![10, 5, 255, 255, 0, 90, 0, 0]), ..element(&first) };
@@ -80,8 +100,7 @@ fn packet() -> Packet {
 }
 
 fn outcome(fake: &mut Fake, packet: &Packet) -> Outcome {
-    let tested = Tested { packet, input: Some("cni0"), output: Some("flannel.1"), may_have_mark: false };
-    follow(fake, "base", tested).unwrap()
+    follow(fake, "base", Tested::new(packet, Some("cni0"), Some("flannel.1"))).unwrap()
 }
 
 fn port_is(port: u16) -> Vec<Instruction> {
@@ -99,6 +118,19 @@ fn a_rule_that_tests_an_unknown_port_is_in_doubt_and_one_that_is_known_decides()
     let decided = outcome(&mut fake, &Packet { port: Some(80), ..packet() });
     assert_eq!(decided.fate, Some((Fate::Dropped, "dport 80 drop (handle 4)".to_owned())));
     assert_eq!(outcome(&mut fake, &Packet { port: Some(81), ..packet() }), Outcome::default());
+}
+
+/// At a link, the protocol in the Ethernet header tells the two families apart.
+#[test]
+fn a_rule_for_one_family_at_a_link_does_not_match_the_other() {
+    let load = Instruction::Load { field: Field::EtherType, to: 0, len: 2 };
+    let test = Instruction::Compare { at: 0, comparison: Comparison::Equal, data: vec![0x86, 0xdd] };
+    let rule = vec![load, test, Instruction::Verdict(Verdict::Drop)];
+    let mut fake = Fake { chains: HashMap::from([("base", vec![rule])]), ..Fake::default() };
+    assert_eq!(outcome(&mut fake, &packet()), Outcome::default());
+    let v6 = Packet { from: "fd00::1".parse().unwrap(), to: "fd00::2".parse().unwrap(), ..packet() };
+    let dropped = Some((Fate::Dropped, "meta protocol ip6 drop (handle 4)".to_owned()));
+    assert_eq!(outcome(&mut fake, &v6).fate, dropped);
 }
 
 #[test]

@@ -104,6 +104,7 @@ fn word(instruction: &Instruction, registers: &Registers, packet: &Packet) -> Op
         Instruction::Redirect => "redirect".to_owned(),
         Instruction::Reject => "reject".to_owned(),
         Instruction::SetMark => "meta mark set".to_owned(),
+        Instruction::Untrack => "notrack".to_owned(),
         Instruction::Unknown { name, .. } => format!("<{name}>"),
         _ => return None,
     })
@@ -113,6 +114,7 @@ fn name_of(content: Option<&Content<'_>>) -> String {
     let Some(content) = content else { return "<value>".to_owned() };
     let text = match content.field {
         Field::Mark => "meta mark",
+        Field::EtherType => "meta protocol",
         Field::L4Proto => "meta l4proto",
         Field::Family => "meta nfproto",
         Field::InputName => "iifname",
@@ -162,6 +164,12 @@ fn value(content: &Content<'_>, data: &[u8]) -> Option<String> {
             6 => "tcp".to_owned(),
             17 => "udp".to_owned(),
             number => number.to_string(),
+        },
+        Field::EtherType => match data {
+            [0x08, 0x00] => "ip".to_owned(),
+            [0x08, 0x06] => "arp".to_owned(),
+            [0x86, 0xdd] => "ip6".to_owned(),
+            _ => return None,
         },
         Field::Family => match data.first()? {
             2 => "ipv4".to_owned(),

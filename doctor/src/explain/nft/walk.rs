@@ -8,13 +8,18 @@ use std::rc::Rc;
 use weft_netlink::wire::octets;
 
 use super::super::facts::{Packet, Proto};
-use super::super::rules::{End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
+use super::super::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
 use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
 use super::set::{Data, Found, Set};
 use super::text;
 
-/// The bit of the first packet of a connection (NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h).
+/// The bits of the state of a connection (linux/netfilter/nf_conntrack_common.h): of its first packet, of an answer, and of a packet that is not
+/// tracked.
 const NEW: u32 = 1 << 3;
+const ESTABLISHED: u32 = 1 << 1;
+const UNTRACKED: u32 = 1 << 6;
+/// The instruction that lets a rule match up to a rate, or beyond it.
+const LIMIT: &str = "limit";
 /// Bytes of the name of a device in a register (IFNAMSIZ).
 const NAME: usize = 16;
 
@@ -80,6 +85,7 @@ impl Walk<'_> {
             if is_match == Matches::No {
                 continue;
             }
+            self.outcome.untracked |= is_match == Matches::Yes && rule.instructions.contains(&Instruction::Untrack);
             let quoted = || format!("{} (handle {})", text::of(rule, &registers, self.tested.packet), rule.handle);
             let fate = match action {
                 Action::Nothing | Action::Goes(Verdict::Continue) => continue,
@@ -105,10 +111,26 @@ impl Walk<'_> {
             let quoted = quoted();
             match is_match {
                 Matches::Yes => return Ok(End::Decided(fate, quoted)),
-                _ => self.outcome.doubt(fate, quoted),
+                _ => {
+                    if fate == Fate::Dropped && certain == Matches::Yes && self.is_only_limited(rule)? {
+                        self.outcome.limited.get_or_insert_with(|| quoted.clone());
+                    }
+                    self.outcome.doubt(fate, quoted);
+                }
             }
         }
         Ok(End::Goes)
+    }
+
+    /// Returns true if all tests of a rule match apart from a rate limit.
+    fn is_only_limited(&mut self, rule: &Rule) -> io::Result<bool> {
+        let is_limit = |one: &Instruction| matches!(one, Instruction::Unknown { name, .. } if name == LIMIT);
+        if !rule.instructions.iter().any(is_limit) {
+            return Ok(false);
+        }
+        let others = rule.instructions.iter().filter(|one| !is_limit(one)).cloned().collect();
+        let without = Rule { instructions: others, handle: rule.handle };
+        Ok(self.rule(&without, &mut Registers([None; REGISTERS]))?.0 == Matches::Yes)
     }
 
     /// Runs the instructions of a rule. Returns whether all its tests match, and what it does then.
@@ -130,7 +152,9 @@ impl Walk<'_> {
         let mut action = Action::Nothing;
         let mut is_match = Matches::Yes;
         match instruction {
-            Instruction::Load { field, to, len } => registers.put(*to, *len, load(field, *len, self.tested).as_deref()),
+            Instruction::Load { field, to, len } => {
+                registers.put_some(*to, *len, load(field, *len, self.tested).as_deref());
+            }
             Instruction::Value { to, data } => registers.put(*to, data.len(), Some(data)),
             Instruction::Mask { from, to, mask, xor } => registers.mask(*from, *to, mask, xor),
             Instruction::ByteOrder { from, to, len, size } => registers.reverse(*from, *to, *len, *size),
@@ -163,7 +187,7 @@ impl Walk<'_> {
             Instruction::Nat { .. } | Instruction::Redirect => action = Action::Decides(Fate::DestinationTranslated),
             Instruction::Reject => action = Action::Decides(Fate::Dropped),
             Instruction::SetMark => self.tested.may_have_mark = true,
-            Instruction::Harmless => {}
+            Instruction::Untrack | Instruction::Harmless => {}
             Instruction::Unknown { name, .. } if EFFECTS.contains(&name.as_str()) => action = Action::Unknown,
             Instruction::Unknown { to: Some(to), .. } => registers.put(*to, NAME, None),
             Instruction::Unknown { to: None, .. } => is_match = Matches::Unknown,
@@ -205,29 +229,45 @@ fn lookup(set: &Set, registers: &Registers, at: usize) -> (Matches, Data) {
     }
 }
 
-/// Returns a field of the packet, if it is known.
-fn load(field: &Field, len: usize, tested: Tested<'_>) -> Option<Vec<u8>> {
+/// Returns the bytes of a field of the packet. `None` is a byte that is not known.
+fn load(field: &Field, len: usize, tested: Tested<'_>) -> Option<Vec<Option<u8>>> {
     let packet = tested.packet;
     let (source, size) = if packet.to.is_ipv4() { (12, 4) } else { (8, 16) };
-    let part = |address: IpAddr, from: usize| octets(address).get(from..from + len).map(<[u8]>::to_vec);
-    match field {
+    let bits = tested.known_bits;
+    let part = |address: IpAddr, bits: Option<u8>, from: usize| {
+        let is_known = |at: usize| bits.is_none_or(|bits| (at + 1) * 8 <= usize::from(bits));
+        let bytes = octets(address).into_iter().enumerate().map(|(at, byte)| is_known(at).then_some(byte));
+        bytes.collect::<Vec<_>>().get(from..from + len).map(<[Option<u8>]>::to_vec)
+    };
+    let known = match field {
         // The protocol in the header of IPv4, and the next header of IPv6.
-        Field::Network(9) if len == 1 && size == 4 => protocol(packet).map(|number| vec![number]),
-        Field::Network(6) if len == 1 && size == 16 => protocol(packet).map(|number| vec![number]),
-        Field::Network(offset) => match (*offset as usize).checked_sub(source)? {
-            from if from < size => part(packet.from, from),
-            from => part(packet.to, from - size),
-        },
-        Field::Transport(2) if len == 2 => packet.port.map(|port| port.to_be_bytes().to_vec()),
-        Field::Mark => (!tested.may_have_mark).then(|| vec![0; 4]),
-        Field::L4Proto => protocol(packet).map(|number| vec![number]),
-        Field::Family => Some(vec![if packet.to.is_ipv4() { 2 } else { 10 }]),
-        Field::InputName => Some(name(tested.input)),
-        Field::OutputName => Some(name(tested.output)),
-        // The packet begins a connection.
-        Field::ConnectionState => Some(NEW.to_ne_bytes().to_vec()),
-        Field::Transport(_) | Field::Other(_) => None,
-    }
+        Field::Network(9) if len == 1 && size == 4 => vec![protocol(packet)?],
+        Field::Network(6) if len == 1 && size == 16 => vec![protocol(packet)?],
+        Field::Network(offset) => {
+            return match (*offset as usize).checked_sub(source)? {
+                from if from < size => part(packet.from, bits.map(|(bits, _)| bits), from),
+                from => part(packet.to, bits.map(|(_, bits)| bits), from - size),
+            };
+        }
+        Field::Transport(2) if len == 2 => packet.port?.to_be_bytes().to_vec(),
+        Field::Mark if tested.may_have_mark => return None,
+        Field::Mark => vec![0; 4],
+        Field::EtherType if packet.to.is_ipv4() => vec![0x08, 0x00],
+        Field::EtherType => vec![0x86, 0xdd],
+        Field::L4Proto => vec![protocol(packet)?],
+        Field::Family => vec![if packet.to.is_ipv4() { 2 } else { 10 }],
+        Field::InputName => name(tested.input),
+        Field::OutputName => name(tested.output),
+        Field::ConnectionState => match tested.connection {
+            Connection::New => NEW,
+            Connection::Established => ESTABLISHED,
+            Connection::Untracked => UNTRACKED,
+        }
+        .to_ne_bytes()
+        .to_vec(),
+        Field::Transport(_) | Field::Other(_) => return None,
+    };
+    Some(known.into_iter().map(Some).collect())
 }
 
 fn name(name: Option<&str>) -> Vec<u8> {
@@ -261,9 +301,15 @@ impl Registers {
 
     /// Writes bytes, and zeros up to the next multiple of four.
     fn put(&mut self, at: usize, len: usize, data: Option<&[u8]>) {
+        let data: Option<Vec<Option<u8>>> = data.map(|data| data.iter().copied().map(Some).collect());
+        self.put_some(at, len, data.as_deref());
+    }
+
+    /// As [`Registers::put`], with bytes of which some may not be known.
+    fn put_some(&mut self, at: usize, len: usize, data: Option<&[Option<u8>]>) {
         let places = self.0.iter_mut().skip(at).take(len.next_multiple_of(4));
         for (number, place) in places.enumerate() {
-            *place = data.map(|data| data.get(number).copied().unwrap_or(0));
+            *place = data.and_then(|data| data.get(number).copied().unwrap_or(Some(0)));
         }
     }
 

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Chains of nftables at a link (family netdev) and in bridges (family bridge). Packets pass them before or after the chains of the IP layer.
+
+use std::io;
+
+use weft_netlink::nftables::LinkChain;
+use weft_netlink::socket::Netlink;
+
+use super::nft;
+use super::rules::{Fate, Tested};
+
+/// A place where such chains may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Point {
+    /// A link by which the packet arrives.
+    Arrives(String),
+    /// A link by which it leaves.
+    Leaves(String),
+    /// A hook of the bridge, with the port by which the packet arrives and the one by which it leaves.
+    Bridge(&'static str, Option<String>, Option<String>),
+}
+
+impl Point {
+    /// Returns the places that a packet from a pod passes between the port of the pod and the IP layer.
+    pub fn from_port(port: &str) -> Vec<Point> {
+        let bridge = |hook| Point::Bridge(hook, Some(port.to_owned()), None);
+        vec![Point::Arrives(port.to_owned()), bridge("prerouting"), bridge("input")]
+    }
+
+    /// Returns the places that a packet passes between the IP layer and the port of a pod.
+    pub fn to_port(port: &str) -> Vec<Point> {
+        let bridge = |hook| Point::Bridge(hook, None, Some(port.to_owned()));
+        vec![bridge("output"), bridge("postrouting"), Point::Leaves(port.to_owned())]
+    }
+
+    fn has(&self, chain: &LinkChain) -> bool {
+        let is_bridge = chain.chain.family == "bridge";
+        match self {
+            Point::Arrives(link) => !is_bridge && chain.hook == "ingress" && chain.links.contains(link),
+            Point::Leaves(link) => !is_bridge && chain.hook == "egress" && chain.links.contains(link),
+            Point::Bridge(hook, ..) => is_bridge && chain.hook == *hook,
+        }
+    }
+
+    /// Returns the place as the end of a sentence about packets.
+    fn place(&self) -> String {
+        match self {
+            Point::Arrives(link) => format!("that arrive on {link}"),
+            Point::Leaves(link) => format!("that leave by {link}"),
+            Point::Bridge(..) => "in the bridge cni0".to_owned(),
+        }
+    }
+
+    fn tested<'a>(&'a self, tested: Tested<'a>) -> Tested<'a> {
+        let (input, output) = match self {
+            Point::Arrives(link) => (Some(link.as_str()), None),
+            Point::Leaves(link) => (None, Some(link.as_str())),
+            Point::Bridge(_, input, output) => (input.as_deref(), output.as_deref()),
+        };
+        Tested { input, output, ..tested }
+    }
+}
+
+/// A chain that certainly drops a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drops {
+    /// Family, table and name of the chain.
+    pub chain: String,
+    /// Where, as the end of a sentence about packets.
+    pub place: String,
+    /// The rule or the policy.
+    pub rule: String,
+    /// What lets the packet pass.
+    pub remedy: String,
+}
+
+/// Returns the chains that certainly drop a packet at one of these places. Each is named once.
+///
+/// # Errors
+/// The rules cannot be read.
+pub fn drops(
+    netlink: &mut Netlink,
+    chains: &[LinkChain],
+    tested: Tested<'_>,
+    points: &[Point],
+) -> io::Result<Vec<Drops>> {
+    let mut found: Vec<Drops> = Vec::new();
+    for point in points {
+        for at in chains.iter().filter(|chain| point.has(chain)) {
+            let path = at.chain.path();
+            if found.iter().any(|known| known.chain == path) {
+                continue;
+            }
+            let outcome = nft::follow(netlink, &at.chain, point.tested(tested))?;
+            // A rule that is not evaluated may accept the packet before.
+            let is_certain = outcome.not_evaluated.is_none();
+            let (rule, remedy) = match outcome.fate {
+                Some((Fate::Dropped, rule)) => {
+                    let list = format!(
+                        "`nft -a list chain {path}` shows the rule with its handle: remove it with `nft delete rule`"
+                    );
+                    (rule, list)
+                }
+                None if at.chain.drops => {
+                    ("policy drop".to_owned(), format!("nft add chain {path} '{{ policy accept; }}'"))
+                }
+                _ => continue,
+            };
+            if is_certain {
+                found.push(Drops { chain: path, place: point.place(), rule, remedy });
+            }
+        }
+    }
+    Ok(found)
+}
