@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use weft_cni::rtnl::{Addr, BridgePort, Link, Route};
 use weft_cni::veth::ALIAS;
+use weft_subnet::env::gateway;
 
 use super::node::{BRIDGE, NodeFacts};
 use super::node_findings::{NodeFinding, env, finding};
@@ -163,7 +164,8 @@ pub(super) fn bridge(facts: &NodeFacts) -> Vec<NodeFinding> {
                 "{BRIDGE} connects {ports} pods and has no address in {}, which is their gateway",
                 subnet.trunc()
             );
-            findings.push(finding(evidence, format!("ip addr add {subnet} dev {BRIDGE}")));
+            let remedy = format!("ip addr add {}/{} dev {BRIDGE}", gateway(subnet), subnet.prefix_len());
+            findings.push(finding(evidence, remedy));
         }
         findings.extend(two_links(pods, subnet));
     }

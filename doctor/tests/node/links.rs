@@ -29,6 +29,7 @@ fn a_bridge_or_links_of_pods_that_are_down_are_found() {
         assert_eq!(doctor(file, "bridge"), []);
         ip("addr flush dev cni0");
         let remedy = only_finding(file, "bridge", &["no address in 10.5.7.0/24", "gateway"]);
+        assert_eq!(remedy, "ip addr add 10.5.7.1/24 dev cni0");
         shell(&remedy);
         assert_eq!(doctor(file, "bridge"), []);
     });
