@@ -15,7 +15,7 @@ use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// Peers without a machine. While nodes are down, one of them leaves and the other one joins.
-const GOES: (&str, &str) = ("10.244.250.0", "192.168.77.250");
+const GOES: (&str, &str) = ("10.244.0.0", "192.168.77.250");
 const COMES: (&str, &str) = ("10.244.251.0", "192.168.77.251");
 
 fn key((subnet, _): (&str, &str)) -> String {

@@ -13,7 +13,7 @@ use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// A lease of a node that has no machine, inside the network of the lab.
-const KEY: &str = "/coreos.com/network/subnets/10.244.250.0-24";
+const KEY: &str = "/coreos.com/network/subnets/10.244.0.0-24";
 const VALUE: &str = r#"{"PublicIP":"192.168.77.250","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"0e:00:00:00:00:fa"}}"#;
 
 async fn started() -> Result<(Lab, Vec<String>)> {
@@ -51,10 +51,10 @@ async fn all_hear(lab: &mut Lab) -> Result<()> {
 
 async fn routes(lab: &Lab, there: bool) -> Result<()> {
     for node in &lab.nodes {
-        let what = format!("{}: route to 10.244.250.0/24 to be {}", node.name(), if there { "there" } else { "gone" });
+        let what = format!("{}: route to 10.244.0.0/24 to be {}", node.name(), if there { "there" } else { "gone" });
         let seen = async || {
-            let out = node.ns.ip("route show 10.244.250.0/24").await;
-            out.is_ok_and(|text| text.contains("10.244.250.0/24") == there)
+            let out = node.ns.ip("route show 10.244.0.0/24").await;
+            out.is_ok_and(|text| text.contains("10.244.0.0/24") == there)
         };
         wait_for(&what, LIMIT, seen).await.map_err(|error| error.context(lab.logs(10)))?;
     }

@@ -363,7 +363,8 @@ fn a_lease_that_comes_and_goes_is_followed_and_known_without_etcd() {
         lab.settle().await?;
         lab.reach_all().await?;
         until(&lab.nodes[0], "two peers", |_, tunnel| tunnel.peers == 2).await?;
-        let key = "/coreos.com/network/subnets/10.244.250.0-24";
+        // Nodes get the subnets from 10.244.1.0 on, so this one is free.
+        let key = "/coreos.com/network/subnets/10.244.0.0-24";
         let lease = r#"{"PublicIP":"192.168.77.250","PublicIPv6":null}"#;
         lab.store.etcd()?.ctl(&["put", key, lease]).await?;
         until(&lab.nodes[0], "the third peer", |_, tunnel| tunnel.peers == 3).await?;
