@@ -21,7 +21,7 @@ use weft_netlink::wire::{Writer, attr_after, i32_at, messages, u8_at};
 use crate::spec::Error;
 pub use decode::links;
 use decode::{addr, neigh, qdisc, route};
-pub use link::{BridgePort, Link, Vxlan};
+pub use link::{BridgePort, Link, Vxlan, mac_text};
 pub use refused::Refused;
 
 /// Attributes of RTM_GETNSID (linux/net_namespace.h).

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{LinkAddr, bind};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
-use weft_cni::rtnl::{Addr, Link};
+use weft_cni::rtnl::{Addr, Link, mac_text};
 
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, finding};
@@ -127,7 +127,7 @@ fn sender(frame: &[u8; FRAME]) -> Option<(Ipv4Addr, Mac)> {
 /// Another host has an address of this node.
 pub(super) fn duplicate_address(facts: &NodeFacts) -> Vec<NodeFinding> {
     let v4 = |Duplicate { addr, link, mac }: &Duplicate| {
-        let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+        let mac = mac_text(mac);
         let evidence = format!(
             "another host on the LAN of {link}, with the MAC address {mac}, has {addr}, too: packets to this node go to \
              whichever of the two answered last"

@@ -2,19 +2,19 @@
 //! The way of packets to the addresses that peers publish: what the kernel does with them, and whether they can arrive.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
-use weft_cni::rtnl::{Addr, Link, Neigh, Route};
+use weft_cni::rtnl::{Addr, Link, Neigh, Route, mac_text};
 
 use super::explain::facts::{self, Lookup, Packet, RouteKind};
 use super::explain::kernel::Kernel;
 use super::node::{NodeFacts, NodeSources};
 use super::node_findings::{NodeFinding, finding};
 use super::way_findings::BY_OTHERS;
-use super::ways::is_ours;
+use super::ways::{is_ours, unspecified};
 
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// A policy rule with this preference comes before those of VPNs.
@@ -101,11 +101,10 @@ pub fn read(tables: &Tables<'_>, sources: &NodeSources) -> io::Result<Vec<(IpAdd
     let mut found = Vec::new();
     for peer in others {
         let to = peer.addr;
-        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         // An address of the other side of a NAT is none of this node.
         let is_here = |own: &&IpAddr| tables.addrs.iter().any(|addr| addr.addr == **own);
         let own = sources.published.iter().filter(is_here).find(|own| own.is_ipv4() == to.is_ipv4());
-        let packet = Packet { from: own.copied().unwrap_or(any), to, proto: None, port: None };
+        let packet = Packet { from: own.copied().unwrap_or_else(|| unspecified(to)), to, proto: None, port: None };
         let lookup = kernel.route(&packet, None);
         found.extend(tables.fault(peer, &lookup, sources).map(|fault| (to, fault)));
     }
@@ -155,7 +154,7 @@ impl Tables<'_> {
 
     /// Returns the routes of the main table that lead to this address.
     fn routes_to(&self, to: IpAddr) -> impl Iterator<Item = (IpNet, &Route)> {
-        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let any = unspecified(to);
         let of_family = self.routes.iter().filter(move |route| route.v6 == to.is_ipv6());
         let net = move |route: &Route| IpNet::new(route.dst.unwrap_or(any), route.len).ok();
         of_family.filter_map(move |route| Some((net(route)?, route))).filter(move |(net, _)| net.contains(&to))
@@ -192,8 +191,7 @@ impl Tables<'_> {
     fn permanent(&self, nexthop: IpAddr, link: &Link) -> Option<Fault> {
         let mut of_link = self.neighbours.iter().filter(|neigh| neigh.index == link.index && !is_ours(link));
         let neigh = of_link.find(|neigh| neigh.permanent && neigh.addr == nexthop && !neigh.mac.is_empty())?;
-        let mac: Vec<String> = neigh.mac.iter().map(|byte| format!("{byte:02x}")).collect();
-        Some(Fault::Permanent { nexthop, link: link.name.clone(), mac: mac.join(":") })
+        Some(Fault::Permanent { nexthop, link: link.name.clone(), mac: mac_text(&neigh.mac) })
     }
 }
 

@@ -156,7 +156,7 @@ fn bypasses(
     let mut found: Vec<Bypass> = Vec::new();
     for dst in of_weft {
         let Some(to) = dst.hosts().next() else { continue };
-        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let any = unspecified(to);
         let pod = subnets.iter().find(|subnet| subnet.addr().is_ipv4() == to.is_ipv4());
         let pod = pod.and_then(|subnet| subnet.trunc().hosts().nth(1));
         let mut asked = vec![(any, None)];
@@ -197,6 +197,11 @@ fn elsewhere(
 /// Returns true for a device that weft or flannel made.
 pub(super) fn is_ours(link: &Link) -> bool {
     link.alias.starts_with(owner::ALIAS) || link.name.starts_with("flannel")
+}
+
+/// Returns the address that stands for any one of this family: 0.0.0.0 or ::.
+pub(super) fn unspecified(addr: IpAddr) -> IpAddr {
+    if addr.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// Returns true for a link on the way to pods, of this node or of others.

@@ -79,28 +79,21 @@ async fn ask_agent(sources: &mut NodeSources) {
     sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
     sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
-    sources.peers = peers_to_follow(&status.peers);
-    sources.peer_addresses = addresses(&status.peers);
+    sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
+    sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
     sources.uplink = status.uplink.split(' ').next().unwrap_or_default().to_owned();
     sources.agent = AgentAnswer::Problems(status.problems.into_iter().chain(store).chain(peers).collect());
     sources.backend = status.backend;
 }
 
-/// Returns all published addresses, of both families, of some peers that packets do not reach, and of one that is fine.
-fn peers_to_follow(peers: &[Peer]) -> Vec<IpAddr> {
-    let of_state = |state, most| peers.iter().filter(move |peer| peer.state == state).take(most);
-    let chosen = of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, 1));
-    chosen.flat_map(|peer| peer.public.split([',', ' ']).filter_map(|addr| addr.parse().ok())).collect()
-}
-
-/// Returns all addresses of some peers that packets do not reach, and of some that are fine.
-fn addresses(peers: &[Peer]) -> Vec<PeerAddress> {
-    let of_state = |state: PeerState, max: usize| {
+/// Returns all addresses, of both families, of some peers that packets do not reach, and of at most `fine` others.
+fn addresses(peers: &[Peer], fine: usize) -> impl Iterator<Item = PeerAddress> {
+    let of_state = move |state: PeerState, max: usize| {
         let some = peers.iter().filter(move |peer| peer.state == state).take(max);
         let all = some.flat_map(|peer| peer.public.split([',', ' '])).filter_map(|addr| addr.parse().ok());
         all.map(move |addr| PeerAddress { addr, reached: state == PeerState::Programmed })
     };
-    of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, MAX_WAYS)).collect()
+    of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, fine))
 }
 
 /// Returns what an agent that does not answer has left here.
@@ -233,7 +226,7 @@ mod tests {
             peer("192.0.2.3", PeerState::Programmed),
             peer("192.0.2.4", PeerState::SetAside),
         ];
-        let followed: Vec<String> = peers_to_follow(&peers).iter().map(ToString::to_string).collect();
+        let followed: Vec<String> = addresses(&peers, 1).map(|peer| peer.addr.to_string()).collect();
         assert_eq!(followed, ["192.0.2.2", "2001:db8::2", "192.0.2.1", "2001:db8::1"]);
     }
 }

@@ -33,7 +33,7 @@ pub fn remove(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Marks a temporary file as one that this process writes. The mark ends with the process.
 pub(super) fn mark_as_written(file: &File) {
-    // Some network file systems have no locks. There a file is only young.
+    // Some network file systems have no locks. There, only its age protects the file.
     let _ = file.try_lock();
 }
 

@@ -68,7 +68,7 @@ fn a_firewall_of_the_node_drops_the_tunnel() {
     });
 }
 
-/// 81 and 83, on a node with both families: a rule for IPv6 alone, and one that drops what pods of the other node send.
+/// 74 and 76, on a node with both families: a rule for IPv6 alone, and one that drops what pods of the other node send.
 #[test]
 fn a_firewall_drops_one_family_or_one_direction_alone() {
     on_this_thread(async {

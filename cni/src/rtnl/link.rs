@@ -52,6 +52,11 @@ impl Link {
     }
 }
 
+/// Formats a MAC address as `ip link` prints it.
+pub fn mac_text(mac: &[u8]) -> String {
+    mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+}
+
 /// What tells a vxlan device from others in the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Vxlan {

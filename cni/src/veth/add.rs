@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::plan::{Plan, joined, mac_text};
+use super::plan::{Plan, joined};
 use super::{GATEWAY, GATEWAY6, encode};
 use crate::env::Verb;
-use crate::rtnl::{Link, Refused, Rtnl, in_netns, links};
+use crate::rtnl::{Link, Refused, Rtnl, in_netns, links, mac_text};
 use crate::spec::{Error, Interface, Ip, Route, Success, code};
 use crate::wait::pause_for;
 
@@ -344,13 +344,13 @@ fn release(plan: &Plan<'_>) {
 fn render(plan: &Plan<'_>, pair: &Pair, success: Success) -> Vec<u8> {
     let host = Interface {
         name: plan.host.clone(),
-        mac: mac_text(plan.host_mac),
+        mac: mac_text(&plan.host_mac),
         mtu: Some(pair.mtu),
         ..Interface::default()
     };
     let pod = Interface {
         name: plan.request.ifname.clone(),
-        mac: mac_text(plan.pod_mac),
+        mac: mac_text(&plan.pod_mac),
         mtu: Some(pair.mtu),
         sandbox: plan.request.netns.clone(),
     };

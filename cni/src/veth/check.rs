@@ -8,10 +8,10 @@ use std::os::fd::AsFd;
 use ipnet::IpNet;
 use serde_json::Value;
 
-use super::plan::{Plan, mac_text};
+use super::plan::Plan;
 use super::{GATEWAY, GATEWAY6};
 use crate::env::Verb;
-use crate::rtnl::{Link, Rtnl};
+use crate::rtnl::{Link, Rtnl, mac_text};
 use crate::spec::{Error, Success, code};
 
 /// Compares the kernel's state with `prevResult`, and calls CHECK of the IPAM plugin. One error names all differences.
@@ -61,7 +61,7 @@ fn check_links(plan: &Plan<'_>, outer: &Link, inner: &Link, wrong: &mut Vec<Stri
             wrong.push(format!("{} is down", link.name));
         }
         if link.mac != Some(mac) {
-            wrong.push(format!("{} does not have the MAC address {}", link.name, mac_text(mac)));
+            wrong.push(format!("{} does not have the MAC address {}", link.name, mac_text(&mac)));
         }
         if let Some(mtu) = plan.mtu.filter(|mtu| *mtu != link.mtu) {
             wrong.push(format!("{} has MTU {}, not {mtu}", link.name, link.mtu));

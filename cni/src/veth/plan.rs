@@ -209,11 +209,6 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
     (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
-/// Formats a MAC address as `ip link` prints it.
-pub fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

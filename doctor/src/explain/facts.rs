@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is known about one packet: what the kernel answers, and what the agent says.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
 use weft_backends::owner::PROTOCOL;
+pub use weft_backends::state::Mac;
 
 use super::rules::Connection;
 use crate::node::SubnetFile;
@@ -186,17 +186,6 @@ pub struct Neighbour {
     pub mac: Option<Mac>,
     /// `NUD_*` of linux/neighbour.h.
     pub state: u16,
-}
-
-/// A MAC address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mac(pub [u8; 6]);
-
-impl fmt::Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
 }
 
 /// One decision of the routing table, and what follows from it.

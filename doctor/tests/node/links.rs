@@ -2,6 +2,7 @@
 //! Faults of links, addresses, routes and sysctls.
 
 use std::fs;
+use std::path::Path;
 
 use weft_doctor::node::NodeSources;
 
@@ -66,21 +67,22 @@ fn pods_that_lost_their_bridge_are_found() {
     });
 }
 
-/// Makes cni0 with a pod, whose veth pair is up at both ends.
-fn bridge_with_a_pod(pods: &OtherNamespace) {
+/// Writes the subnet file, and makes cni0 with a pod, whose veth pair is up at both ends. Returns the namespace of the pod.
+fn bridge_with_a_pod(file: &Path) -> OtherNamespace {
+    fs::write(file, ENV).unwrap();
+    let pods = OtherNamespace::new();
     ip("link add cni0 mtu 1450 up type bridge");
     ip("addr add 10.5.7.1/24 dev cni0");
     ip(&format!("link add veth0a1b2c3d mtu 1450 up type veth peer name eth0 netns {}", pods.pid()));
     pods.run("ip link set eth0 up");
     ip("link set veth0a1b2c3d master cni0");
+    pods
 }
 
 #[test]
 fn a_pod_in_another_bridge_is_found_unless_the_other_bridge_is_an_addition() {
     in_namespace(|file| {
-        fs::write(file, ENV).unwrap();
-        let pods = OtherNamespace::new();
-        bridge_with_a_pod(&pods);
+        let pods = bridge_with_a_pod(file);
         ip("link add br9 up type bridge");
         ip(&format!("link add veth5e5e5e5e up type veth peer name net1 netns {}", pods.pid()));
         ip("link set veth5e5e5e5e master br9");
@@ -102,9 +104,7 @@ fn a_pod_in_another_bridge_is_found_unless_the_other_bridge_is_an_addition() {
 #[test]
 fn a_port_of_the_bridge_that_passes_no_packets_is_found() {
     in_namespace(|file| {
-        fs::write(file, ENV).unwrap();
-        let pods = OtherNamespace::new();
-        bridge_with_a_pod(&pods);
+        let pods = bridge_with_a_pod(file);
         assert_eq!(doctor(file, "bridge"), []);
         pods.run("ip link set eth0 down");
         assert_eq!(doctor(file, "bridge"), [], "the pod does not use its link yet");
@@ -133,9 +133,7 @@ fn a_port_of_the_bridge_that_passes_no_packets_is_found() {
 #[test]
 fn a_bridge_whose_mtu_is_smaller_than_that_of_its_pods_is_found() {
     in_namespace(|file| {
-        fs::write(file, ENV).unwrap();
-        let pods = OtherNamespace::new();
-        bridge_with_a_pod(&pods);
+        let _pods = bridge_with_a_pod(file);
         assert_eq!(doctor(file, "mtu"), []);
         ip("link set cni0 mtu 1300");
         shell(&only_finding(file, "mtu", &["cni0 has MTU 1300", "1450", "veth0a1b2c3d"]));
@@ -149,9 +147,7 @@ fn a_bridge_whose_mtu_is_smaller_than_that_of_its_pods_is_found() {
 #[test]
 fn arp_that_is_off_is_found() {
     in_namespace(|file| {
-        fs::write(file, ENV).unwrap();
-        let pods = OtherNamespace::new();
-        bridge_with_a_pod(&pods);
+        let _pods = bridge_with_a_pod(file);
         for line in [
             "link add eth0.7 up type veth peer name far0",
             "link set far0 up",

@@ -70,7 +70,7 @@ impl EtcdStore {
         if etcd_lease == 0 {
             return Ok(Renewal::Permanent);
         }
-        // If the etcd lease has expired, etcd has deleted the key, too. The watch reports that, and the key is read again.
+        // If the etcd lease has expired, etcd has deleted the key, too. [`run`] reports that, and the key is created again.
         let ttl = self.keep_alive_once(etcd_lease).await?;
         Ok(ttl.map_or(Renewal::NotOurs, Renewal::For))
     }
