@@ -11,6 +11,7 @@ use weft_subnet::source::Event;
 use super::{TestNode, local, machine, put};
 use crate::kernel::{AddrInfo, Machine};
 use crate::node::host::UPLINK_WAIT;
+use crate::observe::fault_events::FaultKind;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 use crate::saved::{SavedFile, Saver};
@@ -86,6 +87,31 @@ async fn a_link_that_carries_no_packets_is_named_until_it_does() {
             assert_eq!(named.is_some(), words.is_some(), "{warnings:?}");
             assert!(named.is_none_or(|text| text.starts_with(words.unwrap())), "{warnings:?}");
         }
+    })
+    .await;
+}
+
+/// The lease cannot name the address that `--public-ip` wants once the uplink has lost it.
+#[tokio::test]
+async fn a_lease_that_cannot_be_written_is_a_fault_until_it_can() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.context.options.uplink.public_ip = "192.168.0.1".parse().ok();
+        let fault = |test: &TestNode| {
+            let faults = test.node.state().faults;
+            faults.into_iter().find(|fault| fault.kind == FaultKind::Uplink).map(|fault| fault.text)
+        };
+        test.kernel.set_machine(two_uplinks(&["192.168.0.6/24"]));
+        for pass in ["first", "second"] {
+            test.node.full_pass(Cause::Audit).await;
+            assert_eq!(uplink(&test), "eth0 192.168.0.6");
+            let text = fault(&test).unwrap_or_else(|| panic!("no fault after the {pass} pass"));
+            assert!(text.contains("192.168.0.1") && text.contains("192.168.0.6"), "{text}");
+        }
+        assert!(test.asked(0).await, "nothing must be published");
+        test.kernel.set_machine(two_uplinks(&["192.168.0.1/24"]));
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!((uplink(&test).as_str(), fault(&test)), ("eth0 192.168.0.1", None));
     })
     .await;
 }
