@@ -27,7 +27,7 @@ pub use process::CommandError;
 
 /// A command that has not ended after this time is killed.
 pub const LIMIT: Duration = Duration::from_secs(30);
-/// So many commands for peers run at the same time.
+/// Maximum number of commands for peers that run at the same time.
 const MAX_AT_ONCE: usize = 8;
 /// The longest pause before the command after the lease is tried again.
 const LAST_OWN_PAUSE: Duration = Duration::from_secs(30);
