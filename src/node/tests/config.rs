@@ -4,7 +4,7 @@
 use tokio::time::Instant;
 use weft_subnet::source::Event;
 
-use super::{CONFIG, TestNode, local};
+use super::{CONFIG, TestNode, local, removed};
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 
@@ -69,7 +69,7 @@ async fn a_refused_network_is_followed_when_the_leases_outside_of_it_are_gone() 
         // The next audit finds the lease still there.
         test.node.full_pass(Cause::Audit).await;
         assert_eq!(test.node.net_conf.not_applied, Some(refused));
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.2.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.2.0-24")])]).await;
         test.node.schedule.next_audit = Instant::now();
         test.node.tick().await;
         assert_eq!((&test.node.net_conf.not_applied, test.node.net_conf.text.as_str()), (&None, text));

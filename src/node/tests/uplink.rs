@@ -8,7 +8,7 @@ use weft_backends::state::Name;
 use weft_subnet::saved_peers::Uplink;
 use weft_subnet::source::Event;
 
-use super::{TestNode, local, machine, put};
+use super::{TestNode, local, machine, stored};
 use crate::kernel::{AddrInfo, Machine};
 use crate::node::host::UPLINK_WAIT;
 use crate::observe::fault_events::FaultKind;
@@ -165,7 +165,7 @@ async fn the_uplink_is_saved_with_the_flags_that_chose_it() {
         test.node.context.options.uplink.can_reach = "192.0.2.9".parse().ok();
         test.node.lease_renewed(None);
         test.node.full_pass(Cause::Start).await;
-        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
+        let records = vec![stored("10.5.1.0-24", "192.168.0.1")];
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         while saved_file.read_head().is_none() {
             test.node.save(Instant::now());
