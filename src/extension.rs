@@ -8,8 +8,10 @@ pub mod memory;
 pub mod peers;
 mod process;
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -25,7 +27,7 @@ pub use process::CommandError;
 
 /// A command that has not ended after this time is killed.
 pub const LIMIT: Duration = Duration::from_secs(30);
-/// So many commands for peers run at the same time.
+/// Maximum number of commands for peers that run at the same time.
 const MAX_AT_ONCE: usize = 8;
 /// The longest pause before the command after the lease is tried again.
 const LAST_OWN_PAUSE: Duration = Duration::from_secs(30);
@@ -33,6 +35,8 @@ const LAST_OWN_PAUSE: Duration = Duration::from_secs(30);
 const LIST_PAUSE: u32 = 9;
 /// The shortest time between two writes of the file with the peers.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
+/// The same while writes fail.
+const FAILING_SAVE_PAUSE: Duration = Duration::from_secs(30);
 /// How long the end of the agent waits for the disk.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
@@ -136,6 +140,8 @@ pub struct Extension {
     tasks: JoinSet<Ended>,
     ended: Arc<Notify>,
     saving: Option<JoinHandle<()>>,
+    /// The last write failed, which was logged. It is tried again even if nothing changes.
+    save_fails: Arc<AtomicBool>,
     save_at: Option<Instant>,
 }
 
@@ -208,10 +214,8 @@ impl Extension {
         if let Some(saving) = self.saving.take() {
             let _ = tokio::time::timeout(STOP_LIMIT, saving).await;
         }
-        if self.peers.is_changed {
-            self.save_at = None;
-            self.save(Instant::now());
-        }
+        self.save_at = None;
+        self.save(Instant::now());
         if let Some(saving) = self.saving.take() {
             let _ = tokio::time::timeout(STOP_LIMIT, saving).await;
         }
@@ -326,27 +330,37 @@ impl Extension {
 
     /// Writes the file on another thread, because the disk may hang.
     fn save(&mut self, now: Instant) {
-        let Some(file) = self.file.clone().filter(|_| self.peers.is_changed) else {
+        let Some(file) = self.file.clone() else { return };
+        let is_saving = self.saving.as_ref().is_some_and(|saving| !saving.is_finished());
+        let is_failing = self.save_fails.load(Ordering::Relaxed);
+        // A write that is under way may fail.
+        if !self.peers.is_changed && !is_saving && !is_failing {
             self.save_at = None;
             return;
-        };
+        }
         if self.save_at.is_some_and(|at| now < at) {
             return;
         }
-        self.save_at = Some(now + SAVE_PAUSE);
-        if self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
+        self.save_at = Some(now + if is_failing { FAILING_SAVE_PAUSE } else { SAVE_PAUSE });
+        if is_saving {
             return;
         }
         self.peers.is_changed = false;
-        let peers = self.peers.made();
-        self.saving = Some(files::beside(move || {
-            if let Err(error) = memory::write(&file, &peers) {
-                let file = file.display();
-                tracing::warn!(
-                    "extension: write {file}: {error}; peers that leave while the agent is down get no SubnetRemoveCommand"
-                );
-            }
-        }));
+        let (peers, fails) = (self.peers.made(), self.save_fails.clone());
+        self.saving = Some(files::beside(move || log_write(&file, memory::write(&file, &peers), &fails)));
+    }
+}
+
+/// Notes in `fails` whether a write of the file failed, and logs when that changes.
+fn log_write(file: &Path, written: io::Result<()>, fails: &AtomicBool) {
+    let file = file.display();
+    match written {
+        Ok(()) if fails.swap(false, Ordering::Relaxed) => tracing::info!("extension: {file} is written again"),
+        Err(error) if !fails.swap(true, Ordering::Relaxed) => tracing::warn!(
+            "extension: write {file}: {error}; this is tried again, and until then peers that leave while the agent is down get no \
+             SubnetRemoveCommand"
+        ),
+        Ok(()) | Err(_) => {}
     }
 }
 

@@ -2,8 +2,7 @@
 //! The kernel as the agent uses it: [`Kernel`] observes and writes entries, and [`Monitor`] says which entries may have changed. All
 //! other code of the agent is tested with [`fake::FakeKernel`].
 //!
-//! Each file here imports only files that are below it; the test at the end has their order. All files may use the items of this
-//! file.
+//! Each file here imports only files that are below it; `src/layers.rs` has their order. All files may use the items of this file.
 
 mod batch;
 pub mod decode;
@@ -170,117 +169,4 @@ pub trait Monitor {
     /// # Errors
     /// The notifications cannot be read.
     fn next(&mut self) -> impl Future<Output = io::Result<Vec<Notice>>>;
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::fs;
-    use std::path::{Path, PathBuf};
-
-    /// The files of src/kernel. Each one may import only files that are before it, and none may be missing here.
-    const ORDER: [&str; 22] = [
-        "machine",
-        "sysctl",
-        "errno",
-        "ethtool",
-        "wireguard",
-        "typed",
-        "kinds",
-        "link_messages",
-        "encode",
-        "decode",
-        "nexthop",
-        "guard",
-        "fence",
-        "linux",
-        "wireguard_peers",
-        "links",
-        "observe",
-        "batch",
-        "replace",
-        "write",
-        "monitor",
-        "fake",
-    ];
-
-    /// Returns all Rust files in a directory, and in those below it.
-    fn sources(dir: &Path) -> Vec<PathBuf> {
-        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-        entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
-    }
-
-    /// Returns the names after `prefix` in this text: `a` in `super::a::b`, and `a` and `b` in `super::{a::c, b}`. Of a nested group,
-    /// this may return too many names.
-    fn names_after<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
-        let is_word = |c: char| c.is_alphanumeric() || c == '_';
-        let mut names = BTreeSet::new();
-        for (at, _) in text.match_indices(prefix) {
-            let rest = &text[at + prefix.len()..];
-            match rest.strip_prefix('{') {
-                Some(group) => names.extend(group[..group.find(';').unwrap_or(group.len())].split(|c| !is_word(c))),
-                None => names.extend(rest.split(|c| !is_word(c)).next()),
-            }
-        }
-        names
-    }
-
-    /// Returns every import of a file in `dir` that is not below it in `order`, and every file that is not in `order`. A module with a
-    /// directory of its own counts as one file.
-    fn imports_upwards(dir: &Path, path_of_dir: &str, order: &[&str]) -> Vec<String> {
-        let mut wrong = Vec::new();
-        for file in sources(dir) {
-            let inside = file.strip_prefix(dir).unwrap().with_extension("");
-            let parts: Vec<&str> = inside.iter().map(|part| part.to_str().unwrap()).collect();
-            let Some(position) = order.iter().position(|module| *module == parts[0]) else {
-                wrong.push(format!("{} has no place in the order", file.display()));
-                continue;
-            };
-            let text = fs::read_to_string(&file).unwrap();
-            // Comments may link to any file.
-            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-            let text = code.collect::<Vec<_>>().join("\n");
-            // A module two levels down says `super::super::`, and says `super::` to its own parent.
-            let up = "super::".repeat(parts.len());
-            let relative = names_after(&text, &up);
-            let absolute = names_after(&text, &format!("crate::{path_of_dir}::"));
-            for name in relative.union(&absolute) {
-                if order[position + 1..].contains(name) {
-                    wrong.push(format!("{} imports {name}, which is above it", file.display()));
-                }
-            }
-        }
-        wrong
-    }
-
-    #[test]
-    fn each_file_of_the_kernel_imports_only_files_below_it() {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernel");
-        assert_eq!(imports_upwards(&dir, "kernel", &ORDER), Vec::<String>::new());
-    }
-
-    #[test]
-    fn an_import_upwards_is_found_in_every_form() {
-        let dir = std::env::temp_dir().join(format!("weft-imports-{}", std::process::id()));
-        let write = |name: &str, text: &str| {
-            let file = dir.join(name);
-            fs::create_dir_all(file.parent().unwrap()).unwrap();
-            fs::write(file, text).unwrap();
-        };
-        write("low.rs", "use super::Shared;\nuse super::{\n    Other,\n    high::{a, b},\n};\n");
-        write("low/part.rs", "use super::high_part;\nuse super::super::high;\n");
-        write("middle.rs", "use super::low::a;\nfn f() { crate::kernel::high::g() }\n");
-        write("high.rs", "use super::{low, middle};\n");
-        write("unknown.rs", "");
-        let mut found = imports_upwards(&dir, "kernel", &["low", "middle", "high"]);
-        fs::remove_dir_all(&dir).unwrap();
-        found.sort();
-        let found: Vec<&str> = found.iter().map(|text| text.rsplit_once("/weft-imports").unwrap().1).collect();
-        let wanted =
-            ["low.rs imports", "low/part.rs imports", "middle.rs imports", "unknown.rs has no place in the order"];
-        assert_eq!(found.len(), wanted.len(), "{found:?}");
-        for (found, wanted) in found.iter().zip(wanted) {
-            assert!(found.contains(wanted), "{found} {wanted}");
-        }
-    }
 }

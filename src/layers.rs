@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The order of the modules of this crate, and a test that imports follow it.
+//! The order of the modules of this crate and of the files of `src/kernel`, and tests that imports follow it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// The modules of this crate from the lowest to the highest. A module imports only modules that stand before it, so no two
 /// modules import each other, not even by way of others.
-const ORDER: [&str; 29] = [
+const ORDER: &[&str] = &[
     // Tools that know nothing of leases.
     "async_socket",
     "debt",
@@ -41,12 +41,38 @@ const ORDER: [&str; 29] = [
     // The command line.
     "cli",
     "commands",
+    "layers",
     "lib",
     "main",
 ];
 
-/// Imports against the order, as (importer, imported). The test fails when one of them is no longer needed.
-const EXCEPTIONS: [(&str, &str); 0] = [];
+/// The files of `src/kernel` in the same way. A file with a directory of its own counts as one file.
+const KERNEL: &[&str] = &[
+    "machine",
+    "sysctl",
+    "errno",
+    "wireguard",
+    "typed",
+    "kinds",
+    "link_messages",
+    "encode",
+    "decode",
+    "nexthop",
+    "guard",
+    "fence",
+    "linux",
+    "wireguard_peers",
+    "links",
+    "observe",
+    "batch",
+    "replace",
+    "write",
+    "monitor",
+    "fake",
+];
+
+/// The imports between modules, as (importer, imported), with a file that has the import.
+type Imports = BTreeMap<(String, String), PathBuf>;
 
 /// Returns all Rust files below this directory.
 fn sources(dir: &Path) -> Vec<PathBuf> {
@@ -55,9 +81,9 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
 }
 
-/// Returns the module of this crate that a file belongs to: `src/plan/fence.rs` belongs to `plan`.
-fn module(src: &Path, file: &Path) -> String {
-    let first = file.strip_prefix(src).unwrap().iter().next().unwrap();
+/// Returns the module that a file below this directory belongs to: `plan/fence.rs` belongs to `plan`.
+fn module(dir: &Path, file: &Path) -> String {
+    let first = file.strip_prefix(dir).unwrap().iter().next().unwrap();
     first.to_str().unwrap().trim_end_matches(".rs").to_owned()
 }
 
@@ -70,101 +96,124 @@ fn code(text: &str) -> String {
     lines[..end].join(" ")
 }
 
-/// Returns the modules of this crate that the code names: by `crate::a`, or by `use crate::{a, b::{c, d}}`.
-fn imports(code: &str) -> BTreeSet<String> {
+/// Returns the names that the code has after this path: `a` in `crate::a`, and `a` and `b` in `crate::{a, b::{c, d}}`.
+fn names_after(code: &str, path: &str) -> BTreeSet<String> {
     let name =
         |text: &str| text.split(|c: char| c != '_' && !c.is_alphanumeric()).next().unwrap_or_default().to_owned();
     let mut found = BTreeSet::new();
-    for root in ["crate::", "weft::"] {
-        for (at, _) in code.match_indices(root) {
-            let rest = &code[at + root.len()..];
-            let Some(group) = rest.strip_prefix('{') else {
-                found.insert(name(rest));
-                continue;
-            };
-            let (mut depth, mut begins) = (0, true);
-            for (at, c) in group.char_indices() {
-                match c {
-                    '{' => depth += 1,
-                    '}' if depth == 0 => break,
-                    '}' => depth -= 1,
-                    ',' if depth == 0 => begins = true,
-                    _ if begins && !c.is_whitespace() => {
-                        found.insert(name(&group[at..]));
-                        begins = false;
-                    }
-                    _ => {}
+    for (at, _) in code.match_indices(path) {
+        let rest = &code[at + path.len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            found.insert(name(rest));
+            continue;
+        };
+        let (mut depth, mut begins) = (0, true);
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => begins = true,
+                _ if begins && !c.is_whitespace() => {
+                    found.insert(name(&group[at..]));
+                    begins = false;
                 }
+                _ => {}
             }
         }
     }
     found
 }
 
-/// Returns which modules each module imports, with a file that does so.
-fn all_imports(src: &Path) -> BTreeMap<(String, String), PathBuf> {
-    let is_test = |file: &Path| file.iter().any(|part| part == "tests" || part == "tests.rs" || part == "layers.rs");
-    let files = sources(src).into_iter().filter(|file| !is_test(file.strip_prefix(src).unwrap()));
-    let all = files.flat_map(|file| {
-        let importer = module(src, &file);
-        let imported = imports(&code(&fs::read_to_string(&file).unwrap()));
-        let other = imported.into_iter().filter(move |name| *name != importer);
-        let importer = module(src, &file);
-        other.map(move |imported| ((importer.clone(), imported), file.clone()))
-    });
-    all.collect()
+/// Returns the modules of this crate that the code names.
+fn modules_of_crate(code: &str) -> BTreeSet<String> {
+    ["crate::", "weft::"].into_iter().flat_map(|root| names_after(code, root)).collect()
 }
 
-/// Returns what is wrong with these imports, one sentence each.
-fn faults(all: &BTreeMap<(String, String), PathBuf>) -> Vec<String> {
-    let place = |name: &str| ORDER.iter().position(|other| *other == name);
+/// Returns the files of `src/kernel` that the code of a file there names. The file is so deep below `src/kernel` that it has to say
+/// `super::` as often.
+fn files_of_kernel(code: &str, depth: usize) -> BTreeSet<String> {
+    let paths = ["super::".repeat(depth), "crate::kernel::".to_owned()];
+    paths.iter().flat_map(|path| names_after(code, path)).collect()
+}
+
+/// Returns what the modules of this directory import, as `imports` finds it.
+fn all_imports(dir: &Path, imports: fn(&str, usize) -> BTreeSet<String>) -> Imports {
+    let is_test = |file: &Path| file.iter().any(|part| part == "tests" || part == "tests.rs" || part == "layers.rs");
+    let mut all = Imports::new();
+    for file in sources(dir) {
+        let below = file.strip_prefix(dir).unwrap();
+        if is_test(below) {
+            continue;
+        }
+        let importer = module(dir, &file);
+        for imported in imports(&code(&fs::read_to_string(&file).unwrap()), below.iter().count()) {
+            if imported != importer {
+                all.insert((importer.clone(), imported), file.clone());
+            }
+        }
+    }
+    all
+}
+
+/// Returns the imports that are against this order, one sentence each.
+fn faults(all: &Imports, order: &[&str]) -> Vec<String> {
+    let place = |name: &str| order.iter().position(|other| *other == name);
     let mut faults = Vec::new();
     for ((importer, imported), file) in all {
         // Other names after `crate::` are items of the root module, and after `weft::` log targets.
         let Some(place_of_imported) = place(imported) else { continue };
-        let is_exception = EXCEPTIONS.contains(&(importer, imported));
-        match place(importer) {
-            None => faults.push(format!("{importer} has no place in ORDER")),
-            Some(place) if place < place_of_imported && !is_exception => {
-                faults.push(format!("{}: {importer} must not import {imported}", file.display()));
-            }
-            Some(_) => {}
-        }
-    }
-    for (importer, imported) in EXCEPTIONS {
-        if !all.contains_key(&(importer.to_owned(), imported.to_owned())) {
-            faults.push(format!("the exception that {importer} imports {imported} is no longer needed"));
+        if place(importer).is_none_or(|place| place < place_of_imported) {
+            faults.push(format!("{}: {importer} must not import {imported}", file.display()));
         }
     }
     faults
 }
 
+/// Checks the modules of a directory, of which `known` is one that imports another one.
+fn assert_order(dir: &str, order: &[&str], imports: fn(&str, usize) -> BTreeSet<String>, known: (&str, &str)) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(dir);
+    let found: BTreeSet<String> = sources(&dir).iter().map(|file| module(&dir, file)).collect();
+    let listed: BTreeSet<String> = order.iter().map(|name| (*name).to_owned()).collect();
+    assert_eq!(found, listed, "the order must list each module of {}, and no other", dir.display());
+    let all = all_imports(&dir, imports);
+    assert!(all.contains_key(&(known.0.to_owned(), known.1.to_owned())), "the imports must be found");
+    assert_eq!(faults(&all, order), [""; 0]);
+}
+
 #[test]
 fn modules_import_only_modules_that_stand_below_them() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let found: BTreeSet<String> = sources(&src).iter().map(|file| module(&src, file)).collect();
-    let listed: BTreeSet<String> = ORDER.iter().map(|name| (*name).to_owned()).chain(["layers".to_owned()]).collect();
-    assert_eq!(found, listed, "ORDER must list each module of src/");
-    let all = all_imports(&src);
-    assert!(all.contains_key(&("node".to_owned(), "observe".to_owned())), "the imports must be found");
-    assert_eq!(faults(&all), [""; 0]);
+    assert_order("src", ORDER, |code, _| modules_of_crate(code), ("node", "observe"));
+}
+
+#[test]
+fn files_of_the_kernel_import_only_files_that_stand_below_them() {
+    assert_order("src/kernel", KERNEL, files_of_kernel, ("linux", "encode"));
 }
 
 #[test]
 fn imports_in_groups_are_found_and_those_of_comments_and_tests_are_not() {
     let text = "use crate::{log, node::{Node, peers}, plan};\n// crate::agent\nfn f() -> crate::cli::Task {}\n\
                 #[cfg(test)]\nmod tests {\n    use crate::commands;\n}\n";
-    assert_eq!(imports(&code(text)).into_iter().collect::<Vec<_>>(), ["cli", "log", "node", "plan"]);
+    assert_eq!(modules_of_crate(&code(text)).into_iter().collect::<Vec<_>>(), ["cli", "log", "node", "plan"]);
 }
 
 #[test]
-fn an_import_of_a_higher_module_is_a_fault_and_so_is_an_exception_that_nobody_needs() {
+fn imports_of_the_kernel_are_found_in_every_form() {
+    let text =
+        "use super::Shared;\nuse super::{\n    Other,\n    high::{a, b},\n};\nfn f() { crate::kernel::low::g() }\n";
+    assert_eq!(files_of_kernel(&code(text), 1).into_iter().collect::<Vec<_>>(), ["Other", "Shared", "high", "low"]);
+    let deeper = "use super::high_part;\nuse super::super::high;\n";
+    assert_eq!(
+        files_of_kernel(&code(deeper), 2).into_iter().collect::<Vec<_>>(),
+        ["high"],
+        "its parent is no other file"
+    );
+}
+
+#[test]
+fn an_import_of_a_higher_module_is_a_fault() {
     let import = |importer: &str, imported: &str| ((importer.to_owned(), imported.to_owned()), PathBuf::from("x.rs"));
-    let needed = EXCEPTIONS.map(|(importer, imported)| import(importer, imported));
-    let all = BTreeMap::from_iter(needed.clone().into_iter().chain([import("observe", "node")]));
-    assert_eq!(faults(&all), ["x.rs: observe must not import node"]);
-    assert_eq!(faults(&needed.into_iter().chain([import("node", "observe")]).collect()), [""; 0]);
-    for fault in faults(&BTreeMap::new()) {
-        assert!(fault.ends_with("is no longer needed"), "{fault}");
-    }
+    let all = Imports::from([import("observe", "node"), import("node", "observe"), import("node", "an_item")]);
+    assert_eq!(faults(&all, ORDER), ["x.rs: observe must not import node"]);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pass reads the kernel, compares it with the plan, writes the difference, and reports what it did. Only this room calls
+//! A pass reads the kernel, compares it with the plan, writes the difference, and reports what it did. Only this module calls
 //! [`Kernel::apply`]. An entry that the kernel refused is pending: it is tried again after a delay that grows.
 
 mod devices;

@@ -170,7 +170,7 @@ impl Plan {
         self.guard.iter_mut().for_each(TunnelPeers::forget_all);
         self.waiting.clear();
         self.blocked.clear();
-        self.fence.clear(self.extra_backends.without_routes().unwrap_or(&*self.backend));
+        self.fence.clear(self.extra_backends.without_routes_or(&*self.backend));
         // The reasons stay, so that they are not logged again.
         let peers = &self.peers;
         self.skipped.retain(|id, _| peers.get(id).is_some());

@@ -148,8 +148,7 @@ pub fn remarks(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink)
 /// # Errors
 /// No interface can be used; see [`PickError`].
 pub fn pick(choice: &UplinkChoice, candidates: &Candidates<'_>) -> Result<Picked, PickError> {
-    let asked = !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some();
-    let (link, by) = if asked { explicit(choice, candidates)? } else { implicit(choice, candidates)? };
+    let (link, by) = if is_named(choice) { explicit(choice, candidates)? } else { implicit(choice, candidates)? };
     let address =
         |family: Family| match by {
             Some(ip) if family_of(ip) == family => Ok(ip),
@@ -162,8 +161,8 @@ pub fn pick(choice: &UplinkChoice, candidates: &Candidates<'_>) -> Result<Picked
 }
 
 /// Decides whether the uplink in use stays. It stays as long as the interface and its addresses exist, even if the flags would choose another
-/// one now. Another address of the same interface is used at once, unless peers may not reach it. Everything else is used only if the loss
-/// lasts.
+/// one now. Another address of the same interface is used at once, unless peers may not reach it, and given up when the public address of the
+/// flags, by which the interface was chosen, comes back. Everything else is used only if the loss lasts.
 ///
 /// # Errors
 /// No interface can be used; see [`PickError`].
@@ -173,9 +172,12 @@ pub fn next(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink) ->
     let both = candidates.families_in_use();
     let mut lost = None;
     if let Some(link) = link {
+        // The address that chose the interface may have been away for a while. The lease names it, so it is used again.
+        let told = with_public_address(choice, candidates).filter(|(on, _)| !is_named(choice) && on.name == link.name);
         let kept = both.map(|family| {
             let before = now.address(family?);
-            let kept = candidates.kept(link, family?, before);
+            let told = told.map(|(_, ip)| ip).filter(|ip| family == Some(family_of(*ip)));
+            let kept = told.or_else(|| candidates.kept(link, family?, before));
             lost = lost.or(before.filter(|_| kept.is_none()));
             kept
         });
@@ -237,13 +239,24 @@ fn explicit<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Result<Fo
     Err(PickError::NoMatch { wanted: flags(choice), can_reach: choice.can_reach, there: candidates.list() })
 }
 
+/// Returns true if flags choose the interface.
+fn is_named(choice: &UplinkChoice) -> bool {
+    !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some()
+}
+
+/// Returns the interface that has the public address of the flags, and this address.
+fn with_public_address<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Option<(&'a LinkInfo, IpAddr)> {
+    let (v4, v6) = candidates.families;
+    let public = choice.public_ip.map(IpAddr::V4).filter(|_| v4);
+    let ip = public.or(choice.public_ipv6.map(IpAddr::V6).filter(|_| v6))?;
+    Some((candidates.link_with(ip)?, ip))
+}
+
 /// Chooses without these flags: first the interface that has the public address, then the one that was in use, then that of the default
 /// routes.
 fn implicit<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Result<Found<'a>, PickError> {
     let families = candidates.families;
-    let public = choice.public_ip.map(IpAddr::V4).filter(|_| families.0);
-    let public = public.or(choice.public_ipv6.map(IpAddr::V6).filter(|_| families.1));
-    if let Some((ip, link)) = public.and_then(|ip| Some((ip, candidates.link_with(ip)?))) {
+    if let Some((link, ip)) = with_public_address(choice, candidates) {
         return Ok((link, Some(ip)));
     }
     if let Some(link) = candidates.link_in_use() {

@@ -20,7 +20,7 @@ use super::uplinks::PathLinks;
 /// Requests for each address, and the time after each. A host on the LAN answers within a few milliseconds.
 const REQUESTS: u32 = 2;
 const WAIT: Duration = Duration::from_millis(100);
-/// At most so many addresses are asked for. A node has one or two.
+/// Maximum number of addresses that are asked for. A node has one or two.
 const MAX_ADDRESSES: usize = 16;
 
 /// EtherType of ARP (linux/if_ether.h).

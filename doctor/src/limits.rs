@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits of the whole machine, and room on its disks. Whoever reaches one of them, other programs fail with messages that do not name it.
+//! Limits of the whole machine, and room on its disks. When one of them is reached, programs fail with messages that do not name it.
 
 use std::fs;
 use std::io;

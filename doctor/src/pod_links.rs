@@ -15,7 +15,7 @@ use super::ways::is_ours;
 
 /// The bridge plugin names the host's end of a pod's veth pair so, followed by eight hexadecimal digits.
 const VETH: &str = "veth";
-/// As many links are named in a finding.
+/// Maximum number of links that a finding names.
 const MAX_NAMED: usize = 3;
 
 /// The link of a pod, seen from the host.

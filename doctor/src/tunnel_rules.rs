@@ -21,7 +21,7 @@ use super::other_rules::SavedRules;
 const OURS: &str = "weft";
 /// The tables of iptables that its programs have listed already.
 const LISTED: [&str; 2] = ["filter", "nat"];
-/// Packets of the pods of as many peers are followed for each family. Network policies may be thousands of rules.
+/// Maximum number of peers, for each family, whose pods' packets are followed. Network policies may be thousands of rules.
 const MAX_PEERS: usize = 16;
 
 /// A chain that certainly drops packets between nodes.

@@ -60,7 +60,7 @@ enum Task {
         /// End as soon as the cluster is at rest, without events. The time given is a limit.
         #[arg(long)]
         until_rest: bool,
-        /// So many other nodes only publish a lease.
+        /// Number of other nodes that only publish a lease.
         #[arg(long, default_value_t = 0)]
         publishers: usize,
         /// The store is an API server.

@@ -23,7 +23,7 @@ const SETTLE: u64 = 660;
 const LOOK: Duration = Duration::from_millis(50);
 /// How often a cluster is examined that runs until it is at rest, in seconds.
 const REST_EVERY: u64 = 5;
-/// For so many seconds a cluster at rest must write nothing.
+/// A cluster at rest must write nothing for this many seconds.
 const QUIET: u64 = 60;
 
 /// What came of a simulation.

@@ -29,9 +29,9 @@ use crate::saved;
 
 /// How long the store may take for its answers.
 const STORE_TIMEOUT: Duration = Duration::from_secs(15);
-/// As many broken peers are described one by one.
+/// Maximum number of broken peers that are described one by one.
 const MAX_PEERS: usize = 8;
-/// The ways to as many other peers are looked at.
+/// Maximum number of other peers whose ways are examined.
 const MAX_WAYS: usize = 64;
 
 /// Examines this node. The exit code is 0 without findings, else [`FINDINGS`].

@@ -127,6 +127,30 @@ async fn a_peer_that_left_while_the_agent_was_down_gets_its_command() {
 }
 
 #[tokio::test]
+async fn a_write_that_failed_is_tried_again_although_nothing_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = backend(r#","SubnetAddCommand":"true""#);
+    let read = |file: &Path| memory::read(file).unwrap_or_default();
+    for stops in [false, true] {
+        let state_dir = dir.path().join(format!("state {stops}"));
+        std::fs::write(&state_dir, "not a directory").unwrap();
+        let file = memory::file(&state_dir, Path::new("/run/x/subnet.env"));
+        let mut runner = Extension::new(Some(file.clone()));
+        let has_failed =
+            |runner: &Extension| idle(runner) && runner.saving.as_ref().is_some_and(|saving| saving.is_finished());
+        until(&mut runner, &*backend, &[2], |runner| has_failed(runner) && !runner.peers.is_changed).await;
+        assert!(runner.next().is_some(), "the loop must wake up for the next attempt");
+        std::fs::remove_file(&state_dir).unwrap();
+        if stops {
+            runner.stop().await;
+        } else {
+            until(&mut runner, &*backend, &[2], |runner| runner.next().is_none()).await;
+        }
+        assert_eq!(read(&file), [peer(2)], "{stops}");
+    }
+}
+
+#[tokio::test]
 async fn only_some_commands_run_at_once_and_a_failure_harms_no_other_peer() {
     let dir = tempfile::tempdir().unwrap();
     let text = dir.path().display();

@@ -21,6 +21,7 @@ use super::link_messages::{self, LinkFacts, Links, is_alias_of_weft};
 use super::linux::LinuxKernel;
 use super::socket::{Netlink, absent};
 use super::wire::messages;
+use super::wireguard_peers::unless_refused;
 use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, RouteLookup};
 
 /// How often everything is read again while links come and go.
@@ -114,9 +115,11 @@ impl LinuxKernel {
             let protocol = if is_alias_of_weft(&link.alias) { PROTOCOL } else { 0 };
             let mut value = link.value(&links, &addrs);
             if value.kind.of::<WireGuardLink>().is_some() {
-                let (kind, entries) = self.observe_wireguard(link.info.name)?;
-                value.kind = Arc::new(kind);
-                found.extend(entries);
+                let read = self.observe_wireguard(link.info.name);
+                if let Some((kind, entries)) = unless_refused(link.info.name, read)? {
+                    value.kind = Arc::new(kind);
+                    found.extend(entries);
+                }
             }
             let value = Value::link(value);
             found.push((Key::Link(link.info.name), ObservedValue { value, protocol, mark: link.alias == alias }));

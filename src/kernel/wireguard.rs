@@ -113,6 +113,7 @@ pub struct Peer {
 /// A socket of the family `wireguard`, in the network namespace of the thread that opened it.
 pub struct WireGuard {
     netlink: Netlink,
+    /// The number of the family. It is another one after the module was removed and loaded again.
     family: u16,
     /// False once the kernel has refused to remove a single allowed IP (before Linux 6.16).
     removes_allowed: bool,
@@ -135,8 +136,23 @@ impl WireGuard {
     /// [`WireGuardError::NoFamily`] if the kernel has no WireGuard, or an error of the socket.
     pub fn open() -> Result<WireGuard, WireGuardError> {
         let mut netlink = generic::open()?;
-        let family = generic::family(&mut netlink, "wireguard")?.ok_or(WireGuardError::NoFamily)?;
+        let family = number(&mut netlink)?;
         Ok(WireGuard { netlink, family, removes_allowed: true })
+    }
+
+    /// Sends requests. If the kernel does not know the number of the family any more, it is asked for, and everything is sent once more:
+    /// the kernel has carried nothing out then.
+    fn with_number<T>(
+        &mut self,
+        send: impl Fn(&mut WireGuard) -> Result<T, WireGuardError>,
+    ) -> Result<T, WireGuardError> {
+        match send(self) {
+            Err(error) if error.is_unknown_family() => {
+                self.family = number(&mut self.netlink)?;
+                send(self)
+            }
+            result => result,
+        }
     }
 
     /// Writes the device and peers. Many peers take several messages. Writing what is there already disturbs nothing.
@@ -149,10 +165,9 @@ impl WireGuard {
         change: DeviceChange<'_>,
         peers: &[PeerChange<'_>],
     ) -> Result<(), WireGuardError> {
-        for batch in encode::batches(self.family, device, change, peers) {
-            self.send(device, batch)?;
-        }
-        Ok(())
+        self.with_number(|this| {
+            encode::batches(this.family, device, change, peers).try_for_each(|batch| this.send(device, batch))
+        })
     }
 
     /// Removes peers; a peer that is not there is no error. The kernel holds the lock of all network settings while it
@@ -161,10 +176,9 @@ impl WireGuard {
     /// # Errors
     /// As [`WireGuard::set`].
     pub fn remove_peers(&mut self, device: &str, peers: &[PublicKey]) -> Result<(), WireGuardError> {
-        for batch in encode::removals(self.family, device, peers) {
-            self.send(device, batch)?;
-        }
-        Ok(())
+        self.with_number(|this| {
+            encode::removals(this.family, device, peers).try_for_each(|batch| this.send(device, batch))
+        })
     }
 
     /// Removes one prefix from a peer, and leaves the others of the peer alone.
@@ -176,13 +190,14 @@ impl WireGuard {
     /// As [`WireGuard::set`].
     pub fn remove_allowed(&mut self, device: &str, peer: PublicKey, prefix: IpNet) -> Result<(), WireGuardError> {
         if self.removes_allowed {
-            match self.send(device, encode::remove_allowed(self.family, device, peer, prefix)) {
+            match self.with_number(|this| this.send(device, encode::remove_allowed(this.family, device, peer, prefix)))
+            {
                 // An old kernel refuses the unknown attribute, before it changes anything.
                 Err(WireGuardError::Invalid { .. } | WireGuardError::NotWireGuard { .. }) => {}
                 result => return result,
             }
         }
-        self.send(device, encode::remove_allowed_by_moving(self.family, device, prefix))?;
+        self.with_number(|this| this.send(device, encode::remove_allowed_by_moving(this.family, device, prefix)))?;
         // A wrong device or prefix would have been refused here, too.
         self.removes_allowed = false;
         Ok(())
@@ -193,6 +208,10 @@ impl WireGuard {
     /// # Errors
     /// There is no such device, or the dump could not be read.
     pub fn get(&mut self, device: &str) -> Result<Device, WireGuardError> {
+        self.with_number(|this| this.dump(device))
+    }
+
+    fn dump(&mut self, device: &str) -> Result<Device, WireGuardError> {
         let family = self.family;
         let build = |w: &mut Writer, kind: u16, flags: u16| encode::get(w, kind, flags, device);
         let result = self
@@ -215,4 +234,9 @@ impl WireGuard {
         }
         Ok(())
     }
+}
+
+/// Asks for the number of the family. The kernel loads its module for this.
+fn number(netlink: &mut Netlink) -> Result<u16, WireGuardError> {
+    generic::family(netlink, "wireguard")?.ok_or(WireGuardError::NoFamily)
 }

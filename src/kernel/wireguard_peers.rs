@@ -27,6 +27,9 @@ const LIVE: Duration = Duration::from_secs(180);
 /// a node that joins a large cluster must not make thousands of nodes compute keys for traffic that may never come.
 const MOST_HANDSHAKES: usize = 256;
 
+/// What the link of a device cannot show, and the entries of the device.
+pub(super) type WireGuardEntries = (WireGuardLink, Vec<(Key, ObservedValue)>);
+
 /// The peers and prefixes of one device that a sequence of operations ensures and removes.
 #[derive(Default)]
 struct Changes<'a> {
@@ -79,7 +82,10 @@ impl<'a> Changes<'a> {
 
 impl LinuxKernel {
     /// Reads a WireGuard device: what its link cannot show, and its entries.
-    pub(super) fn observe_wireguard(&mut self, name: Name) -> io::Result<(WireGuardLink, Vec<(Key, ObservedValue)>)> {
+    ///
+    /// # Errors
+    /// [`WireGuardError::Socket`] if the answer could not be read, else the kernel refused to describe the device.
+    pub(super) fn observe_wireguard(&mut self, name: Name) -> Result<WireGuardEntries, WireGuardError> {
         let Some(device) = self.wireguard_device(name)? else {
             // It was deleted a moment ago. The notice of that leads to another observation.
             return Ok((WireGuardLink { public: None, port: 0 }, Vec::new()));
@@ -201,12 +207,11 @@ impl LinuxKernel {
     }
 
     /// Reads a device. `None` if there is no WireGuard device of this name.
-    fn wireguard_device(&mut self, name: Name) -> io::Result<Option<wireguard::Device>> {
+    fn wireguard_device(&mut self, name: Name) -> Result<Option<wireguard::Device>, WireGuardError> {
         match self.family().and_then(|family| family.get(&name.text())) {
             Ok(device) => Ok(Some(device)),
             Err(WireGuardError::NoDevice { .. } | WireGuardError::NotWireGuard { .. }) => Ok(None),
-            Err(WireGuardError::Socket(error)) => Err(error),
-            Err(error) => Err(io::Error::other(error)),
+            Err(error) => Err(error),
         }
     }
 
@@ -215,6 +220,25 @@ impl LinuxKernel {
         match &mut self.wireguard {
             Some(family) => Ok(family),
             none => Ok(none.insert(WireGuard::open()?)),
+        }
+    }
+}
+
+/// Returns what was read of a device. `None` if the kernel refuses to describe it: then everything else is compared all the same, and the
+/// writes to this device show in the status what the kernel refuses.
+///
+/// # Errors
+/// The answer could not be read. Nothing is known of the peers then, and writing them anew could replace endpoints that they have learned.
+pub(super) fn unless_refused(
+    name: Name,
+    read: Result<WireGuardEntries, WireGuardError>,
+) -> io::Result<Option<WireGuardEntries>> {
+    match read {
+        Ok(entries) => Ok(Some(entries)),
+        Err(WireGuardError::Socket(error)) => Err(error),
+        Err(error) => {
+            tracing::warn!("read the WireGuard device {name}: {error}");
+            Ok(None)
         }
     }
 }
@@ -304,6 +328,19 @@ mod tests {
         }
         assert_eq!(changes.begin_handshakes().len(), MOST_HANDSHAKES);
         assert_eq!(changes.peers.iter().filter(|peer| peer.keepalive == Some(0)).count(), 7);
+    }
+
+    #[test]
+    fn a_device_that_the_kernel_refuses_to_describe_does_not_fail_the_observation() {
+        let device = || name().to_string();
+        for refusal in [WireGuardError::NoFamily, WireGuardError::NotPermitted { device: device() }] {
+            assert!(unless_refused(name(), Err(refusal)).is_ok_and(|read| read.is_none()));
+        }
+        let lost = || WireGuardError::from(io::Error::from(io::ErrorKind::Interrupted));
+        let error = unless_refused(name(), Err(lost())).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted, "the dump is read again");
+        let read = (WireGuardLink { public: None, port: 7 }, Vec::new());
+        assert_eq!(unless_refused(name(), Ok(read)).unwrap().unwrap().0.port, 7);
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl CallSite {
 }
 
 /// A layer that leaves out lines of places that log too much. It counts them, and logs the number before the next line of that place.
-/// With [`Repeats`], a message that was logged of late is counted there instead. Lines below the level INFO are not limited, because
+/// With [`Repeats`], a message that was logged recently is counted there instead. Lines below the level INFO are not limited, because
 /// the operator asked for them.
 #[derive(Debug, Default)]
 pub struct Limit {

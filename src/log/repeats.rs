@@ -118,7 +118,7 @@ fn words(time: Duration) -> String {
     }
 }
 
-/// The messages that were logged of late.
+/// The messages that were logged recently.
 #[derive(Debug, Default)]
 pub struct Repeats {
     /// By a hash of the place in the program and the whole text. Its keys are random, so that nobody can make two messages equal.

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Text for people: foreign text made safe for a terminal, and dates.
 
+use std::fmt::Write;
+
 use jiff::Timestamp;
+
+/// Number of columns that every terminal has.
+const WIDTH: usize = 100;
 
 /// Makes text that may come from a peer, the store or a file safe for a terminal. Characters that a terminal would not show as
 /// themselves (escape sequences, marks that change the direction of writing) become `\u{1b}` and the like. Line breaks stay, and nothing
@@ -12,6 +17,37 @@ pub fn printable(text: &str) -> String {
         _ => (None, Some(c.escape_debug())),
     };
     text.chars().map(escaped).flat_map(|(plain, other)| plain.into_iter().chain(other.into_iter().flatten())).collect()
+}
+
+/// As [`printable`], on one line: foreign text must not begin a line of its own.
+pub fn one_line(text: &str) -> String {
+    printable(&text.replace(['\n', '\r', '\t'], " "))
+}
+
+/// Writes foreign text in lines of at most 100 columns. The first one begins with `first`, the others with `next`. A word that is too long
+/// for a line is broken.
+pub fn wrapped(out: &mut String, first: &str, next: &str, text: &str) {
+    let room = WIDTH - first.chars().count();
+    let mut current = String::new();
+    let mut lines = Vec::new();
+    for word in one_line(text).split_whitespace() {
+        let mut word: Vec<char> = word.chars().collect();
+        let used = current.chars().count();
+        if used > 0 && used + 1 + word.len() > room {
+            lines.push(std::mem::take(&mut current));
+        }
+        while word.len() > room {
+            lines.push(word.drain(..room).collect());
+        }
+        if !current.is_empty() {
+            current.push(' ');
+        }
+        current.extend(word);
+    }
+    lines.push(current);
+    for (at, line) in lines.iter().enumerate() {
+        let _ = writeln!(out, "{}", format!("{}{line}", if at == 0 { first } else { next }).trim_end());
+    }
 }
 
 /// Formats a time of the wall clock as `2026-11-21 19:05 UTC`. `seconds` is counted from the start of 1970.

@@ -36,8 +36,9 @@ pub(super) struct Change {
     pub(super) wanted: Option<String>,
     /// A net-conf that cannot be applied before the change that is under way has ended.
     pub(super) postponed: Option<String>,
-    /// A net-conf whose backend got no identities on this node. It is tried again after the next full pass.
-    without_identities: Option<String>,
+    /// A net-conf that could not be applied, for a reason that may go away: its backend got no identities on this node, or leases are not
+    /// inside its Network. It is tried again after the next full pass.
+    pub(super) tried_again: Option<String>,
     /// The net-conf in the store at the start, if it names another backend than our lease.
     pub(super) at_start: Option<String>,
     /// A full pass has compared the devices of the next backend.
@@ -76,7 +77,7 @@ impl<K: Kernel> Node<K> {
                 if let Some(problem) = self.cannot_change(backend.kind(), &reason) {
                     tracing::error!("{problem}");
                 }
-                self.change.without_identities = Some(text.to_owned());
+                self.change.tried_again = Some(text.to_owned());
                 return NetConfChange::Rejected;
             }
         };
@@ -112,7 +113,7 @@ impl<K: Kernel> Node<K> {
     /// Gives the next backend up, because net-conf no longer names it. Returns true if there was one.
     pub(super) fn give_up_change(&mut self) -> bool {
         self.change.postponed = None;
-        self.change.without_identities = None;
+        self.change.tried_again = None;
         let had_one = self.change.wanted.take().is_some();
         if had_one {
             self.plan.give_up_next();
@@ -124,7 +125,7 @@ impl<K: Kernel> Node<K> {
     pub(super) fn pass_ended_in_change(&mut self) {
         self.change.is_compared = self.kernel_problem.is_none();
         if self.change.is_compared
-            && let Some(text) = self.change.without_identities.take()
+            && let Some(text) = self.change.tried_again.take()
             && self.apply_net_conf(&text) == NetConfChange::Applied
         {
             self.schedule.audit_by(Instant::now(), NET_CONF);

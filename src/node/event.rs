@@ -3,7 +3,8 @@
 
 use std::fmt;
 
-use weft_subnet::lease::{Id, Record};
+use weft_subnet::lease::Id;
+use weft_subnet::source::RecordChange;
 
 /// Maximum number of leases that are named.
 const MAX_NAMED: usize = 8;
@@ -28,11 +29,11 @@ impl StoreEvent {
     }
 
     /// Adds leases that were written or removed.
-    pub(super) fn changes(&mut self, changes: &[Result<Record, Id>]) {
+    pub(super) fn changes(&mut self, changes: &[RecordChange]) {
         for change in changes {
             match change {
-                Ok(record) => self.lease(&record.id, "changed"),
-                Err(id) => self.lease(id, "was removed"),
+                RecordChange::Written(record) => self.lease(&record.id, "changed"),
+                RecordChange::Removed(id) => self.lease(id, "was removed"),
             }
         }
     }

@@ -100,6 +100,13 @@ impl<K: Kernel> Node<K> {
     /// Reads links, addresses and routes of the host. If they matter to the plan, it is made again, and the own lease is
     /// updated. Returns true if a full pass must follow.
     pub(super) fn refresh_host(&mut self) -> bool {
+        let has_changed = self.take_over_host();
+        // The fault is shown as long as it lasts, also while the host stays as it is.
+        self.writable_attrs();
+        has_changed
+    }
+
+    fn take_over_host(&mut self) -> bool {
         let machine = match self.passer.kernel().machine_towards(self.context.options.uplink.can_reach) {
             Ok(machine) => machine,
             Err(error) => {

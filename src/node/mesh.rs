@@ -9,7 +9,7 @@ use weft_subnet::lease::{Id, Lease};
 use super::Node;
 use super::status::PeerFailures;
 use crate::kernel::Kernel;
-use crate::observe::mesh::row::{MAX_WAYS, Row, RowAnswer, RowWay, rank};
+use crate::observe::mesh::row::{MAX_WAYS, Row, RowAnswer, RowWay};
 use crate::observe::report;
 use crate::observe::status::PeerState;
 
@@ -28,7 +28,7 @@ impl<K: Kernel> Node<K> {
             }
             known += 1;
             // The order of all ways is that of the leases if nothing else tells them apart.
-            worst.push((rank(way.state, way.loss, way.rtt_us), place));
+            worst.push((way.quality().rank(), place));
             if worst.len() > MAX_WAYS {
                 worst.pop();
             }

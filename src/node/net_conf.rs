@@ -85,11 +85,7 @@ impl<K: Kernel> Node<K> {
         };
         let changed = self.plan.network().differing_keys(&network);
         if let Err(refusal) = self.check_net_conf(&changed, &network, &*backend) {
-            tracing::warn!("{refusal}");
-            if matches!(refusal, Refusal::FixedDevice { .. }) && self.plan.is_changing() {
-                self.change.postponed = Some(text.to_owned());
-            }
-            self.net_conf.not_applied = Some(refusal.to_string());
+            self.refuse_net_conf(text, &refusal);
             return NetConfChange::Rejected;
         }
         if !self.plan.is_understood_by(&*backend) {
@@ -102,6 +98,21 @@ impl<K: Kernel> Node<K> {
         self.plan.rebase(network, backend, host, own);
         self.update_own_lease();
         NetConfChange::Applied
+    }
+
+    /// Shows why this net-conf is refused, and remembers it if the reason may go away.
+    fn refuse_net_conf(&mut self, text: &str, refusal: &Refusal) {
+        let problem = refusal.to_string();
+        // What is tried again after each full pass is logged once.
+        if self.net_conf.not_applied.as_ref() != Some(&problem) {
+            tracing::warn!("{problem}");
+        }
+        match refusal {
+            Refusal::FixedDevice { .. } if self.plan.is_changing() => self.change.postponed = Some(text.to_owned()),
+            Refusal::LeasesOutside { .. } => self.change.tried_again = Some(text.to_owned()),
+            _ => {}
+        }
+        self.net_conf.not_applied = Some(problem);
     }
 
     /// Checks that a change of these keys can be applied without a restart, and that no lease and no packet is lost by it.

@@ -44,6 +44,8 @@ pub(super) struct OwnLease {
     pub(super) lost: Option<String>,
     /// The store has no record of the lease, and has not accepted it again yet.
     pub(super) missing: Option<&'static str>,
+    /// Why the backend cannot say in the lease how this node is reached, with the facts of the host as they are.
+    pub(super) unwritable: Option<String>,
     /// Why the last call failed.
     pub(super) error: Option<String>,
     /// Why the lease was not renewed, until it is.
@@ -62,6 +64,7 @@ impl OwnLease {
             contest: Contest::default(),
             lost: None,
             missing: None,
+            unwritable: None,
             error: None,
             not_renewed: None,
             ttl: None,
@@ -308,13 +311,27 @@ impl<K: Kernel> Node<K> {
 
     /// Writes the own lease if the facts of the host ask for another content.
     pub(super) fn update_own_lease(&mut self) {
+        let is_other = self.writable_attrs().is_some_and(|attrs| attrs != self.plan.own().attrs);
+        // The answer of an open call is compared with what is wanted then.
+        if is_other && self.own_lease.lost.is_none() {
+            self.write_own_lease();
+        }
+    }
+
+    /// Returns what the own lease should say. If the backend cannot say it with the facts of the host, this is a fault until it can.
+    pub(super) fn writable_attrs(&mut self) -> Option<Attrs> {
         match self.plan.advertise(self.plan.host()) {
-            Ok(attrs) if attrs != self.plan.own().attrs && self.own_lease.lost.is_none() => self.write_own_lease(),
-            // The answer of an open call is compared with what is wanted then.
-            Ok(_) => {}
+            Ok(attrs) => {
+                self.own_lease.unwritable = None;
+                Some(attrs)
+            }
             Err(skip) => {
-                tracing::error!("{skip}");
-                self.uplink.problem = Some(skip.to_string());
+                let problem = skip.to_string();
+                if self.own_lease.unwritable.as_ref() != Some(&problem) {
+                    tracing::error!("{problem}");
+                }
+                self.own_lease.unwritable = Some(problem);
+                None
             }
         }
     }

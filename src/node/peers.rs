@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use weft_backends::index::Changed;
 use weft_subnet::hold::Hold;
 use weft_subnet::lease::{Id, Record};
+use weft_subnet::source::RecordChange;
 
 use super::Node;
 use super::event::StoreEvent;
@@ -86,19 +87,19 @@ impl<K: Kernel> Node<K> {
         changed
     }
 
-    /// Applies changes of single leases: a record that was written, or the id of one that was removed.
-    pub(super) fn apply_changes(&mut self, changes: Vec<Result<Record, Id>>) -> Vec<Changed> {
+    /// Applies changes of single leases.
+    pub(super) fn apply_changes(&mut self, changes: Vec<RecordChange>) -> Vec<Changed> {
         self.probe_changed(&changes);
         let mut gone: HashSet<Id> = HashSet::new();
         let mut changed = Vec::new();
         for change in changes {
             match change {
-                Ok(record) => {
+                RecordChange::Written(record) => {
                     gone.remove(&record.id);
                     changed.extend(self.put(record));
                 }
-                Err(id) if id == self.plan.own().id => self.own_record_removed(&id),
-                Err(id) => {
+                RecordChange::Removed(id) if id == self.plan.own().id => self.own_record_removed(&id),
+                RecordChange::Removed(id) => {
                     self.peers.rate_limit.forget_waiting(&id);
                     gone.insert(id);
                 }

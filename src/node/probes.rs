@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use weft_subnet::lease::{Id, Lease, Record};
+use weft_subnet::lease::Lease;
+use weft_subnet::source::RecordChange;
 use weft_subnet::text::Shown;
 
 use super::Node;
@@ -66,10 +67,13 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Takes notice of leases that changed. Their peers are asked soon.
-    pub(super) fn probe_changed(&mut self, changes: &[Result<Record, Id>]) {
+    pub(super) fn probe_changed(&mut self, changes: &[RecordChange]) {
         let now = Instant::now();
         if let Some(probes) = &mut self.probes {
-            changes.iter().flatten().for_each(|record| probes.prober.lease_changed(&record.id, now));
+            changes
+                .iter()
+                .filter_map(RecordChange::written)
+                .for_each(|record| probes.prober.lease_changed(&record.id, now));
         }
     }
 

@@ -76,7 +76,8 @@ impl<K: Kernel> Node<K> {
 
     /// Returns what is wrong with this node itself, whatever the store and the peers do.
     fn faults(&self) -> Vec<Fault> {
-        let uplink = self.uplink.problem.as_ref().map(|problem| format!("uplink: {problem}"));
+        let uplink = self.uplink.problem.as_ref().or(self.own_lease.unwritable.as_ref());
+        let uplink = uplink.map(|problem| format!("uplink: {problem}"));
         [
             (FaultKind::Device, self.device_problem()),
             (FaultKind::Kernel, self.kernel_problem.clone()),

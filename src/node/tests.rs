@@ -15,8 +15,8 @@ use weft_backends::wireguard::key::{KeyPair, Secret};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Evidence;
-use weft_subnet::lease::{Age, Id, Lease, Record};
-use weft_subnet::source::{Capabilities, Error, Event, LeaseRequest, Local, Source};
+use weft_subnet::lease::{Age, Lease, Record};
+use weft_subnet::source::{Capabilities, Error, Event, LeaseRequest, Local, RecordChange, Source};
 
 use super::{NextStep, Node, NodeContext};
 use crate::conflist::Conflist;
@@ -165,9 +165,17 @@ fn lease(key: &str, ip: &str) -> Lease {
     Lease { id: key.into(), subnets: Subnets::from_key(key).unwrap(), attrs, age: Age { stamp: 1, tie: "".into() } }
 }
 
-fn put(key: &str, ip: &str) -> Result<Record, Id> {
+fn stored(key: &str, ip: &str) -> Record {
     let lease = lease(key, ip);
-    Ok(Record { id: lease.id.clone(), lease: Ok(lease) })
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+fn put(key: &str, ip: &str) -> RecordChange {
+    RecordChange::Written(stored(key, ip))
+}
+
+fn removed(id: &str) -> RecordChange {
+    RecordChange::Removed(id.into())
 }
 
 /// A host with one uplink, which has this address in 192.168.0.0/24.
@@ -319,7 +327,7 @@ impl TestNode {
     async fn ready(on_lost_lease: OnLostLease) -> TestNode {
         let mut test = TestNode::new(on_lost_lease);
         test.node.full_pass(Cause::Start).await;
-        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()];
+        let records = vec![stored("10.5.1.0-24", "192.168.0.1"), stored("10.5.2.0-24", "192.168.0.2")];
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         test
     }

@@ -75,7 +75,7 @@ impl<K: Kernel> Node<K> {
             Ok(report) => report
                 .into_iter()
                 .for_each(|report| self.record(report, "WireGuard peers are not as this agent wrote them")),
-            // The next full pass meets the same error, and shows it as a problem of this node.
+            // The next full pass meets the same error. If it is lasting, that pass or its writes show it as a problem of this node.
             Err(error) => self.statistics.last_error = Some(Failure::now(format!("read WireGuard devices: {error}"))),
         }
     }

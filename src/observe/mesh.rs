@@ -6,16 +6,14 @@ pub mod page;
 pub mod row;
 pub mod svg;
 
-use std::cmp::Reverse;
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use crate::log::text::printable;
+use crate::log::text::{one_line, wrapped};
+use crate::observe::mesh::row::Quality;
 use crate::observe::status::{Peer, PeerProbe, PeerState, Status};
 
-/// Number of columns that every terminal has.
-const WIDTH: usize = 100;
 /// Number of ways without a fault that are shown.
 const MAX_HEALTHY: usize = 20;
 
@@ -55,7 +53,7 @@ impl Mesh {
         let is_way = |peer: &Peer| peer.state != PeerState::SetAside;
         let way = |Peer { subnet, public, state, reason, probe, .. }| Way { to: subnet, public, state, reason, probe };
         let mut ways: Vec<Way> = status.peers.into_iter().filter(is_way).map(way).collect();
-        ways.sort_by_key(Way::rank);
+        ways.sort_by_key(|way| way.quality().rank());
         let concerns_ways =
             |text: &String| ["probes: ", "no peer has answered"].iter().any(|word| text.starts_with(word));
         let problems = status.problems.into_iter().filter(concerns_ways).collect();
@@ -69,19 +67,8 @@ impl Mesh {
 }
 
 impl Way {
-    /// Returns what ways are sorted by: broken ones, those that lose packets, then the slow ones.
-    fn rank(&self) -> impl Ord + use<> {
-        let is_broken = self.state == PeerState::Unreachable;
-        let probe = self.probe.as_ref();
-        let loss = probe.map_or(0, PeerProbe::loss_percent);
-        (
-            Reverse((is_broken, self.state != PeerState::Programmed, loss)),
-            Reverse(probe.and_then(|one| one.round_trip_us)),
-        )
-    }
-
-    fn is_healthy(&self) -> bool {
-        self.state == PeerState::Programmed && self.probe.as_ref().is_none_or(|probe| probe.lost == 0)
+    fn quality(&self) -> Quality {
+        Quality::new(self.state, self.probe.as_ref())
     }
 }
 
@@ -104,20 +91,20 @@ pub fn render(mesh: &Mesh) -> String {
     let _ = writeln!(
         out,
         "{} ({}): {} ways, {asked} probed, {broken} broken; MTU {}",
-        clean(&mesh.node),
-        clean(&mesh.subnet),
+        one_line(&mesh.node),
+        one_line(&mesh.subnet),
         mesh.ways.len(),
         mesh.mtu
     );
-    mesh.problems.iter().for_each(|problem| wrapped(&mut out, "", problem));
-    let faulty = mesh.ways.iter().filter(|way| !way.is_healthy()).count();
+    mesh.problems.iter().for_each(|problem| wrapped(&mut out, "", "", problem));
+    let faulty = mesh.ways.iter().filter(|way| !way.quality().is_healthy()).count();
     // Healthy ways with a round trip can stand before broken ones without a probe only if nothing is known of those.
     let (shown, hidden) = mesh.ways.split_at(mesh.ways.len().min(faulty + MAX_HEALTHY));
     if shown.is_empty() {
         return out;
     }
     let widest =
-        |of: fn(&Way) -> &str| shown.iter().map(|way| clean(of(way)).chars().count()).max().unwrap_or(0).max(6);
+        |of: fn(&Way) -> &str| shown.iter().map(|way| one_line(of(way)).chars().count()).max().unwrap_or(0).max(6);
     let (to, public) = (widest(|way| &way.to), widest(|way| &way.public));
     let _ = writeln!(
         out,
@@ -125,49 +112,20 @@ pub fn render(mesh: &Mesh) -> String {
         "TO", "PUBLIC", "STATE", "LOSS", "RTT", "MTU"
     );
     for way in shown {
-        let [loss, trip, mtu] = cells(way.probe.as_ref());
-        let (subnet, address, state) = (clean(&way.to), clean(&way.public), way.state.word());
+        let [loss, trip, mtu] = way.quality().cells();
+        let (subnet, address, state) = (one_line(&way.to), one_line(&way.public), way.state.word());
         let _ = writeln!(out, "{subnet:to$}  {address:public$}  {state:11}  {loss:>5}  {trip:>9}  {mtu:>5}");
         if let (PeerState::Unreachable, Some(reason)) = (way.state, &way.reason) {
-            wrapped(&mut out, "    ", reason);
+            wrapped(&mut out, "    ", "    ", reason);
         }
         if way.state == PeerState::Programmed && way.probe.as_ref().is_some_and(|probe| probe.silent) {
-            wrapped(&mut out, "    ", SILENT);
+            wrapped(&mut out, "    ", "    ", SILENT);
         }
     }
     if !hidden.is_empty() {
         let _ = writeln!(out, "... and {} more ways without a fault (all: weft mesh -o json)", hidden.len());
     }
     out
-}
-
-/// Returns the loss, the round trip and the MTU as text.
-fn cells(probe: Option<&PeerProbe>) -> [String; 3] {
-    let unknown = || "-".to_owned();
-    let Some(probe) = probe else { return [unknown(), unknown(), unknown()] };
-    let trip = |micros: u64| format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10);
-    let loss = if probe.asked == 0 { unknown() } else { format!("{} %", probe.loss_percent()) };
-    [loss, probe.round_trip_us.map_or_else(unknown, trip), probe.mtu.map_or_else(unknown, |mtu| mtu.to_string())]
-}
-
-fn clean(text: &str) -> String {
-    printable(&text.replace(['\n', '\r', '\t'], " "))
-}
-
-fn wrapped(out: &mut String, indent: &str, text: &str) {
-    let text = clean(text);
-    let mut line = indent.to_owned();
-    for word in text.split_whitespace() {
-        if line.len() > indent.len() && line.chars().count() + 1 + word.chars().count() > WIDTH {
-            let _ = writeln!(out, "{line}");
-            line = indent.to_owned();
-        }
-        if line.len() > indent.len() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    let _ = writeln!(out, "{line}");
 }
 
 #[cfg(test)]

@@ -131,10 +131,10 @@ impl ExtraBackends {
         self.earlier.iter().filter(|extra| self.is_used(extra.number)).map(|extra| (&*extra.backend, &extra.host))
     }
 
-    /// Returns the first backend that makes no routes, if one does not.
-    pub(super) fn without_routes(&self) -> Option<&dyn Backend> {
-        let all = self.earlier.iter().chain(&self.next).map(|extra| &*extra.backend);
-        all.into_iter().find(|backend| !backend.makes_routes())
+    /// Returns the first of these backends that makes no routes, or `current` if all of them make some.
+    pub(super) fn without_routes_or<'a>(&'a self, current: &'a dyn Backend) -> &'a dyn Backend {
+        let mut all = self.earlier.iter().chain(&self.next).map(|extra| &*extra.backend);
+        all.find(|backend| !backend.makes_routes()).unwrap_or(current)
     }
 
     /// Returns the secrets of WireGuard devices, if one of these backends has any. The next one comes first, and then the latest.

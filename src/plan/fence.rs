@@ -130,9 +130,9 @@ impl Fence {
 }
 
 impl Plan {
-    /// Adds these fences. This must be called before the first [`Plan::put`].
+    /// Adds these fences. This must be called after [`Plan::with_earlier`] and before the first [`Plan::put`].
     pub fn with_fences(mut self, fences: Fences) -> Plan {
-        self.fence = Fence::new(fences, &*self.backend);
+        self.fence = Fence::new(fences, self.extra_backends.without_routes_or(&*self.backend));
         if let Some(left_out) = self.fence.left_out() {
             tracing::warn!("{left_out}");
         }

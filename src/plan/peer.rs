@@ -18,7 +18,7 @@ use weft_subnet::text::Shown;
 use super::change::Reached;
 use super::{Plan, clear_text};
 
-/// So many leases that share a public address with another one are logged. The status names them all.
+/// Maximum number of leases that are logged because they share a public address with another one. The status names all of them.
 const MAX_SHARED_LOGGED: usize = 10;
 
 /// An identity that a lease claims.

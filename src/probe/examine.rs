@@ -10,7 +10,7 @@ use super::cause::Cause;
 
 /// The size of a small packet in bytes, with its IP header. Every path carries it.
 pub const SMALL: u16 = 84;
-/// So many losses in a row are no accident.
+/// This many losses in a row are no accident.
 const LOSSES: u8 = 3;
 /// The same for the steps after the first one, when the peer is suspected already.
 const MORE_LOSSES: u8 = 2;

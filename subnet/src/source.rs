@@ -155,6 +155,27 @@ impl LeaseRequest {
 /// What messages name as the owner if the value is not a lease.
 pub(crate) const UNREADABLE: &str = "an unreadable value";
 
+/// What happened to one record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RecordChange {
+    /// It was written: it is new, or has another value.
+    Written(Record),
+    /// The record with this id was removed.
+    Removed(Id),
+}
+
+impl RecordChange {
+    /// Returns the record that was written.
+    pub fn written(&self) -> Option<&Record> {
+        if let RecordChange::Written(record) = self { Some(record) } else { None }
+    }
+
+    /// Returns the id of the record that was removed.
+    pub fn removed(&self) -> Option<&Id> {
+        if let RecordChange::Removed(id) = self { Some(id) } else { None }
+    }
+}
+
 /// What the watch of a store reports. Events are in the order of the changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -165,8 +186,8 @@ pub enum Event {
         /// True if this is another store than before: it was wiped or restored, or its cluster id is different.
         reset: bool,
     },
-    /// Records that changed together: `Ok` for one that was written, `Err` with the id for one that was deleted.
-    Changes(Vec<Result<Record, Id>>),
+    /// Records that changed together.
+    Changes(Vec<RecordChange>),
     /// The net-conf changed. This is its JSON text.
     Config(String),
     /// The store answered, or the watch showed that it is alive.
@@ -300,5 +321,16 @@ pub trait Source {
     /// Writes a notice of a fault of this node for people who look at the cluster.
     fn write_notice<'a>(&'a self, _notice: &'a FaultNotice) -> Local<'a, Result<(), Error>> {
         Box::pin(async { Ok(()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store with very many leases may send a change for each of them at once.
+    #[test]
+    fn a_change_needs_no_more_memory_than_its_record() {
+        assert_eq!(size_of::<RecordChange>(), size_of::<Record>());
     }
 }

@@ -14,12 +14,12 @@ use weft_subnet::saved_peers::{self, Expiry, Head};
 use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Peers without a machine. While nodes are down, one of them leaves and the other one joins.
-const GOES: (&str, &str) = ("10.244.0.0", "192.168.77.250");
-const COMES: (&str, &str) = ("10.244.251.0", "192.168.77.251");
+/// Peers without a machine. While nodes are down, one of them leaves and the other one joins. Nodes get nothing of the first /24 of Network.
+const GOES: (&str, &str) = ("10.244.0.0/25", "192.168.77.250");
+const COMES: (&str, &str) = ("10.244.0.128/25", "192.168.77.251");
 
 fn key((subnet, _): (&str, &str)) -> String {
-    format!("/coreos.com/network/subnets/{subnet}-24")
+    format!("/coreos.com/network/subnets/{}", subnet.replace('/', "-"))
 }
 
 fn value((_, public): (&str, &str)) -> String {
@@ -75,9 +75,8 @@ async fn boot(node: &Node) -> Result<()> {
 
 async fn route(node: &Node, subnet: &str, there: bool) -> Result<()> {
     let what = format!("{}: route to {subnet} to be {}", node.name(), if there { "there" } else { "gone" });
-    let prefix = format!("{subnet}/24");
     let seen =
-        async || node.ns.ip(&format!("route show {prefix}")).await.is_ok_and(|text| text.contains(&prefix) == there);
+        async || node.ns.ip(&format!("route show {subnet}")).await.is_ok_and(|text| text.contains(subnet) == there);
     wait_for(&what, LIMIT, seen).await.with_context(|| node.log_tail(20))
 }
 
@@ -134,7 +133,7 @@ fn a_subnet_that_another_node_got_meanwhile() {
         let mut lab = remembered().await?;
         let before = fs::read_to_string(lab.nodes[0].subnet_file())?;
         let gateway = before.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).context("a subnet")?;
-        let subnet = gateway.replace(".1/24", ".0");
+        let subnet = gateway.replace(".1/24", ".0/24");
         let etcd = lab.store.etcd()?;
         etcd.ctl(&["put", &key((&subnet, "")), &value((&subnet, "192.168.77.99"))]).await?;
         etcd.kill().await?;
@@ -244,7 +243,7 @@ fn what_was_saved_does_not_count_for_another_address_nor_damaged() {
 fn own(node: &Node) -> Result<String> {
     let env = fs::read_to_string(node.subnet_file())?;
     let gateway = env.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).context("a subnet")?;
-    Ok(gateway.replace(".1/24", ".0"))
+    Ok(gateway.replace(".1/24", ".0/24"))
 }
 
 /// Waits until the node has saved its own lease with the time of its end, so that a start without etcd would use it.

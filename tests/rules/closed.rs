@@ -153,7 +153,8 @@ fn pods_reach_the_address_of_a_node_inside_network_and_no_other() {
         let addrs = [INSIDE, UNLEASED[0]].map(|addr| addr.parse::<IpAddr>().unwrap());
         assert_eq!(addrs.map(|addr| from("n1-p1", addr)), [Seen::Lost; 2]);
         let Store::Dir(path) = &site.lab.store else { panic!("not a directory store") };
-        let (aside, lease) = (path.join("subnets/.aside"), path.join("subnets/10.244.99.0-24.json"));
+        // Nodes get nothing of the first /24 of Network.
+        let (aside, lease) = (path.join("subnets/.aside"), path.join("subnets/10.244.0.128-25.json"));
         let data = json!({"VNI": 1, "VtepMAC": "02:00:00:00:00:99"});
         let value = json!({"PublicIP": INSIDE, "BackendType": "vxlan", "BackendData": data});
         std::fs::write(&aside, value.to_string()).unwrap();

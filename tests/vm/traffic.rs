@@ -35,7 +35,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 const FIRST: Duration = Duration::from_secs(60);
 /// How long the last packets may take to arrive.
 const LAST: Duration = Duration::from_secs(5);
-/// So many messages of handshakes are listed.
+/// Maximum number of messages of handshakes that are listed.
 const MAX_HANDSHAKES: usize = 1000;
 /// The sequence number of the packets before the first that counts.
 const TRIAL: u64 = u64::MAX;

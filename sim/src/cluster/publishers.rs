@@ -9,7 +9,7 @@ use super::Cluster;
 use crate::machine::address;
 use crate::store::FalseLease;
 
-/// So many of them publish in one second.
+/// Number of publishers that publish in one second.
 const PER_SECOND: usize = 200;
 /// The last subnet that is given to such a node. They are given downwards.
 const LAST: Ipv4Addr = Ipv4Addr::new(10, 61, 255, 0);

@@ -52,7 +52,7 @@ pub enum AskError {
     #[error("{0} does not answer as weft does: {1}")]
     NoRow(SocketAddr, serde_json::Error),
     /// [`TOTAL_LIMIT`] is over.
-    #[error("not asked: 60 s were over")]
+    #[error("not asked: the time limit of 60 s was reached")]
     NoTime,
 }
 

@@ -87,6 +87,15 @@ impl WireGuardError {
         }
     }
 
+    /// Returns true if the kernel does not know the number of the family any more.
+    pub(super) fn is_unknown_family(&self) -> bool {
+        match self {
+            WireGuardError::Refused { errno, .. } => *errno == Errno::ENOENT,
+            WireGuardError::Socket(error) => error.raw_os_error() == Some(nix::libc::ENOENT),
+            _ => false,
+        }
+    }
+
     /// The meaning of an error of a dump, where the kernel's error numbers are errors of the socket.
     pub(super) fn of_io(device: &str, error: io::Error) -> WireGuardError {
         match error.raw_os_error().map(Errno::from_raw) {
@@ -94,6 +103,15 @@ impl WireGuardError {
                 WireGuardError::of(device, errno, String::new())
             }
             _ => WireGuardError::Socket(error),
+        }
+    }
+}
+
+impl From<WireGuardError> for io::Error {
+    fn from(error: WireGuardError) -> io::Error {
+        match error {
+            WireGuardError::Socket(error) => error,
+            error => io::Error::other(error),
         }
     }
 }

@@ -210,6 +210,33 @@ fn errors_name_the_device_and_a_remedy() {
     assert!(matches!(gone, WireGuardError::NoDevice { .. }), "{gone}");
 }
 
+/// A module that was removed and loaded again has another number.
+#[test]
+fn a_number_that_the_kernel_no_longer_knows_is_asked_for_again() {
+    type Request<'a> = &'a dyn Fn(&mut WireGuard) -> Result<(), WireGuardError>;
+    // The kernel gives no family a number as high as this.
+    const OLD: u16 = 0xfff0;
+    let mut family = WireGuard { netlink: generic::open().unwrap(), family: OLD, removes_allowed: true };
+    let (device, prefix) = ("no-such-device", net("10.5.2.0/24"));
+    let port = DeviceChange { port: Some(1), ..DeviceChange::default() };
+    let requests: [Request<'_>; 4] = [
+        &|family| family.get(device).map(drop),
+        &|family| family.set(device, port, &[]),
+        &|family| family.remove_peers(device, &[key(1)]),
+        &|family| family.remove_allowed(device, key(1), prefix),
+    ];
+    for (at, request) in requests.into_iter().enumerate() {
+        let error = request(&mut family).unwrap_err();
+        // The kernel has no WireGuard, or it has one and no such device, or the test runs without root.
+        let is_answer = matches!(
+            error,
+            WireGuardError::NoFamily | WireGuardError::NoDevice { .. } | WireGuardError::NotPermitted { .. }
+        );
+        assert!(is_answer, "request {at}: {error:?}");
+        family.family = OLD;
+    }
+}
+
 /// A dump message as the independent implementation writes it.
 fn dumped(attributes: Vec<WireguardAttribute>) -> Vec<u8> {
     let mut body = vec![0; attributes.as_slice().buffer_len()];

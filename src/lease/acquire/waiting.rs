@@ -160,7 +160,7 @@ mod tests {
                 waiting.on(StartError::store("net-conf: ", None)(error)).await;
             }
             assert_eq!(pauses.iter().map(Duration::as_secs).collect::<Vec<_>>(), [1, 2, 4, 4, 4]);
-            // Whatever this machine itself lacks is checked each second, for it costs nobody else anything.
+            // What this machine itself lacks is checked each second, because that costs nobody else anything.
             let begin = Instant::now();
             waiting.on(StartError::OtherBackend).await;
             assert!(begin.elapsed() <= LOOK_AGAIN * 2, "{:?}", begin.elapsed());

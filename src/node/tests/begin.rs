@@ -4,17 +4,16 @@
 use std::io::ErrorKind;
 
 use weft_backends::state::{Key, Name, ObservedValue, Route, Value};
-use weft_subnet::lease::Record;
 use weft_subnet::source::Event;
 
-use super::{CONFIG, PROTOCOL, TestNode, local, put};
+use super::{CONFIG, PROTOCOL, TestNode, local, stored};
 use crate::lease::tasks::LeaseAnswer;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 
 fn list(peers: &[(&str, &str)]) -> Vec<Event> {
-    let own: Result<Record, _> = put("10.5.1.0-24", "192.168.0.1");
-    let records = [own].into_iter().chain(peers.iter().map(|(key, ip)| put(key, ip))).map(Result::unwrap).collect();
+    let own = stored("10.5.1.0-24", "192.168.0.1");
+    let records = [own].into_iter().chain(peers.iter().map(|(key, ip)| stored(key, ip))).collect();
     vec![Event::Snapshot { records, reset: false }]
 }
 
@@ -111,7 +110,7 @@ async fn neither_an_empty_first_list_nor_a_short_second_one_removes_entries() {
         let (key, dev) = (Key::Route("10.5.8.0/24".parse().unwrap(), 0), Name::new("eth0").unwrap());
         let value = Value::Route(Route::Unicast { via: "192.168.0.8".parse().unwrap(), dev, onlink: false });
         test.kernel.disturb(key, Some(ObservedValue { value, protocol: PROTOCOL, mark: false }), false);
-        for records in [vec![], vec![put("10.5.2.0-24", "192.168.0.2").unwrap()]] {
+        for records in [vec![], vec![stored("10.5.2.0-24", "192.168.0.2")]] {
             test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
             test.node.full_pass(Cause::Audit).await;
             assert!(test.via("10.5.8.0/24").is_some());

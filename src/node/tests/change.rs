@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
-use weft_subnet::source::Event;
+use weft_subnet::source::{Event, RecordChange};
 
 use super::{CONFIG, Cause, TestNode, VXLAN, lease, local, machine};
 use crate::kernel::{Notice, Outcome, RouteInfo};
@@ -35,7 +35,7 @@ impl TestNode {
     async fn peer_says(&mut self, attrs: Attrs) {
         let lease = Lease { attrs, ..lease(PEER, "192.168.0.2") };
         let record = Record { id: Id::from(PEER), lease: Ok(lease) };
-        self.node.store_changed(vec![Event::Changes(vec![Ok(record)])]).await;
+        self.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
         self.node.tick().await;
     }
 
@@ -376,7 +376,7 @@ async fn peers_get_their_time_anew_when_our_lease_has_to_be_written_again() {
         let own = test.node.plan.own().clone();
         let theirs = Lease { attrs: lease(&own.id, "192.168.0.1").attrs, ..own };
         let record = Record { id: theirs.id.clone(), lease: Ok(theirs) };
-        test.node.store_changed(vec![Event::Changes(vec![Ok(record)])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
         assert_eq!(test.node.next_step_of_change(), None);
         test.accepted().await;
         assert!(test.node.next_step_of_change().is_some_and(|step| step > first));
@@ -394,7 +394,7 @@ async fn the_grace_time_of_an_earlier_backend_begins_with_the_lease_of_its_last_
         assert_eq!(test.node.next_step_of_change(), None, "the peer needs host-gw");
         let lease = Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") };
         let record = Record { id: Id::from(PEER), lease: Ok(lease) };
-        test.node.store_changed(vec![Event::Changes(vec![Ok(record)])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
         assert!(test.node.next_step_of_change().is_some(), "the node wakes up at its end");
     })
     .await;

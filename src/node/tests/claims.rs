@@ -6,9 +6,9 @@ use std::sync::Arc;
 use weft_backends::link::{Foreign, Link};
 use weft_backends::owner::KERNEL_PROTOCOL;
 use weft_backends::state::{Key, Name, ObservedValue, Route, Value};
-use weft_subnet::source::Event;
+use weft_subnet::source::{Event, RecordChange};
 
-use super::{TestNode, local, machine, put};
+use super::{TestNode, local, machine, put, removed, stored};
 use crate::kernel::{AddrInfo, LinkInfo, Notice, Outcome};
 use crate::observe::status::PeerState;
 use crate::options::OnLostLease;
@@ -132,9 +132,9 @@ async fn rp_filter_is_loosened_only_for_a_programmed_peer_of_another_backend() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         let ipip = |third: u8| {
-            let mut record = put(&format!("10.5.{third}.0-24"), &format!("192.168.0.{third}")).unwrap();
+            let mut record = stored(&format!("10.5.{third}.0-24"), &format!("192.168.0.{third}"));
             record.lease.as_mut().unwrap().attrs.backend_type = "ipip".into();
-            Event::Changes(vec![Ok(record)])
+            Event::Changes(vec![RecordChange::Written(record)])
         };
         let by = |test: &mut TestNode| {
             test.node.check_sysctls();
@@ -150,9 +150,9 @@ async fn rp_filter_is_loosened_only_for_a_programmed_peer_of_another_backend() {
         test.kernel.fail(refused, None);
         test.node.full_pass(Cause::Audit).await;
         assert_eq!(by(&mut test).as_deref(), Some("10.5.41.0-24"), "the reason must stay the same");
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.41.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.41.0-24")])]).await;
         assert_eq!(by(&mut test).as_deref(), Some("10.5.40.0-24"));
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.40.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.40.0-24")])]).await;
         assert_eq!(by(&mut test), None);
     })
     .await;
@@ -166,7 +166,7 @@ async fn entries_of_flannel_are_removed_only_if_they_exist_at_the_first_pass() {
             route(net, Route::Unicast { via: via.parse().unwrap(), dev: eth0(), onlink: false }, 3)
         };
         let list = || Event::Snapshot {
-            records: vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()],
+            records: vec![stored("10.5.1.0-24", "192.168.0.1"), stored("10.5.2.0-24", "192.168.0.2")],
             reset: false,
         };
         let (unknown, another, weft) = (Author::Unknown, Author::Another, Author::Weft);
@@ -223,7 +223,7 @@ async fn a_device_of_flannel_is_removed_only_if_it_has_the_address_of_this_node(
             test.kernel.disturb(Key::Addr(device, addr.parse().unwrap()), seen(Value::Addr), false);
             test.node.full_pass(Cause::Start).await;
             assert!(test.kernel.entries().contains_key(&Key::Link(device)), "no list of leases yet");
-            let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()];
+            let records = vec![stored("10.5.1.0-24", "192.168.0.1"), stored("10.5.2.0-24", "192.168.0.2")];
             test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
             let there = test.kernel.entries().contains_key(&Key::Link(device));
             assert_eq!(there, !is_removed, "{name} {addr} {author:?}");
@@ -245,7 +245,7 @@ async fn routes_of_flannels_form_are_removed_only_where_this_node_makes_routes_i
             let (key, seen) = route("10.5.9.0/24", via, 3);
             test.kernel.disturb(key, Some(seen), false);
             let records =
-                vec![super::Record { id: own.id.clone(), lease: Ok(own) }, put("10.5.2.0-24", "192.168.0.2").unwrap()];
+                vec![super::Record { id: own.id.clone(), lease: Ok(own) }, stored("10.5.2.0-24", "192.168.0.2")];
             test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
             assert_eq!(test.kernel.entries().contains_key(&key), stays, "{kind}");
         }

@@ -9,7 +9,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::ClearText;
-use weft_subnet::source::Event;
+use weft_subnet::source::{Event, RecordChange};
 
 use super::{TestNode, VXLAN, acquire, lease, local};
 use crate::node::change::Change;
@@ -90,7 +90,7 @@ async fn a_node_of_flannel_is_reached_in_clear_text_for_ten_grace_times_and_name
             assert!(problems.contains(words), "{problems}");
         }
         // A lease that somebody writes now is not reached that way.
-        test.node.store_changed(vec![Event::Changes(vec![Ok(record(of_flannel(3)))])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record(of_flannel(3)))])]).await;
         assert!(!test.goes_in_clear_text(3));
         assert!(test.problems().contains("1 nodes are set aside, because"), "{}", test.problems());
         // The end is a reason to wake up, and nothing happens before it.

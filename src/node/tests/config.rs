@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another net-conf while the agent runs.
 
+use tokio::time::Instant;
 use weft_subnet::source::Event;
 
-use super::{CONFIG, TestNode, local};
+use super::{CONFIG, TestNode, local, removed};
 use crate::options::OnLostLease;
+use crate::pass::Cause;
 
 #[tokio::test]
 async fn net_conf_keys_that_need_a_restart_are_named() {
@@ -58,11 +60,33 @@ async fn a_network_that_contains_every_lease_is_followed_and_another_is_refused(
 }
 
 #[tokio::test]
+async fn a_refused_network_is_followed_when_the_leases_outside_of_it_are_gone() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let text = r#"{"Network":"10.5.0.0/23","SubnetLen":26,"Backend":{"Type":"host-gw"}}"#;
+        test.node.store_changed(vec![Event::Config(text.to_owned())]).await;
+        let refused = test.node.net_conf.not_applied.clone().unwrap();
+        // The next audit finds the lease still there.
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(test.node.net_conf.not_applied, Some(refused));
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.2.0-24")])]).await;
+        test.node.schedule.next_audit = Instant::now();
+        test.node.tick().await;
+        assert_eq!((&test.node.net_conf.not_applied, test.node.net_conf.text.as_str()), (&None, text));
+        // The pass with the new Network follows at once.
+        test.node.tick().await;
+        let env = std::fs::read_to_string(&test.file).unwrap();
+        assert!(env.contains("FLANNEL_NETWORK=10.5.0.0/23\n"), "{env}");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_option_that_needs_the_device_anew_is_refused_with_the_way() {
     local(async {
         let own = super::lease("10.5.1.0-24", "192.168.0.1");
         let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
-        test.node.full_pass(crate::pass::Cause::Start).await;
+        test.node.full_pass(Cause::Start).await;
         let conf = |options: &str| format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan"{options}}}}}"#);
         test.node.store_changed(vec![Event::Config(conf(r#","Port":4789"#))]).await;
         let problem = test.node.net_conf.not_applied.clone().unwrap();

@@ -3,7 +3,7 @@
 
 use weft_subnet::source::Event;
 
-use super::{TestNode, local, put};
+use super::{TestNode, local, stored};
 use crate::conflist::{Conflist, NAME};
 use crate::options::{CniOptions, OnLostLease};
 use crate::pass::Cause;
@@ -29,7 +29,7 @@ async fn pods_wait_for_the_first_list_while_the_store_answers() {
     local(async {
         let mut test = started().await;
         assert!(test.file.exists() && !published(&test), "no peer is programmed yet");
-        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
+        let records = vec![stored("10.5.1.0-24", "192.168.0.1")];
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         test.node.report();
         assert!(published(&test));

@@ -59,11 +59,11 @@ async fn changes_of_leases_are_recorded_with_their_names_and_the_values_before_a
         let (cause, event, changes) = only(&mut test, &mut seen);
         assert_eq!((cause.as_str(), event.as_str()), ("lease", "lease 10.5.2.0-24 changed"));
         assert_eq!(changes, [(ENTRY.to_owned(), text(VIA_2), text("via 192.168.0.3 dev eth0"))]);
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.2.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.2.0-24")])]).await;
         let (_, event, changes) = only(&mut test, &mut seen);
         assert_eq!(event, "lease 10.5.2.0-24 was removed");
         assert_eq!(changes, [(ENTRY.to_owned(), text("via 192.168.0.3 dev eth0"), None)]);
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.2.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.2.0-24")])]).await;
         assert_eq!(records(&mut test, &mut seen), [], "an event that changes nothing is not recorded");
     })
     .await;
@@ -177,7 +177,7 @@ async fn a_pass_with_many_changes_is_one_record_with_numbers() {
         let count = MAX_LISTED + 1;
         let records_of = |count: usize| {
             let key = |n: usize| format!("10.5.{}.0-24", n + 2);
-            (0..count).map(|n| put(&key(n), &format!("192.168.0.{}", n + 2)).unwrap()).collect()
+            (0..count).map(|n| stored(&key(n), &format!("192.168.0.{}", n + 2))).collect()
         };
         test.node.start(vec![Event::Snapshot { records: records_of(count), reset: false }]).await;
         let mut all = records(&mut test, &mut 0);

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_subnet::lease::{Lease, Record};
-use weft_subnet::source::Event;
+use weft_subnet::source::{Event, RecordChange};
 
-use super::{TestNode, lease, local, machine, put};
+use super::{TestNode, lease, local, machine, put, removed};
 use crate::lease::tasks::LeaseAnswer;
 use crate::node::NextStep;
 use crate::node::own_lease::SavedEnd;
@@ -25,7 +25,7 @@ fn own(ip: &str, data: &str) -> Lease {
 }
 
 fn written(lease: Lease) -> Vec<Event> {
-    vec![Event::Changes(vec![Ok(Record { id: lease.id.clone(), lease: Ok(lease) })])]
+    vec![Event::Changes(vec![RecordChange::Written(Record { id: lease.id.clone(), lease: Ok(lease) })])]
 }
 
 /// A node that holds a lease with a VTEP MAC.
@@ -123,7 +123,7 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_more_and_more_rarely()
         for _ in 0..2 {
             test.node.store_changed(rival()).await;
         }
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.1.0-24")])]).await;
         assert!(test.asked(5).await, "it must be written again at once");
     })
     .await;
@@ -209,7 +209,7 @@ async fn an_error_of_the_store_does_not_count_as_an_answer() {
 async fn a_lease_that_is_deleted_during_a_call_is_written_again_after_the_call() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
-        let gone = || vec![Event::Changes(vec![Err("10.5.1.0-24".into())])];
+        let gone = || vec![Event::Changes(vec![removed("10.5.1.0-24")])];
         test.node.store_changed(gone()).await;
         assert!(test.asked(1).await, "the lease must be written again at once");
         test.node.store_changed(gone()).await;
@@ -275,7 +275,7 @@ async fn a_lost_subnet_is_taken_again_when_the_other_node_gives_it_back() {
         test.answer().await;
         assert!(test.node.own_lease.lost.is_some());
         *test.store.taken.borrow_mut() = false;
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.1.0-24")])]).await;
         test.answer().await;
         assert!(test.node.own_lease.lost.is_none());
     })
@@ -288,7 +288,7 @@ async fn a_subnet_that_is_given_back_during_the_call_is_not_lost() {
         let mut test = TestNode::ready(OnLostLease::Exit).await;
         *test.store.taken.borrow_mut() = true;
         test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.1.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.1.0-24")])]).await;
         assert_eq!(test.answer().await, NextStep::Continue);
         *test.store.taken.borrow_mut() = false;
         assert_eq!(test.answer().await, NextStep::Continue);
@@ -301,7 +301,7 @@ async fn a_subnet_that_is_given_back_during_the_call_is_not_lost() {
 async fn whoever_removed_our_lease_may_have_removed_those_of_the_peers_too() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
-        let gone = ["10.5.1.0-24", "10.5.2.0-24"].map(|id| Err(id.into())).to_vec();
+        let gone = ["10.5.1.0-24", "10.5.2.0-24"].map(removed).to_vec();
         test.node.store_changed(vec![Event::Changes(gone)]).await;
         assert_eq!(test.node.peers.hold.len(), 1, "one removal alone would be carried out");
         assert!(test.via("10.5.2.0/24").is_some());

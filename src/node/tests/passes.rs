@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Name, ObservedValue, Value};
-use weft_subnet::source::Event;
+use weft_subnet::source::{Event, RecordChange};
 
-use super::{CONFIG, TestNode, VXLAN, local, machine, put};
+use super::{CONFIG, TestNode, VXLAN, local, machine, put, stored};
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, Notice};
 use crate::node::passes::MAX_SINGLE_ENTRIES;
@@ -64,7 +64,7 @@ async fn an_audit_runs_after_its_interval_and_not_before() {
 async fn an_audit_runs_when_stale_entries_may_be_removed() {
     local(async {
         let mut test = TestNode::new(OnLostLease::Hold);
-        let own = put("10.5.1.0-24", "192.168.0.1").unwrap();
+        let own = stored("10.5.1.0-24", "192.168.0.1");
         test.node.start(vec![Event::Snapshot { records: vec![own], reset: false }]).await;
         let until = test.node.passer.keep_stale_until.expect("a first list without peers removes nothing");
         assert_eq!(test.node.schedule.next_audit, until);
@@ -213,7 +213,12 @@ async fn a_device_name_that_another_program_frees_is_used_in_the_same_pass() {
         let dev = Key::Link(Name::new("flannel.7").unwrap());
         let link = Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true };
         test.kernel.disturb(dev, Some(ObservedValue { value: Value::link(link), protocol: 0, mark: false }), false);
-        test.node.store_changed(vec![Event::Changes(vec![Ok(super::rate_limit::vxlan("10.5.77.0-24", 7))])]).await;
+        test.node
+            .store_changed(vec![Event::Changes(vec![RecordChange::Written(super::rate_limit::vxlan(
+                "10.5.77.0-24",
+                7,
+            ))])])
+            .await;
         let state = |test: &mut TestNode| {
             let peers = test.node.status().peers;
             peers.iter().find(|peer| peer.subnet == "10.5.77.0/24").map(|peer| peer.state)

@@ -10,9 +10,9 @@ use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Name, Value};
 use weft_subnet::hold::Hold;
 use weft_subnet::lease::{Id, Record};
-use weft_subnet::source::Event;
+use weft_subnet::source::{Event, RecordChange};
 
-use super::{TestNode, lease, local, put, rate_limit};
+use super::{TestNode, lease, local, put, rate_limit, removed, stored};
 use crate::kernel::Outcome;
 use crate::observe::report::PeerList;
 use crate::options::OnLostLease;
@@ -25,9 +25,9 @@ fn key(third: usize) -> String {
 
 /// A list with our own lease and these peers.
 fn list(peers: impl Iterator<Item = usize>) -> Vec<Event> {
-    let own: Result<Record, Id> = put("10.5.1.0-24", "192.168.0.1");
-    let peers = peers.map(|n| put(&key(n), &format!("192.168.0.{n}")));
-    vec![Event::Snapshot { records: [own].into_iter().chain(peers).map(Result::unwrap).collect(), reset: false }]
+    let own = stored("10.5.1.0-24", "192.168.0.1");
+    let peers = peers.map(|n| stored(&key(n), &format!("192.168.0.{n}")));
+    vec![Event::Snapshot { records: [own].into_iter().chain(peers).collect(), reset: false }]
 }
 
 /// A node with the peers 2 to 21.
@@ -75,7 +75,7 @@ fn use_up_allowance(test: &mut TestNode, third: usize) {
 async fn a_waiting_record_is_forgotten_when_its_lease_is_removed() {
     local(async {
         let mut test = twenty().await;
-        for gone in [list(2..9), vec![Event::Changes(vec![Err(key(9).as_str().into())])]] {
+        for gone in [list(2..9), vec![Event::Changes(vec![removed(&key(9))])]] {
             use_up_allowance(&mut test, 9);
             test.node.store_changed(vec![Event::Changes(vec![put(&key(9), "192.168.0.99")])]).await;
             assert!(test.node.peers.rate_limit.next(Instant::now()).is_some(), "the record must wait");
@@ -117,10 +117,10 @@ async fn a_held_peer_whose_lease_comes_back_but_must_wait_is_kept() {
 async fn the_last_of_two_changes_of_one_lease_counts() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
-        let (gone, back) = (Err(key(2).as_str().into()), put(&key(2), "192.168.0.22"));
+        let (gone, back) = (removed(&key(2)), put(&key(2), "192.168.0.22"));
         test.node.store_changed(vec![Event::Changes(vec![gone, back])]).await;
         assert_eq!(test.via("10.5.2.0/24"), "192.168.0.22".parse().ok());
-        let (gone, back) = (Err(key(2).as_str().into()), put(&key(2), "192.168.0.2"));
+        let (gone, back) = (removed(&key(2)), put(&key(2), "192.168.0.2"));
         test.node.store_changed(vec![Event::Changes(vec![back, gone])]).await;
         assert_eq!(test.via("10.5.2.0/24"), None, "in the other order the lease is gone");
     })
@@ -131,7 +131,7 @@ async fn the_last_of_two_changes_of_one_lease_counts() {
 async fn our_own_lease_is_written_again_if_a_list_lacks_it() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
-        let records = vec![put(&key(2), "192.168.0.2").unwrap()];
+        let records = vec![stored(&key(2), "192.168.0.2")];
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         assert!(test.asked(1).await, "it must be written again");
     })
@@ -182,19 +182,19 @@ async fn rp_filter_stays_loosened_for_the_same_lease_while_it_is_planned() {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         let dev = Key::Link(Name::new("flannel.7").unwrap());
         test.kernel.fail(dev, Some(Outcome::Retry("EADDRINUSE".into())));
-        test.node.store_changed(vec![Event::Changes(vec![Ok(rate_limit::vxlan(&key(7), 7))])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(rate_limit::vxlan(&key(7), 7))])]).await;
         assert_eq!(test.node.sysctls.loosened_for, None, "a lease that is merely in the store is no reason");
         test.kernel.fail(dev, None);
         test.node.full_pass(Cause::Kernel).await;
         let id: Id = key(7).as_str().into();
         assert_eq!(test.node.sysctls.loosened_for.as_ref(), Some(&id));
         // Its entries wait for a retry. Meanwhile another such lease is programmed, which comes first in the order of keys.
-        test.node.store_changed(vec![Event::Changes(vec![Ok(rate_limit::vxlan(&key(6), 8))])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(rate_limit::vxlan(&key(6), 8))])]).await;
         test.kernel.disturb(dev, None, false);
         test.kernel.fail(dev, Some(Outcome::Retry("EADDRINUSE".into())));
         test.node.full_pass(Cause::Kernel).await;
         assert_eq!(test.node.sysctls.loosened_for.as_ref(), Some(&id), "the reason must stay the same");
-        test.node.store_changed(vec![Event::Changes(vec![Err(id)])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Removed(id)])]).await;
         test.node.full_pass(Cause::Audit).await;
         assert_eq!(test.node.sysctls.loosened_for, Some(key(6).as_str().into()));
     })
@@ -207,8 +207,8 @@ async fn the_cost_of_writes_does_not_stretch_the_audit_interval() {
         let mut test = TestNode::new(OnLostLease::Hold);
         let resync = Duration::from_millis(1);
         (test.node.context.options.resync, test.node.schedule.audit_interval) = (resync, resync);
-        let peers = (0..6000).map(|n| put(&format!("10.5.{}.{}-30", 10 + n / 64, n % 64 * 4), "192.168.0.2"));
-        let records = [put("10.5.1.0-24", "192.168.0.1")].into_iter().chain(peers).map(Result::unwrap).collect();
+        let peers = (0..6000).map(|n| stored(&format!("10.5.{}.{}-30", 10 + n / 64, n % 64 * 4), "192.168.0.2"));
+        let records = [stored("10.5.1.0-24", "192.168.0.1")].into_iter().chain(peers).collect();
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         assert!(test.kernel.entries().len() > 1000, "{}", test.kernel.entries().len());
         assert_eq!(test.node.schedule.audit_interval, resync, "the first pass is not an audit");
@@ -223,13 +223,13 @@ async fn a_lease_in_the_store_wins_over_one_that_is_only_held() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         // The store was wiped. The old owner of 10.5.2.0/24 is held, and another node gets that subnet under a wider key.
-        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
+        let records = vec![stored("10.5.1.0-24", "192.168.0.1")];
         test.node.store_changed(vec![Event::Snapshot { records, reset: true }]).await;
         assert_eq!(test.via("10.5.2.0/24"), "192.168.0.2".parse().ok(), "held");
         let mut younger = lease("10.5.2.0-23", "192.168.0.3");
         younger.age.stamp = 2;
         let record = Record { id: younger.id.clone(), lease: Ok(younger) };
-        test.node.store_changed(vec![Event::Changes(vec![Ok(record)])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
         assert_eq!(test.via("10.5.2.0/23"), "192.168.0.3".parse().ok());
         assert_eq!(test.via("10.5.2.0/24"), None, "the held peer must be removed");
     })
@@ -244,7 +244,7 @@ async fn a_peer_that_cannot_be_planned_does_not_lower_the_mtu() {
         let of_type = |data: Option<Box<str>>| {
             let mut peer = lease("10.5.3.0-24", "192.168.0.4");
             (peer.attrs.backend_type, peer.attrs.backend_data) = ("vxlan".into(), data);
-            vec![Event::Changes(vec![Ok(Record { id: peer.id.clone(), lease: Ok(peer) })])]
+            vec![Event::Changes(vec![RecordChange::Written(Record { id: peer.id.clone(), lease: Ok(peer) })])]
         };
         test.node.store_changed(of_type(None)).await;
         assert_eq!(test.node.plan.mtu(), mtu, "a vxlan lease without a MAC must not count");

@@ -19,7 +19,7 @@ const LOST: Answer = Answer { round_trip: None, heard: false };
 async fn probing() -> TestNode {
     let mut test = TestNode::new(OnLostLease::Hold);
     test.node.context.options.probe = true;
-    let all = (1..=4).map(|number| put(&format!("10.5.{number}.0-24"), &format!("192.168.0.{number}")).unwrap());
+    let all = (1..=4).map(|number| stored(&format!("10.5.{number}.0-24"), &format!("192.168.0.{number}")));
     test.node.start(vec![Event::Snapshot { records: all.collect(), reset: false }]).await;
     drop(test.node.start_probes());
     test
@@ -94,7 +94,7 @@ async fn a_peer_that_does_not_answer_is_named_until_it_is_reached_or_gone() {
         assert!(gauge(&test).is_some_and(|line| line.ends_with(" 0")), "{:?}", gauge(&test));
         answer_all(&mut test, &mut now, 20, only_lost(3));
         assert_eq!(test.node.unreachable_count(), 1);
-        let gone = (2..=4).map(|number| Err(format!("10.5.{number}.0-24").as_str().into())).collect();
+        let gone = (2..=4).map(|number| removed(&format!("10.5.{number}.0-24"))).collect();
         test.node.context.options.hold_removals = Duration::ZERO;
         test.node.peers.hold = weft_subnet::hold::Hold::new(Duration::ZERO);
         test.node.store_changed(vec![Event::Changes(gone)]).await;
@@ -124,11 +124,11 @@ async fn why_no_packet_can_be_sent_is_shown_until_one_can() {
 async fn a_lease_that_is_not_in_the_kernel_is_not_asked() {
     local(async {
         let mut test = probing().await;
-        let mut other = put("10.5.3.0-24", "192.168.0.3").unwrap();
+        let mut other = stored("10.5.3.0-24", "192.168.0.3");
         if let Ok(lease) = &mut other.lease {
             lease.attrs.backend_type = "a type of the future".into();
         }
-        test.node.store_changed(vec![Event::Changes(vec![Ok(other)])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(other)])]).await;
         let (mut asked, mut now) = (Vec::new(), Instant::now());
         for _ in 0..8 {
             now += Duration::from_secs(20);

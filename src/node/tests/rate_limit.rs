@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::state::{Key, Name};
-use weft_subnet::lease::{Id, Record};
-use weft_subnet::source::Event;
+use weft_subnet::lease::Record;
+use weft_subnet::source::{Event, RecordChange};
 
-use super::{TestNode, lease, local, put};
+use super::{TestNode, lease, local, put, removed};
 use crate::kernel::{Notice, Outcome};
 use crate::node::rate_limit::RateLimit;
 use crate::options::OnLostLease;
@@ -22,7 +22,7 @@ pub(super) fn vxlan(key: &str, vni: u32) -> Record {
     Record { id: lease.id.clone(), lease: Ok(lease) }
 }
 
-async fn apply(test: &mut TestNode, change: Result<Record, Id>) {
+async fn apply(test: &mut TestNode, change: RecordChange) {
     test.node.store_changed(vec![Event::Changes(vec![change])]).await;
 }
 
@@ -40,13 +40,13 @@ async fn a_lease_that_changes_its_vni_all_the_time_costs_few_full_passes_and_del
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         let before = test.kernel.observations();
         for n in 0..500 {
-            apply(&mut test, Ok(vxlan("10.5.77.0-24", 1000 + n as u32))).await;
+            apply(&mut test, RecordChange::Written(vxlan("10.5.77.0-24", 1000 + n as u32))).await;
             change_another(&mut test, n).await;
         }
         let passes = test.kernel.observations() - before;
         assert!(passes <= 30, "{passes} full passes");
         // Nothing waits for a lease that is gone.
-        apply(&mut test, Err("10.5.77.0-24".into())).await;
+        apply(&mut test, removed("10.5.77.0-24")).await;
         assert_eq!(test.node.peers.rate_limit.next(Instant::now()), None);
         assert_eq!(test.node.plan.devices().count(), 0);
     })
@@ -61,13 +61,13 @@ async fn leases_that_change_their_vni_share_one_allowance_of_full_passes() {
         // None of these leases alone changes too often.
         for n in 0..15 * 9 {
             let key = format!("10.5.{}.0-24", 50 + n % 15);
-            apply(&mut test, Ok(vxlan(&key, 1000 + n as u32))).await;
+            apply(&mut test, RecordChange::Written(vxlan(&key, 1000 + n as u32))).await;
             change_another(&mut test, n).await;
         }
         let passes = test.kernel.observations() - before;
         assert!(passes <= 60, "{passes} full passes");
         // A device that had to wait is made when a full pass is allowed again.
-        apply(&mut test, Ok(vxlan("10.5.99.0-24", 7))).await;
+        apply(&mut test, RecordChange::Written(vxlan("10.5.99.0-24", 7))).await;
         let due = test.node.peers.rate_limit.full_pass_due().expect("a full pass must be due");
         test.node.apply_delayed(due).await;
         assert!(test.kernel.entries().contains_key(&Key::Link(Name::new("flannel.7").unwrap())));
@@ -82,7 +82,7 @@ async fn a_single_change_of_vni_of_all_leases_is_applied_at_once() {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         for vni in [1, 2] {
             for third in 10..250 {
-                apply(&mut test, Ok(vxlan(&format!("10.5.{third}.0-24"), vni))).await;
+                apply(&mut test, RecordChange::Written(vxlan(&format!("10.5.{third}.0-24"), vni))).await;
             }
             assert_eq!(test.node.peers.rate_limit.next(Instant::now()), None, "nothing waits");
             assert!(test.kernel.entries().contains_key(&Key::Link(Name::new(&format!("flannel.{vni}")).unwrap())));
@@ -95,7 +95,7 @@ async fn a_single_change_of_vni_of_all_leases_is_applied_at_once() {
 /// A node whose allowance of full passes is used up.
 async fn without_allowance() -> TestNode {
     let mut test = TestNode::ready(OnLostLease::Hold).await;
-    apply(&mut test, Ok(vxlan("10.5.50.0-24", 5))).await;
+    apply(&mut test, RecordChange::Written(vxlan("10.5.50.0-24", 5))).await;
     let now = Instant::now();
     test.node.peers.rate_limit.full_pass_ended(Duration::from_secs(1000), now);
     assert!(!test.node.peers.rate_limit.allows_full_pass(now));
@@ -121,7 +121,7 @@ async fn retries_of_a_peers_device_count_towards_the_allowance() {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         let dev = Name::new("flannel.7").unwrap();
         test.kernel.fail(Key::Link(dev), Some(Outcome::Retry("not now".into())));
-        apply(&mut test, Ok(vxlan("10.5.77.0-24", 7))).await;
+        apply(&mut test, RecordChange::Written(vxlan("10.5.77.0-24", 7))).await;
         let (now, passes) = (Instant::now(), test.kernel.observations());
         // One full pass is left of the allowance.
         test.node.peers.rate_limit = RateLimit::new(now);
@@ -146,7 +146,7 @@ async fn the_routes_of_a_removed_peer_go_at_once_though_its_device_is_removed_la
     local(async {
         let mut test = without_allowance().await;
         assert!(test.via("10.5.50.0/24").is_some());
-        apply(&mut test, Err("10.5.50.0-24".into())).await;
+        apply(&mut test, removed("10.5.50.0-24")).await;
         assert_eq!(test.via("10.5.50.0/24"), None);
         assert!(test.node.peers.rate_limit.full_pass_due().is_some(), "the device must be removed later");
     })
@@ -157,14 +157,14 @@ async fn the_routes_of_a_removed_peer_go_at_once_though_its_device_is_removed_la
 async fn no_entry_is_written_on_a_delayed_device() {
     local(async {
         let mut test = without_allowance().await;
-        apply(&mut test, Ok(vxlan("10.5.99.0-24", 7))).await;
+        apply(&mut test, RecordChange::Written(vxlan("10.5.99.0-24", 7))).await;
         test.kernel.take_ops();
         // The kernel announces that the route does not exist.
         let key = Key::Route("10.5.99.0/24".parse().unwrap(), 0);
         test.node.kernel_changed(vec![Notice::Entry(key, None)]).await;
         assert_eq!(test.kernel.take_ops(), [], "no write because of the notification");
         // The kernel refused this route before its device had to wait.
-        apply(&mut test, Ok(vxlan("10.5.98.0-24", 5))).await;
+        apply(&mut test, RecordChange::Written(vxlan("10.5.98.0-24", 5))).await;
         let old = Key::Route("10.5.98.0/24".parse().unwrap(), 0);
         test.kernel.fail(old, Some(Outcome::Retry("not now".into())));
         test.kernel.disturb(old, None, false);

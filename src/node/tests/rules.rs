@@ -3,7 +3,7 @@
 
 use weft_backends::traffic_rules::Masquerade;
 
-use super::{CONFIG, TestNode, local, put};
+use super::{CONFIG, TestNode, local, put, removed, stored};
 use crate::firewall::fake::FakeCarrier;
 use crate::firewall::reconciler::{Handle, NoOthers, run};
 use crate::kernel::{Notice, Outcome};
@@ -16,7 +16,7 @@ use crate::pass::Cause;
 use weft_backends::state::{Fence, Key, ObservedValue, Route, Value};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Record;
-use weft_subnet::source::Event;
+use weft_subnet::source::{Event, RecordChange};
 
 fn masquerading() -> RuleOptions {
     RuleOptions { masquerade: Some(Masquerade::default()), forward: true, ..RuleOptions::default() }
@@ -36,7 +36,7 @@ fn with_rules(rules: RuleOptions) -> (TestNode, FakeCarrier) {
 
 async fn start(test: &mut TestNode) {
     test.node.full_pass(Cause::Start).await;
-    let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.2.0-24", "192.168.0.2").unwrap()];
+    let records = vec![stored("10.5.1.0-24", "192.168.0.1"), stored("10.5.2.0-24", "192.168.0.2")];
     test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
 }
 
@@ -148,9 +148,9 @@ async fn many_changes_of_nodes_lead_to_few_computations_of_the_rules() {
             let (key, ip) = (format!("10.5.{n}.0-24"), format!("192.168.0.{n}"));
             test.node.store_changed(vec![Event::Changes(vec![put(&key, &ip)])]).await;
             // Another BackendData does not change the rules.
-            let mut again = put(&key, &ip).unwrap();
+            let mut again = stored(&key, &ip);
             again.lease.as_mut().unwrap().attrs.backend_data = Some("{}".into());
-            test.node.store_changed(vec![Event::Changes(vec![Ok(again)])]).await;
+            test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(again)])]).await;
         }
         let seconds = began.elapsed().as_secs();
         let times = test.node.rules.computations - before;
@@ -189,7 +189,7 @@ async fn a_fence_needs_no_route_in_the_main_table_and_excepts_nodes_inside_netwo
         assert_eq!((seen(&test, &open), seen(&test, &key)), (Some(Value::Open), Some(Value::fence(fence))));
         // The exception stays while one of two leases names the address.
         test.node.store_changed(vec![Event::Changes(vec![put("10.5.8.0-24", "10.5.77.9")])]).await;
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.7.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.7.0-24")])]).await;
         assert_eq!(seen(&test, &open), Some(Value::Open));
         test.node.store_changed(vec![Event::Changes(vec![put("10.5.8.0-24", "192.168.0.8")])]).await;
         assert_eq!(seen(&test, &open), None);
@@ -249,10 +249,16 @@ async fn the_guard_drops_nothing_until_every_lease_names_its_tunnel_address() {
         let chains = test.kernel.entries().keys().filter(|key| matches!(key, Key::Guard(_))).count();
         assert_eq!(chains, 0);
         assert_eq!(test.node.plan.guard().unwrap(), "on: tunnel packets are taken from peers alone (1 of them)");
-        test.node.store_changed(vec![Event::Changes(vec![Ok(record("10.5.3.0-24", "192.168.0.3", None))])]).await;
+        test.node
+            .store_changed(vec![Event::Changes(vec![RecordChange::Written(record(
+                "10.5.3.0-24",
+                "192.168.0.3",
+                None,
+            ))])])
+            .await;
         assert_eq!(peers(&test).len(), 3);
         assert!(test.node.plan.guard().unwrap().starts_with("off: 1 of 2 leases"));
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.3.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.3.0-24")])]).await;
         assert_eq!(peers(&test), ["tunnel peer 192.168.0.2", "tunnel peer 192.168.0.22"]);
         // Another program empties the table. The notification leads to a comparison of the guard alone.
         let (peer, value) = (Key::Peer("192.168.0.22".parse().unwrap()), Value::Peer);
@@ -297,15 +303,15 @@ async fn the_guard_accepts_an_address_of_two_peers_until_both_are_gone() {
         let change = |key: &str, public: &str| {
             let mut lease = lease(key, public);
             lease.attrs.tunnel_ip = "192.168.0.30".parse().ok();
-            Ok(Record { id: lease.id.clone(), lease: Ok(lease) })
+            RecordChange::Written(Record { id: lease.id.clone(), lease: Ok(lease) })
         };
         let accepts = |test: &TestNode, ip: &str| test.kernel.entries().get(&Key::Peer(ip.parse().unwrap())).is_some();
         test.node.store_changed(vec![Event::Changes(vec![change("10.5.3.0-24", "192.168.0.30")])]).await;
         test.node.store_changed(vec![Event::Changes(vec![change("10.5.4.0-24", "192.168.0.40")])]).await;
         assert!(accepts(&test, "192.168.0.30") && accepts(&test, "192.168.0.40"));
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.3.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.3.0-24")])]).await;
         assert!(accepts(&test, "192.168.0.30"), "the other peer still sends from this address");
-        test.node.store_changed(vec![Event::Changes(vec![Err("10.5.4.0-24".into())])]).await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.4.0-24")])]).await;
         assert!(!accepts(&test, "192.168.0.30") && !accepts(&test, "192.168.0.40"));
     })
     .await;

@@ -7,7 +7,7 @@ use weft_subnet::lease::Lease;
 use weft_subnet::saved_peers::{Expiry, Head, Saved};
 use weft_subnet::source::Event;
 
-use super::{CONFIG, TestNode, VXLAN, lease, local, put};
+use super::{CONFIG, TestNode, VXLAN, lease, local, put, stored};
 use crate::kernel::Outcome;
 use crate::observe::socket;
 use crate::observe::status::Status;
@@ -28,7 +28,7 @@ fn flannel() -> Name {
 }
 
 fn own_list() -> Vec<Event> {
-    vec![Event::Snapshot { records: vec![put("10.5.1.0-24", "192.168.0.1").unwrap()], reset: false }]
+    vec![Event::Snapshot { records: vec![stored("10.5.1.0-24", "192.168.0.1")], reset: false }]
 }
 
 fn status(test: &mut TestNode) -> Status {
@@ -136,7 +136,7 @@ async fn changes_before_the_first_list_are_not_written() {
         test.node.store_changed(vec![Event::Changes(vec![put("10.5.2.0-24", "192.168.0.2")])]).await;
         assert_eq!(test.kernel.take_ops(), []);
         assert!(!status(&mut test).ready);
-        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap(), put("10.5.3.0-24", "192.168.0.3").unwrap()];
+        let records = vec![stored("10.5.1.0-24", "192.168.0.1"), stored("10.5.3.0-24", "192.168.0.3")];
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         assert_eq!(test.via("10.5.3.0/24"), "192.168.0.3".parse().ok());
         assert_eq!(test.via("10.5.2.0/24"), None, "the list lacks this lease");

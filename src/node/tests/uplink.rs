@@ -8,9 +8,10 @@ use weft_backends::state::Name;
 use weft_subnet::saved_peers::Uplink;
 use weft_subnet::source::Event;
 
-use super::{TestNode, local, machine, put};
+use super::{TestNode, local, machine, stored};
 use crate::kernel::{AddrInfo, Machine};
 use crate::node::host::UPLINK_WAIT;
+use crate::observe::fault_events::FaultKind;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 use crate::saved::{SavedFile, Saver};
@@ -90,6 +91,32 @@ async fn a_link_that_carries_no_packets_is_named_until_it_does() {
     .await;
 }
 
+/// The lease cannot name the address that `--public-ip` wants once the uplink has lost it.
+#[tokio::test]
+async fn a_lease_that_cannot_be_written_is_a_fault_until_it_can() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.context.options.uplink.public_ip = "192.168.0.1".parse().ok();
+        let fault = |test: &TestNode| {
+            let faults = test.node.state().faults;
+            faults.into_iter().find(|fault| fault.kind == FaultKind::Uplink).map(|fault| fault.text)
+        };
+        test.kernel.set_machine(two_uplinks(&["192.168.0.6/24"]));
+        for pass in ["first", "second"] {
+            test.node.full_pass(Cause::Audit).await;
+            assert_eq!(uplink(&test), "eth0 192.168.0.6");
+            let text = fault(&test).unwrap_or_else(|| panic!("no fault after the {pass} pass"));
+            assert!(text.contains("192.168.0.1") && text.contains("192.168.0.6"), "{text}");
+        }
+        assert!(test.asked(0).await, "nothing must be published");
+        // The other address may stay.
+        test.kernel.set_machine(two_uplinks(&["192.168.0.6/24", "192.168.0.1/24"]));
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!((uplink(&test).as_str(), fault(&test)), ("eth0 192.168.0.1", None));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn another_uplink_is_used_when_the_old_one_stays_away() {
     local(async {
@@ -139,7 +166,7 @@ async fn the_uplink_is_saved_with_the_flags_that_chose_it() {
         test.node.context.options.uplink.can_reach = "192.0.2.9".parse().ok();
         test.node.lease_renewed(None);
         test.node.full_pass(Cause::Start).await;
-        let records = vec![put("10.5.1.0-24", "192.168.0.1").unwrap()];
+        let records = vec![stored("10.5.1.0-24", "192.168.0.1")];
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         while saved_file.read_head().is_none() {
             test.node.save(Instant::now());

@@ -10,8 +10,9 @@ use std::fmt::Write;
 use serde::Serialize;
 use serde::ser::SerializeStruct;
 
-use crate::observe::mesh::row::{Row, RowWay, rank};
-use crate::observe::mesh::{Mesh, wrapped};
+use crate::log::text::wrapped;
+use crate::observe::mesh::Mesh;
+use crate::observe::mesh::row::{Quality, Row, RowWay};
 use crate::observe::status::PeerState;
 
 /// Largest cluster for which the table of all pairs is shown as text.
@@ -56,23 +57,10 @@ pub struct ClusterNode {
     pub known: usize,
     /// The ways from it to other nodes, by their places in [`Cluster::nodes`].
     #[serde(skip)]
-    pub ways: BTreeMap<u32, ClusterWay>,
+    pub ways: BTreeMap<u32, Quality>,
     /// The reasons of the worst ways.
     #[serde(skip)]
     pub reasons: BTreeMap<u32, String>,
-}
-
-/// A way between two nodes. It is small, because there may be millions of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ClusterWay {
-    /// The state of the peer.
-    pub state: PeerState,
-    /// How many of a hundred requests were not answered.
-    pub loss: Option<u8>,
-    /// The last round trip in microseconds.
-    pub rtt_us: Option<u32>,
-    /// The largest packet in bytes that reached the peer.
-    pub mtu: Option<u16>,
 }
 
 /// A way with its ends.
@@ -83,7 +71,7 @@ pub struct Pair<'a> {
     /// The place of the node that receives.
     pub to: u32,
     /// The way.
-    pub way: ClusterWay,
+    pub way: Quality,
 }
 
 /// A node to be asked.
@@ -136,7 +124,7 @@ impl Cluster {
     /// Returns all known ways, the worst first.
     pub fn pairs(&self) -> Vec<Pair<'_>> {
         let mut all: Vec<Pair<'_>> = self.nodes.iter().flat_map(ClusterNode::pairs).collect();
-        all.sort_by_cached_key(|pair| rank(pair.way.state, pair.way.loss, pair.way.rtt_us));
+        all.sort_by_cached_key(|pair| pair.way.rank());
         all
     }
 
@@ -169,7 +157,7 @@ impl ClusterNode {
         for RowWay { to, state, loss, rtt_us, mtu, reason } in ways {
             // A node may know a lease that our agent does not know, or not any more.
             let Some(place) = places.get(&to).filter(|place| **place != own) else { continue };
-            let way = ClusterWay { state, loss: loss.map(|loss| loss.min(100)), rtt_us, mtu };
+            let way = Quality { state, loss: loss.map(|loss| loss.min(100)), rtt_us, mtu };
             // If a way is there twice, the first one is the worse one.
             if *self.ways.entry(*place).or_insert(way) == way
                 && let Some(reason) = reason
@@ -188,15 +176,10 @@ impl ClusterNode {
     }
 }
 
-impl ClusterWay {
-    /// Returns true if packets reach the peer, and none of the last ones was lost.
-    pub fn is_healthy(&self) -> bool {
-        self.state == PeerState::Programmed && self.loss.is_none_or(|loss| loss == 0)
-    }
-
+impl Quality {
     /// Returns the way as one phrase.
     pub fn describe(&self) -> String {
-        let [loss, trip, mtu] = cells(self);
+        let [loss, trip, mtu] = self.cells();
         format!("{}, loss {loss}, {trip}, MTU {mtu}", self.state.word())
     }
 
@@ -227,7 +210,7 @@ impl Serialize for ShownNodes<'_> {
         let nodes = &self.0.nodes;
         let name = |place: u32| nodes.get(place as usize).map(|node| node.subnet.clone()).unwrap_or_default();
         serializer.collect_seq(nodes.iter().map(|node| {
-            let way = |Pair { to, way: ClusterWay { state, loss, rtt_us, mtu }, .. }: Pair<'_>| RowWay {
+            let way = |Pair { to, way: Quality { state, loss, rtt_us, mtu }, .. }: Pair<'_>| RowWay {
                 to: name(to),
                 state,
                 loss,
@@ -236,7 +219,7 @@ impl Serialize for ShownNodes<'_> {
                 reason: node.reasons.get(&to).cloned(),
             };
             let mut ways: Vec<RowWay> = node.pairs().map(way).collect();
-            ways.sort_by_cached_key(RowWay::rank);
+            ways.sort_by_cached_key(|way| way.quality().rank());
             ShownNode { node, ways }
         }))
     }
@@ -276,7 +259,7 @@ fn silent(out: &mut String, cluster: &Cluster) {
     let silent: Vec<&ClusterNode> = cluster.nodes.iter().filter(|node| node.error.is_some()).collect();
     for node in silent.iter().take(MAX_SILENT) {
         let reason = node.error.as_deref().unwrap_or_default();
-        wrapped(out, "  ", &format!("no row of {} ({}): {reason}", node.subnet, node.public));
+        wrapped(out, "  ", "  ", &format!("no row of {} ({}): {reason}", node.subnet, node.public));
     }
     if silent.len() > MAX_SILENT {
         let _ = writeln!(out, "  ... and of {} more nodes (all: weft mesh --all -o json)", silent.len() - MAX_SILENT);
@@ -312,11 +295,11 @@ fn list(out: &mut String, cluster: &Cluster, pairs: &[Pair<'_>]) {
     let _ =
         writeln!(out, "\n{:from$}  {:to$}  {:11}  {:>5}  {:>9}  {:>5}", "FROM", "TO", "STATE", "LOSS", "RTT", "MTU");
     for (pair, (from_label, to_label)) in shown.iter().zip(&rows) {
-        let [loss, trip, mtu] = cells(&pair.way);
+        let [loss, trip, mtu] = pair.way.cells();
         let state = pair.way.state.word();
         let _ = writeln!(out, "{from_label:from$}  {to_label:to$}  {state:11}  {loss:>5}  {trip:>9}  {mtu:>5}");
         if let (false, Some(reason)) = (pair.way.is_healthy(), pair.from.reasons.get(&pair.to)) {
-            wrapped(out, "    ", reason);
+            wrapped(out, "    ", "    ", reason);
         }
     }
     let hidden = pairs.len() - shown.len();
@@ -325,17 +308,6 @@ fn list(out: &mut String, cluster: &Cluster, pairs: &[Pair<'_>]) {
         let _ =
             writeln!(out, "... and {hidden} more ways, {faulty} of them with a fault (all: weft mesh --all -o json)");
     }
-}
-
-/// Returns the loss, the round trip and the MTU as text.
-fn cells(way: &ClusterWay) -> [String; 3] {
-    let unknown = || "-".to_owned();
-    let trip = |micros: u32| format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10);
-    [
-        way.loss.map_or_else(unknown, |loss| format!("{loss} %")),
-        way.rtt_us.map_or_else(unknown, trip),
-        way.mtu.map_or_else(unknown, |mtu| mtu.to_string()),
-    ]
 }
 
 #[cfg(test)]

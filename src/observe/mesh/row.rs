@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::log::text::printable;
+use crate::log::text::one_line;
 use crate::observe::mesh::{Mesh, Way};
 use crate::observe::status::{PeerProbe, PeerState, Status};
 
@@ -65,6 +65,54 @@ pub struct RowWay {
     pub reason: Option<String>,
 }
 
+/// What is known of a way. It is small, because there may be millions of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quality {
+    /// The state of the peer.
+    pub state: PeerState,
+    /// How many of a hundred requests were not answered. `None` if the peer was not asked.
+    pub loss: Option<u8>,
+    /// The last round trip in microseconds.
+    pub rtt_us: Option<u32>,
+    /// The largest packet in bytes that reached the peer.
+    pub mtu: Option<u16>,
+}
+
+impl Quality {
+    /// Takes it from what a node knows of a peer.
+    pub fn new(state: PeerState, probe: Option<&PeerProbe>) -> Quality {
+        let asked = probe.filter(|probe| probe.asked > 0);
+        Quality {
+            state,
+            loss: asked.map(|probe| u8::try_from(probe.loss_percent()).unwrap_or(100).min(100)),
+            rtt_us: probe.and_then(|probe| probe.round_trip_us).map(|trip| u32::try_from(trip).unwrap_or(u32::MAX)),
+            mtu: probe.and_then(|probe| probe.mtu),
+        }
+    }
+
+    /// Returns true if packets reach the peer, and none of the last ones was lost.
+    pub fn is_healthy(&self) -> bool {
+        self.state == PeerState::Programmed && self.loss.is_none_or(|loss| loss == 0)
+    }
+
+    /// Returns what ways are sorted by: broken ones, those that are not in the kernel, those that lose packets, then the slow ones.
+    pub fn rank(&self) -> impl Ord + use<> {
+        let is_broken = self.state == PeerState::Unreachable;
+        std::cmp::Reverse((is_broken, self.state != PeerState::Programmed, self.loss.unwrap_or(0), self.rtt_us))
+    }
+
+    /// Returns the loss, the round trip and the MTU as text.
+    pub fn cells(&self) -> [String; 3] {
+        let unknown = || "-".to_owned();
+        let trip = |micros: u32| format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10);
+        [
+            self.loss.map_or_else(unknown, |loss| format!("{loss} %")),
+            self.rtt_us.map_or_else(unknown, trip),
+            self.mtu.map_or_else(unknown, |mtu| mtu.to_string()),
+        ]
+    }
+}
+
 /// A [`Row`], and who may read it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RowAnswer {
@@ -97,7 +145,7 @@ impl Row {
     /// Sorts the ways, the worst first, and cuts off whatever is too long.
     #[must_use]
     pub fn bounded(mut self) -> Row {
-        self.ways.sort_by_cached_key(RowWay::rank);
+        self.ways.sort_by_cached_key(|way| way.quality().rank());
         self.ways.truncate(MAX_WAYS);
         for (position, way) in self.ways.iter_mut().enumerate() {
             way.reason = way.reason.take().filter(|_| position < MAX_REASONS).map(|text| short(&text));
@@ -114,27 +162,14 @@ impl Row {
 impl RowWay {
     /// Creates a way from what a node knows of a peer.
     pub fn new(to: String, state: PeerState, reason: Option<String>, probe: Option<&PeerProbe>) -> RowWay {
-        let asked = probe.filter(|probe| probe.asked > 0);
-        RowWay {
-            to,
-            state,
-            loss: asked.map(|probe| u8::try_from(probe.loss_percent()).unwrap_or(100).min(100)),
-            rtt_us: probe.and_then(|probe| probe.round_trip_us).map(|trip| u32::try_from(trip).unwrap_or(u32::MAX)),
-            mtu: probe.and_then(|probe| probe.mtu),
-            reason,
-        }
+        let Quality { state, loss, rtt_us, mtu } = Quality::new(state, probe);
+        RowWay { to, state, loss, rtt_us, mtu, reason }
     }
 
-    /// Returns what ways are sorted by: broken ones, those that are not in the kernel, those that lose packets, then the slow ones.
-    pub fn rank(&self) -> impl Ord + use<> {
-        rank(self.state, self.loss, self.rtt_us)
+    /// Returns what is known of the way.
+    pub fn quality(&self) -> Quality {
+        Quality { state: self.state, loss: self.loss, rtt_us: self.rtt_us, mtu: self.mtu }
     }
-}
-
-/// Returns what ways are sorted by, so that the worst one is first.
-pub fn rank(state: PeerState, loss: Option<u8>, rtt_us: Option<u32>) -> impl Ord + use<> {
-    let is_broken = state == PeerState::Unreachable;
-    std::cmp::Reverse((is_broken, state != PeerState::Programmed, loss.unwrap_or(0), rtt_us))
 }
 
 impl From<Way> for RowWay {
@@ -145,7 +180,7 @@ impl From<Way> for RowWay {
 
 /// Returns a text without control characters and of bounded length.
 fn short(text: &str) -> String {
-    let plain = printable(&text.replace(['\n', '\r', '\t'], " "));
+    let plain = one_line(text);
     if plain.chars().count() <= MAX_TEXT {
         return plain;
     }

@@ -3,7 +3,8 @@
 
 use std::fmt::Write;
 
-use crate::observe::mesh::cluster::{Cluster, ClusterNode, ClusterWay};
+use crate::observe::mesh::cluster::{Cluster, ClusterNode};
+use crate::observe::mesh::row::Quality;
 use crate::observe::status::PeerState;
 
 /// Width of the map in pixels, as far as the cells are not too small or too large for it.
@@ -39,8 +40,8 @@ const CLASSES: [(&str, &str, &str, &str); 9] = [
 ];
 
 /// Returns the number of the class of a way in [`CLASSES`], or `None` if nothing is known.
-pub fn class(way: Option<&ClusterWay>) -> usize {
-    let Some(ClusterWay { state, loss, rtt_us, .. }) = way else { return 8 };
+pub fn class(way: Option<&Quality>) -> usize {
+    let Some(Quality { state, loss, rtt_us, .. }) = way else { return 8 };
     match (state, loss, rtt_us) {
         (PeerState::Unreachable, ..) => 5,
         (PeerState::Programmed, Some(1..), _) => 4,

@@ -4,10 +4,8 @@
 use std::fmt::Write;
 
 use super::{Peer, PeerSession, PeerState, RuleStatus, Status, TunnelCounts, TunnelStatus};
-use crate::log::text::printable;
+use crate::log::text::{one_line, wrapped};
 
-/// Number of columns that every terminal has.
-const WIDTH: usize = 100;
 /// Number of programmed peers that are shown. All others are shown.
 const MAX_PROGRAMMED: usize = 20;
 
@@ -190,38 +188,8 @@ fn line(out: &mut String, label: &str, text: &str) {
     wrapped(out, &format!("{label:11} "), &" ".repeat(12), text);
 }
 
-/// Makes text from the store harmless. It must not send commands to the terminal, nor begin a line of its own.
-fn clean(text: &str) -> String {
-    printable(&text.replace(['\n', '\r', '\t'], " "))
-}
-
-/// Writes `text` in lines of at most 100 columns. A word that is too long for a line is broken.
-fn wrapped(out: &mut String, first: &str, next: &str, text: &str) {
-    let room = WIDTH - first.chars().count();
-    let mut current = String::new();
-    let mut lines = Vec::new();
-    for word in clean(text).split_whitespace() {
-        let mut word: Vec<char> = word.chars().collect();
-        let used = current.chars().count();
-        if used > 0 && used + 1 + word.len() > room {
-            lines.push(std::mem::take(&mut current));
-        }
-        while word.len() > room {
-            lines.push(word.drain(..room).collect());
-        }
-        if !current.is_empty() {
-            current.push(' ');
-        }
-        current.extend(word);
-    }
-    lines.push(current);
-    for (at, line) in lines.iter().enumerate() {
-        let _ = writeln!(out, "{}", format!("{}{line}", if at == 0 { first } else { next }).trim_end());
-    }
-}
-
 fn cut(text: &str, width: usize) -> String {
-    let text = clean(text);
+    let text = one_line(text);
     if text.chars().count() <= width {
         return text;
     }

@@ -62,6 +62,21 @@ fn fail_closed_is_left_out_with_its_reason_and_the_blackhole_is_not() {
     assert_eq!(without_routes().with_fences(Fences { fail_closed: false, blackhole: true }).problems(), [""; 0]);
 }
 
+/// Until the last node has followed the change, routes of another program lead to the nodes that have not.
+#[test]
+fn fail_closed_is_left_out_at_a_start_during_a_change_from_such_a_backend() {
+    let Plan { network, host, .. } = plan();
+    let earlier = ExtraBackend::new((String::new(), network), Box::new(NoRoutes("none")), host);
+    let fences = Fences { fail_closed: true, blackhole: false };
+    let mut plan = plan().with_earlier(vec![earlier]).with_fences(fences);
+    assert_eq!(plan.fence_keys(), []);
+    let [problem] = &plan.problems()[..] else { panic!("{:?}", plan.problems()) };
+    assert!(problem.starts_with("--fail-closed is left out: the backend none makes no routes"), "{problem}");
+    let number = plan.earlier().next().unwrap().0;
+    plan.drop_earlier(number);
+    assert_eq!((plan.fence_keys().len(), plan.problems().len()), (1, 0), "the change has ended");
+}
+
 #[test]
 fn peers_of_any_type_are_believed_and_have_no_entries_and_no_fault() {
     let mut plan = without_routes();

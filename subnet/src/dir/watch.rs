@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::cidr::Subnets;
 use crate::lease::{Id, Record};
 use crate::retry::{Failures, RECOVERED};
-use crate::source::{Error, Event};
+use crate::source::{Error, Event, RecordChange};
 
 use super::DirStore;
 use super::files::{self, Files, Look};
@@ -320,7 +320,7 @@ fn difference(
     reported: &mut BTreeMap<Id, Option<Record>>,
     found: Found,
     touched: &BTreeMap<Id, bool>,
-) -> Vec<Result<Record, Id>> {
+) -> Vec<RecordChange> {
     let now = match found {
         Found::Some(now) => now,
         Found::All(looks) => {
@@ -340,12 +340,12 @@ fn difference(
             Some(record) if reported.get(&id).is_some_and(|old| old.as_ref() == Some(&record)) => {}
             Some(record) => {
                 reported.insert(id, Some(record.clone()));
-                put.push(Ok(record));
+                put.push(RecordChange::Written(record));
             }
             None => {
                 let short_lived = touched.get(&id) == Some(&true) && Subnets::from_key(&id).is_some();
                 if reported.remove(&id).is_some() || short_lived {
-                    gone.push(Err(id));
+                    gone.push(RecordChange::Removed(id));
                 }
             }
         }
@@ -396,11 +396,14 @@ mod tests {
         assert_eq!(difference(Found::Some(vec![(id.clone(), Some(bad(true)))])), []);
         assert_eq!(
             difference(Found::All(vec![bad(false)])),
-            [Ok(bad(false).record)],
+            [RecordChange::Written(bad(false).record)],
             "its value is not one of a lease"
         );
-        assert_eq!(difference(Found::All(vec![Look { record: lease.clone(), has_failed: false }])), [Ok(lease)]);
-        assert_eq!(difference(Found::All(Vec::new())), [Err(id.clone())]);
+        assert_eq!(
+            difference(Found::All(vec![Look { record: lease.clone(), has_failed: false }])),
+            [RecordChange::Written(lease)]
+        );
+        assert_eq!(difference(Found::All(Vec::new())), [RecordChange::Removed(id.clone())]);
     }
 
     #[tokio::test(start_paused = true)]

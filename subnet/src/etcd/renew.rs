@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::evidence::Evidence;
 use crate::lease::Lease;
 use crate::retry::{Backoff, Failures, jitter};
-use crate::source::{Error, Event};
+use crate::source::{Error, Event, RecordChange};
 
 use super::EtcdStore;
 
@@ -120,7 +120,7 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
                 expires = ttl.map(|ttl| Instant::now() + ttl);
                 // A watch that was interrupted while the store was replaced may not know that our key is gone.
                 let event = match renewal {
-                    Renewal::NotOurs => Event::Changes(vec![Err(lease.id.clone())]),
+                    Renewal::NotOurs => Event::Changes(vec![RecordChange::Removed(lease.id.clone())]),
                     Renewal::Permanent | Renewal::For(_) => Event::Renewed(ttl),
                 };
                 if out.send(event).await.is_err() {

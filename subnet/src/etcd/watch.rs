@@ -10,10 +10,9 @@ use etcd_client::{EventType, GetOptions, GetResponse, KeyValue, WatchOptions, Wa
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::lease::{Id, Record};
 use crate::network::net_conf_text;
 use crate::retry::{Failures, jitter};
-use crate::source::{Error, Event};
+use crate::source::{Error, Event, RecordChange};
 
 use super::EtcdStore;
 use super::client::{ChosenEndpoint, MESSAGE_LIMIT, kv, limited};
@@ -271,7 +270,7 @@ async fn report(
     (at, known): (&mut Position, i64),
     message: &WatchResponse,
 ) -> bool {
-    let mut changes: Vec<Result<Record, Id>> = Vec::new();
+    let mut changes: Vec<RecordChange> = Vec::new();
     let mut net_conf = None;
     let repeat = revisions_to_repeat(message);
     for event in message.events() {
@@ -285,8 +284,8 @@ async fn report(
                 false => at.leases + u64::from(kv.version() == 1),
             };
             match store.keys.stored(kv) {
-                Some(stored) if !deleted => changes.push(Ok(stored.record)),
-                _ => changes.push(Err(id)),
+                Some(stored) if !deleted => changes.push(RecordChange::Written(stored.record)),
+                _ => changes.push(RecordChange::Removed(id)),
             }
         } else if kv.key() == store.keys.config().as_bytes() {
             at.config = if deleted { (0, 0) } else { (kv.create_revision(), kv.mod_revision()) };

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::lease::{Id, Record};
 use crate::outside::random;
 use crate::retry::Failures;
-use crate::source::Event;
+use crate::source::{Event, RecordChange};
 
 use super::client::{ApiError, GONE, UNAUTHORIZED};
 use super::node::Node;
@@ -288,14 +288,14 @@ impl Watch<'_> {
     }
 
     /// Remembers what a Node says now, and returns what to report. `None` if nothing changed that concerns us.
-    fn change(&mut self, id: &Id, record: Option<Record>) -> Option<Result<Record, Id>> {
+    fn change(&mut self, id: &Id, record: Option<Record>) -> Option<RecordChange> {
         match (record, self.records.get(id)) {
             (Some(record), Some(old)) if record == *old => None,
             (Some(record), _) => {
                 self.records.insert(id.clone(), record.clone());
-                Some(Ok(record))
+                Some(RecordChange::Written(record))
             }
-            (None, _) => self.records.remove(id).map(|_| Err(id.clone())),
+            (None, _) => self.records.remove(id).map(|_| RecordChange::Removed(id.clone())),
         }
     }
 

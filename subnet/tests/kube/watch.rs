@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
-use weft_subnet::source::{Event, Source};
+use weft_subnet::source::{Event, RecordChange, Source};
 
 use super::contract::{attrs, next, request, watching};
 use super::own::dual;
@@ -17,7 +17,7 @@ use super::server::{Cluster, Server};
 
 type Events = mpsc::Receiver<Event>;
 
-async fn change(events: &mut Events) -> Result<Record, Id> {
+async fn change(events: &mut Events) -> RecordChange {
     match next(events).await {
         Event::Changes(mut changes) if changes.len() == 1 => changes.remove(0),
         event => panic!("expected one change, got {event:?}"),
@@ -25,7 +25,7 @@ async fn change(events: &mut Events) -> Result<Record, Id> {
 }
 
 async fn put(events: &mut Events) -> Lease {
-    change(events).await.unwrap().lease.unwrap()
+    change(events).await.written().unwrap().lease.clone().unwrap()
 }
 
 async fn snapshot(events: &mut Events) -> Vec<Record> {
@@ -60,7 +60,11 @@ async fn changes_that_do_not_concern_a_lease_are_not_reported() {
         cluster.annotate(1, "backend-data", &json!(r#"{"VNI":7}"#)).await;
         assert_eq!(put(&mut events).await.attrs.backend_data.as_deref(), Some(r#"{"VNI":7}"#));
         cluster.annotate(1, "kube-subnet-manager", &json!("false")).await;
-        assert_eq!(change(&mut events).await.unwrap_err().as_ref(), cluster.node(1), "the Node has no lease any more");
+        assert_eq!(
+            change(&mut events).await.removed().unwrap().as_ref(),
+            cluster.node(1),
+            "the Node has no lease any more"
+        );
     })
     .await;
 }
@@ -90,7 +94,7 @@ async fn a_node_that_is_created_again_is_followed() {
         async move {
             snapshot(&mut events).await;
             cluster.delete(1).await;
-            assert_eq!(change(&mut events).await.unwrap_err(), lease.id);
+            assert_eq!(change(&mut events).await, RecordChange::Removed(lease.id));
             assert!(store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.is_err());
             cluster.create(1, &["10.5.9.0/24"]).await;
             let again = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
@@ -139,7 +143,7 @@ async fn lists_and_resumes(cluster: &Cluster) {
         cluster.create(3, &["10.5.3.0/24"]).await;
         let third = cluster.store(3).acquire(&request(3)).await.unwrap();
         relay.open().await;
-        assert_eq!(change(&mut events).await.unwrap_err().as_ref(), cluster.node(2));
+        assert_eq!(change(&mut events).await.removed().unwrap().as_ref(), cluster.node(2));
         assert_eq!(put(&mut events).await, third);
         // The version has expired (410): the next event is a snapshot.
         relay.close().await;
@@ -154,7 +158,7 @@ async fn lists_and_resumes(cluster: &Cluster) {
         assert_eq!(records.into_iter().map(|record| record.lease.unwrap()).collect::<Vec<_>>(), [first, second]);
         cluster.delete(2).await;
         assert_eq!(
-            change(&mut events).await.unwrap_err().as_ref(),
+            change(&mut events).await.removed().unwrap().as_ref(),
             cluster.node(2),
             "the watch must begin where the list ends"
         );
@@ -199,7 +203,11 @@ async fn every_page_is_read() {
     watching(&cluster.store(1), |mut events| async move {
         assert_eq!(names(snapshot(&mut events).await), wanted);
         cluster.delete_as("n1101").await;
-        assert_eq!(change(&mut events).await, Err("n1101".into()), "the watch must begin where the list ends");
+        assert_eq!(
+            change(&mut events).await,
+            RecordChange::Removed("n1101".into()),
+            "the watch must begin where the list ends"
+        );
     })
     .await;
 }
@@ -212,7 +220,7 @@ async fn paged_lists_where_etcd_is_too_old() {
     watching(&cluster.store(2), |mut events| async move {
         assert_eq!(snapshot(&mut events).await[0].lease.as_ref(), Ok(&lease));
         cluster.annotate(1, "kube-subnet-manager", &json!(null)).await;
-        assert_eq!(change(&mut events).await, Err(lease.id));
+        assert_eq!(change(&mut events).await, RecordChange::Removed(lease.id));
     })
     .await;
 }

@@ -12,7 +12,7 @@ use weft_subnet::connected::Connected;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Id, Lease};
 use weft_subnet::network::{Network, Range};
-use weft_subnet::source::{Error, Event, LeaseRequest, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 /// A store that can be opened several times, and that can be changed from outside.
 pub trait SharedStore {
@@ -341,9 +341,9 @@ pub async fn changes_are_reported_in_order(shared: &impl SharedStore) {
         let second = shared.open_for(2).acquire(&request(2)).await.unwrap();
         let Event::Changes(changes) = next(&mut events).await else { panic!("a change") };
         assert_eq!(changes.len(), 1);
-        assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap(), &second);
+        assert_eq!(changes[0].written().unwrap().lease.as_ref().unwrap(), &second);
         other.remove(&second.id).await.unwrap();
-        let gone = |id: &Id| Event::Changes(vec![Err(id.clone())]);
+        let gone = |id: &Id| Event::Changes(vec![RecordChange::Removed(id.clone())]);
         assert_eq!(next(&mut events).await, gone(&second.id));
         other.remove(&first.id).await.unwrap();
         // The directory store may report the removal of the second lease twice, if its host had no inotify instance and got one between
@@ -367,7 +367,7 @@ pub async fn a_bad_entry_does_not_affect_others(shared: &impl SharedStore) {
         // An API server answers lists from a cache that may lag behind the last write. The watch reports what is missing.
         while records.len() < 3 {
             let Event::Changes(changes) = next(&mut events).await else { panic!("the missing records") };
-            records.extend(changes.into_iter().filter_map(Result::ok));
+            records.extend(changes.iter().filter_map(RecordChange::written).cloned());
         }
         for record in records {
             assert_eq!(record.lease.is_ok(), record.id == good.id, "{record:?}");

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::retry::chain;
-use weft_subnet::source::{Error, Event, LeaseRequest, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{attrs, next, request, subnet};
 
@@ -98,9 +98,12 @@ async fn a_record_that_was_written_and_deleted_between_two_readings_is_reported_
         }
         fs::write(file("10.5.2.0-24.json"), attrs(2).to_wire()).unwrap();
         let Event::Changes(changes) = next(&mut events).await else { panic!("changes") };
-        let (gone, put): (Vec<_>, Vec<_>) = changes.into_iter().partition(Result::is_err);
-        assert_eq!(gone, [Err("10.5.1.0-24".into())]);
-        assert_eq!(put.iter().flatten().map(|record| &*record.id).collect::<Vec<_>>(), ["10.5.2.0-24"]);
+        let (gone, put): (Vec<_>, Vec<_>) = changes.into_iter().partition(|change| change.removed().is_some());
+        assert_eq!(gone, [RecordChange::Removed("10.5.1.0-24".into())]);
+        assert_eq!(
+            put.iter().filter_map(RecordChange::written).map(|record| &*record.id).collect::<Vec<_>>(),
+            ["10.5.2.0-24"]
+        );
     };
     tokio::select! {
         () = store.watch(out) => panic!("the watch ended"),
@@ -129,7 +132,14 @@ async fn a_value_that_replaces_our_own_write_is_reported_again() {
             loop {
                 match next(&mut events).await {
                     Event::Changes(changes) => {
-                        return changes.into_iter().filter_map(Result::ok).next_back().unwrap().lease.unwrap();
+                        return changes
+                            .iter()
+                            .filter_map(RecordChange::written)
+                            .next_back()
+                            .unwrap()
+                            .lease
+                            .clone()
+                            .unwrap();
                     }
                     // This is the first event. The file is overwritten only now.
                     Event::Snapshot { .. } => overwrite(),
@@ -283,7 +293,10 @@ async fn limited() {
                 }
             }
         };
-        assert_eq!(timeout(LIMIT, gone).await.expect("a file that went"), [Err("10.5.2.0-24".into())]);
+        assert_eq!(
+            timeout(LIMIT, gone).await.expect("a file that went"),
+            [RecordChange::Removed("10.5.2.0-24".into())]
+        );
         fs::write(dir.path().join("config.json"), "{}").unwrap();
         store.config().await.unwrap();
         let begin = Instant::now();
@@ -347,7 +360,7 @@ async fn changed(events: &mut mpsc::Receiver<Event>) -> Vec<String> {
         match events.recv().await.unwrap() {
             Event::Answered => {}
             Event::Changes(changes) => {
-                return changes.into_iter().map(|change| change.unwrap().id.to_string()).collect();
+                return changes.iter().map(|change| change.written().unwrap().id.to_string()).collect();
             }
             other => panic!("{other:?}"),
         }

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use weft_subnet::etcd::EtcdStore;
-use weft_subnet::source::{Error, Event, LeaseRequest, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{attrs, booted, next, request, subnet, watching};
 use super::server::{PREFIX, Server, free_port, options};
@@ -64,7 +64,7 @@ async fn the_renewal_reports_a_key_that_is_gone_without_a_watch() {
         loop {
             match keeps.recv().await.unwrap() {
                 Event::Renewed(Some(_)) => {}
-                Event::Changes(changes) => break assert_eq!(changes, [Err(lease.id.clone())]),
+                Event::Changes(changes) => break assert_eq!(changes, [RecordChange::Removed(lease.id.clone())]),
                 other => panic!("{other:?}"),
             }
         }
@@ -108,7 +108,7 @@ async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
             }
             // Nobody renews the etcd lease any more, so it expires, and the watch reports that the key is gone.
             loop {
-                if next(&mut events).await == Event::Changes(vec![Err(lease.id.clone())]) {
+                if next(&mut events).await == Event::Changes(vec![RecordChange::Removed(lease.id.clone())]) {
                     break;
                 }
             }
@@ -157,7 +157,9 @@ async fn ids(events: &mut mpsc::Receiver<Event>, count: usize) -> Vec<String> {
     let mut seen = Vec::new();
     while seen.len() < count {
         match next(events).await {
-            Event::Changes(changes) => seen.extend(changes.into_iter().map(|change| change.unwrap().id.to_string())),
+            Event::Changes(changes) => {
+                seen.extend(changes.iter().map(|change| change.written().unwrap().id.to_string()))
+            }
             event => panic!("the watch must be resumed, not answered by {event:?}"),
         }
     }
@@ -473,7 +475,11 @@ async fn leases_are_read_although_other_values_are_larger_than_any_message() {
         loop {
             let good = |id: &str| id == "10.5.251.0-24";
             match next(&mut events).await {
-                Event::Changes(changes) if changes.iter().flatten().any(|record| good(&record.id)) => break,
+                Event::Changes(changes)
+                    if changes.iter().filter_map(RecordChange::written).any(|record| good(&record.id)) =>
+                {
+                    break;
+                }
                 Event::Snapshot { records, .. } if records.iter().any(|record| good(&record.id)) => break,
                 Event::Changes(_) | Event::Snapshot { .. } | Event::Answered => {}
                 event => panic!("{event:?}"),

@@ -14,7 +14,7 @@ use tokio::task::{JoinSet, LocalSet};
 use tokio::time::timeout;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::etcd::EtcdStore;
-use weft_subnet::source::{Error, Event, LeaseRequest, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{attrs, booted, network, next, request, subnet};
 use super::server::{PREFIX, Server, free_port, options};
@@ -81,7 +81,7 @@ async fn call(what: &str, bad: String, live: &Server, last: u8) {
 async fn gone(events: &mut mpsc::Receiver<Event>, id: &weft_subnet::lease::Id) {
     loop {
         if let Event::Changes(changes) = next(events).await
-            && changes.iter().any(|change| change.as_ref().is_err_and(|gone| gone == id))
+            && changes.iter().any(|change| change.removed() == Some(id))
         {
             return;
         }
@@ -347,7 +347,8 @@ async fn a_watch_that_breaks_in_the_middle_of_a_revision_goes_on_with_all_of_it(
         assert_eq!(next(&mut events).await, Event::Snapshot { records: Vec::new(), reset: false });
         loop {
             let Event::Changes(changes) = next(&mut events).await else { panic!("the watch must be resumed") };
-            let ids: Vec<_> = changes.into_iter().flatten().map(|record| record.id).collect();
+            let ids: Vec<_> =
+                changes.iter().filter_map(RecordChange::written).map(|record| record.id.clone()).collect();
             if std::mem::take(&mut is_first) {
                 let has = |n: u8| ids.iter().any(|other| **other == id(2, n));
                 assert!(has(0) && !has(109), "the first part ends in the middle of the second transaction");
@@ -386,7 +387,7 @@ async fn renewals_and_the_watch_continue_after_an_endpoint_fails() {
         }
         live.store().remove(&other.id).await.unwrap();
         let Event::Changes(changes) = next(&mut events).await else { panic!("the watch is resumed, not begun anew") };
-        assert_eq!(changes, [Err(other.id)]);
+        assert_eq!(changes, [RecordChange::Removed(other.id)]);
         assert!(live.store().own(&booted(1)).await.unwrap().is_some_and(|own| own.age == lease.age), "it never ended");
     };
     tokio::select! {

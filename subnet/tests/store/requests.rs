@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use weft_subnet::source::{Error, Event, LeaseRequest, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{attrs, booted, network, next, request, subnet, watching};
 use super::server::{PREFIX, Server};
@@ -61,7 +61,7 @@ async fn start(server: &Server, last: u8) {
             assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
             // The watch reports a lease that is created now. So it has also reported our own.
             server.store().acquire(&request(last + 100)).await.unwrap();
-            while !matches!(next(&mut events).await, Event::Changes(all) if all.iter().flatten().any(|record| record.id != lease.id)) {}
+            while !matches!(next(&mut events).await, Event::Changes(all) if all.iter().filter_map(RecordChange::written).any(|record| record.id != lease.id)) {}
         };
         tokio::select! {
             () = store.keep(&lease, kept) => panic!("the keeper ended"),

@@ -122,7 +122,7 @@ async fn rotated_certificates_are_used_without_a_restart() {
                 break changes;
             }
         };
-        assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
+        assert_eq!(changes[0].written().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
     };
     tokio::select! {
         () = store.watch(out) => panic!("the watch ended"),
@@ -194,7 +194,7 @@ async fn user_logs_in_again_after_a_restart() {
             sleep(Duration::from_millis(50)).await;
         }
         let Event::Changes(changes) = next(&mut events).await else { panic!("the watch goes on") };
-        assert_eq!(changes[0].as_ref().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
+        assert_eq!(changes[0].written().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
     };
     tokio::select! {
         () = store.watch(out) => panic!("the watch ended"),

@@ -14,7 +14,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::network::Range;
-use weft_subnet::source::{Error, Event, LeaseRequest, Source};
+use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{attrs, booted, network, next, request, subnet, watching};
 use super::server::{PREFIX, Server, options};
@@ -161,7 +161,7 @@ async fn the_lease_of_another_node_is_not_renewed() {
                 };
                 tokio::select! {
                     () = renewed => panic!("another node's lease is renewed"),
-                    event = next(&mut events) => assert_eq!(event, Event::Changes(vec![Err(own.id.clone())])),
+                    event = next(&mut events) => assert_eq!(event, Event::Changes(vec![RecordChange::Removed(own.id.clone())])),
                 }
             };
             tokio::select! {

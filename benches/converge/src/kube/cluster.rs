@@ -28,33 +28,33 @@ const PORT: u16 = 6443;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Where etcd listens.
 const ETCD: &str = "http://127.0.0.1:2379";
-/// Writes at once while nothing is measured.
+/// How many requests are sent at once while nothing is measured.
 const CROWD: usize = 32;
-/// The annotation of a node in which the backend speaks.
+/// The annotation that contains the BackendData of a node.
 const DATA: &str = "flannel.alpha.coreos.com/backend-data";
 
-/// Dropped, it ends.
+/// An API server and its etcd. Both end when this is dropped.
 pub struct Cluster {
     children: Vec<Child>,
     runtime: Runtime,
     client: Client,
-    /// Data, logs, files of the agents.
+    /// The directory with the data, the logs, and the files of the agents.
     pub dir: TempDir,
-    /// For the agents.
+    /// The kubeconfig that agents use.
     pub kubeconfig: PathBuf,
-    /// For the agents.
+    /// The file with net-conf that agents read.
     pub net_conf: PathBuf,
-    /// The server's program and flags.
+    /// The program of the API server, and its flags.
     server: (PathBuf, String),
-    /// Status updates so far: the same again would be no update.
+    /// Number of status updates so far. It makes each update differ from the one before, because an equal one would change nothing.
     beats: usize,
 }
 
 impl Cluster {
-    /// With the node that is measured alone, in the namespace of the calling thread.
+    /// Starts etcd and the API server in the namespace of the calling thread, with one Node: the one that is measured.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// The API server does not become ready in time.
     pub fn start(binaries: &Path) -> Result<Cluster> {
         let dir = TempDir::with_prefix_in("weft-bench-", MEMORY).context("create a temporary directory")?;
         let kubeconfig = credentials(dir.path())?;
@@ -84,10 +84,10 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Creates these nodes; the size of one, in bytes of JSON.
+    /// Creates these Nodes. Returns the size of one of them, in bytes of JSON.
     ///
     /// # Errors
-    /// As the server.
+    /// The API server refuses a request, or does not answer.
     pub fn fill(&mut self, numbers: Range<usize>) -> Result<usize> {
         let client = &self.client;
         self.runtime.block_on(async {
@@ -101,19 +101,19 @@ impl Cluster {
         })
     }
 
-    /// Creates one; returns when it is stored.
+    /// Creates a Node, and returns when it is stored.
     ///
     /// # Errors
-    /// As the server.
+    /// The API server refuses a request, or does not answer.
     pub fn create(&mut self, number: usize) -> Result<()> {
         let node = object(number);
         self.runtime.block_on(post(&self.client, &node))
     }
 
-    /// Deletes these.
+    /// Deletes these Nodes.
     ///
     /// # Errors
-    /// As the server.
+    /// The API server refuses a request, or does not answer.
     pub fn remove(&mut self, numbers: Range<usize>) -> Result<()> {
         self.runtime.block_on(async {
             for number in numbers {
@@ -138,7 +138,7 @@ impl Cluster {
     /// Updates the status of one node after the other as their kubelets do.
     ///
     /// # Errors
-    /// As the server.
+    /// The API server refuses a request, or does not answer.
     pub fn heartbeats(&mut self, nodes: usize, count: usize, rate: u32) -> Result<()> {
         let client = &self.client;
         self.runtime.block_on(async {
@@ -161,10 +161,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Replaces the server by one whose history begins behind every version that an agent knows; returns when it serves.
+    /// Replaces the API server by a new one that no longer knows the versions that agents know. Returns when it is ready.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// The API server does not become ready in time.
     pub fn restart(&mut self) -> Result<()> {
         if let Some(mut server) = self.children.pop() {
             server.kill().context("end the API server")?;
@@ -183,7 +183,7 @@ impl Cluster {
     /// Gives a node `backend-data` of this many bytes, which differ from update to update.
     ///
     /// # Errors
-    /// As the server.
+    /// The API server refuses a request, or does not answer.
     pub fn fill_annotations(&mut self, number: usize, update: usize, bytes: usize) -> Result<()> {
         let text = format!("{update} {}", "x".repeat(bytes));
         self.patch(number, &json!({"metadata": {"annotations": {DATA: text}}}))
@@ -192,7 +192,7 @@ impl Cluster {
     /// Gives a node a status of this many bytes.
     ///
     /// # Errors
-    /// As the server.
+    /// The API server refuses a request, or does not answer.
     pub fn fill_status(&mut self, number: usize, update: usize, bytes: usize) -> Result<()> {
         let image = json!({"names": [format!("{update} {}", "x".repeat(bytes))], "sizeBytes": 1});
         self.patch(number, &json!({"status": {"images": [image]}}))
@@ -201,7 +201,7 @@ impl Cluster {
     /// Gives a node the annotations and the status again that it was created with.
     ///
     /// # Errors
-    /// As the server.
+    /// The API server refuses a request, or does not answer.
     pub fn calm(&mut self, number: usize) -> Result<()> {
         let node = object(number);
         let annotations = json!({DATA: node["metadata"]["annotations"][DATA]});
@@ -209,7 +209,7 @@ impl Cluster {
         self.patch(number, &json!({"metadata": {"annotations": annotations}, "status": status}))
     }
 
-    /// Changes annotations and status of a node, as its kubelet and its agent may.
+    /// Changes the annotations and the status of a Node.
     fn patch(&self, number: usize, patch: &Value) -> Result<()> {
         let request = Request::builder()
             .method(Method::PATCH)
@@ -223,7 +223,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         for child in self.children.iter_mut().rev() {
-            // It may be gone already; its data is.
+            // It may have ended already. Its data is deleted anyway.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -239,7 +239,7 @@ fn start(program: &Path, flags: &str, dir: &Path) -> Result<Child> {
     command.spawn().with_context(|| format!("start {} (make prepare-kube)", program.display()))
 }
 
-/// A CA, the server's certificate and keys, and a kubeconfig of an admin.
+/// Writes a CA, the certificate of the server, the keys, and the kubeconfig of an administrator.
 fn credentials(dir: &Path) -> Result<PathBuf> {
     let file = |name: &str| dir.join(name).display().to_string();
     fs::write(file("san"), format!("subjectAltName=IP:{STORE}\n")).context("write a file")?;
@@ -302,7 +302,7 @@ fn name(number: usize) -> String {
     format!("ip-10-{:03}-{:03}.eu-central-1.compute.internal", number / 256, number % 256)
 }
 
-/// A node as a cloud's kubelet registers it, published by flannel: labels, conditions, fifty images.
+/// Returns a Node as the kubelet of a cloud registers it and flannel publishes it: with labels, conditions and fifty images.
 fn object(number: usize) -> Value {
     let peer = Peer::new(number);
     let cidr = format!("{}/24", peer.inner(false));

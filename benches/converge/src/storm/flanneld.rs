@@ -17,7 +17,7 @@ use crate::store::url;
 /// How often the routes are counted.
 const EVERY: Duration = Duration::from_millis(200);
 
-/// A node with flanneld. Dropped, flanneld is killed and the namespace deleted.
+/// A node with flanneld. When this is dropped, flanneld is killed and the namespace is deleted.
 pub struct Flanneld {
     namespace: String,
     program: PathBuf,

@@ -39,7 +39,7 @@ async fn snapshot(events: &mut Events, wanted_reset: bool) -> Vec<String> {
 }
 
 /// Returns the next event, which must be one change.
-async fn change(events: &mut Events) -> Result<Record, Id> {
+async fn change(events: &mut Events) -> RecordChange {
     match next(events).await {
         Event::Changes(mut changes) if changes.len() == 1 => changes.remove(0),
         event => panic!("expected one change, got {event:?}"),
@@ -103,10 +103,10 @@ async fn an_expired_version_leads_to_a_new_list() {
         for version in [93, 94] {
             stream.event("DELETED", &FakeNode::new(3, version)).await;
         }
-        assert_eq!(change(&mut events).await.unwrap_err().as_ref(), "n3");
+        assert_eq!(change(&mut events).await.removed().unwrap().as_ref(), "n3");
         stream.event("ADDED", &FakeNode::new(3, 95)).await;
         assert_eq!(
-            change(&mut events).await.unwrap().id.as_ref(),
+            change(&mut events).await.written().unwrap().id.as_ref(),
             "n3",
             "the second deletion of n3 must not be reported"
         );
@@ -134,7 +134,7 @@ async fn a_watch_goes_on_from_the_last_bookmark_or_event() {
         let mut stream = fake.watch(Some(600)).await;
         assert_no_event(&mut events);
         stream.event("ADDED", &FakeNode::new(3, 601)).await;
-        assert_eq!(change(&mut events).await.unwrap().id.as_ref(), "n3");
+        assert_eq!(change(&mut events).await.written().unwrap().id.as_ref(), "n3");
     })
     .await;
 }
@@ -353,7 +353,7 @@ async fn a_server_that_is_away_is_reported_once_a_minute_and_followed_when_it_is
         let mut stream = fake.watch(Some(100)).await;
         stream.event("MODIFIED", &FakeNode::bare(2, 150)).await;
         assert_eq!(
-            change(&mut events).await.unwrap_err().as_ref(),
+            change(&mut events).await.removed().unwrap().as_ref(),
             "n2",
             "only the change in the meantime must be reported"
         );
