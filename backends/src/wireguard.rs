@@ -46,7 +46,7 @@ const MIN_MTU: u32 = 148;
 
 /// wireguard in the register.
 pub(crate) const TYPE: BackendType = BackendType {
-    identities: |attrs| lease::keys(attrs).map(|key| key.map(PublicIdentity::new)),
+    identities: |attrs| lease::keys(attrs).map(|key| key.map(|key| PublicIdentity::new(KIND, key))),
     ports: lease::ports,
     ..BackendType::new(KIND, make)
 };

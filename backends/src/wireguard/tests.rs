@@ -197,7 +197,7 @@ fn only_a_device_of_ours_shows_that_the_key_was_published_by_this_machine() {
     let link = |ours| StandingLink { name: Name::new("flannel-wg").unwrap(), mac: None, ours };
     assert_eq!(standing(&[]), [None, None]);
     assert_eq!(standing(&[link(false)]), [None, None]);
-    assert_eq!(standing(&[link(true)]), [Some(PublicIdentity::new(PUBLIC)), None]);
+    assert_eq!(standing(&[link(true)]), [Some(PublicIdentity::new(KIND, PUBLIC)), None]);
 }
 
 #[test]

@@ -72,14 +72,20 @@ impl EarlierRun {
         }
     }
 
-    /// Returns the net-conf that was in force, and what it means, if it names the same networks as this one, with a backend whose leases
-    /// the backend of this one does not understand.
+    /// Returns the net-conf of our lease, and what it means, if it names the same networks as this one, with a backend whose leases
+    /// the backend of this one does not understand. If the store had not accepted our lease with the backend that was in force, this is an
+    /// earlier net-conf.
     pub(super) fn other_backend(&mut self, network: &Network, backend: &dyn Backend) -> Option<NetConf> {
         let head = self.head()?;
-        let (then, old) = parse(&head.config).ok()?;
-        let has_commands = backend.commands().is_some() || old.commands().is_some();
-        let is_other = then.networks == network.networks && !has_commands && !backend.understands(&head.own.attrs);
-        (is_other && old.understands(&head.own.attrs)).then(|| (head.config.clone(), then, old))
+        if backend.commands().is_some() || backend.understands(&head.own.attrs) {
+            return None;
+        }
+        let read = |text: &String| {
+            let (then, old) = parse(text).ok()?;
+            let is_ours = old.understands(&head.own.attrs) && old.commands().is_none();
+            (is_ours && then.networks == network.networks).then(|| (text.clone(), then, old))
+        };
+        std::iter::once(&head.config).chain(&head.earlier).find_map(read)
     }
 
     /// Returns the net-confs by whose backends peers reach this node, too. Our lease names them as other ways.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 use weft_backends::host::Reach;
-use weft_backends::state::Name;
+use weft_backends::state::{Mac, Name};
+use weft_backends::wireguard::key::{KeyPair, Secret};
 use weft_subnet::lease::Record;
 use weft_subnet::saved_peers::{self, Expiry, Head, Uplink};
 use weft_subnet::source::{Capabilities, Error, Event, FaultNotice, Local};
@@ -28,6 +29,8 @@ const STORE: &str = "memory";
 /// A store in memory.
 #[derive(Default)]
 pub(super) struct Memories {
+    /// net-conf, if it is not [`CONFIG`].
+    pub(super) config: Option<String>,
     /// `None` if the store is away.
     pub(super) leases: Option<RefCell<Vec<Lease>>>,
     /// See [`Source::notices_after`].
@@ -53,16 +56,21 @@ impl Source for Memories {
         Capabilities { expires: false, assigned: false }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
-        Box::pin(async { self.leases().map(|_| CONFIG.to_owned()) })
+        Box::pin(async { self.leases().map(|_| self.config.clone().unwrap_or(CONFIG.to_owned())) })
     }
     fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         Box::pin(async { Ok(evidence.ours(self.leases()?.borrow().iter()).first().map(|lease| (*lease).clone())) })
     }
     fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
-            let subnets = request.previous.unwrap_or(Subnets::from_key("10.5.99.0-24").unwrap());
+            let leases = self.leases()?;
+            // What was not found to be ours belongs to another node.
+            let is_free = |subnets: &Subnets| {
+                request.was.is_some() || leases.borrow().iter().all(|lease| lease.subnets != *subnets)
+            };
+            let subnets = request.previous.filter(is_free).unwrap_or(Subnets::from_key("10.5.99.0-24").unwrap());
             let lease = Lease { attrs: request.attrs.clone(), ..lease(subnets, "0.0.0.0") };
-            self.leases()?.borrow_mut().push(lease.clone());
+            leases.borrow_mut().push(lease.clone());
             Ok(lease)
         })
     }
@@ -158,6 +166,14 @@ struct Case {
     earlier: Vec<String>,
     /// `--guard-tunnel`.
     guard: bool,
+    /// net-conf in the store, if it is not [`CONFIG`].
+    config: Option<String>,
+    /// The net-conf in the file of saved peers, if it is not [`CONFIG`].
+    saved_config: Option<String>,
+    /// The type of our lease and its data, in the store and in the file, if it is not one of ipip.
+    content: Option<(&'static str, String)>,
+    /// The files with the private key of WireGuard.
+    keys: Vec<(&'static str, String)>,
 }
 
 /// What subnet.env says after an earlier run.
@@ -166,8 +182,10 @@ const ENV: Option<[&str; 2]> = Some(["10.5.0.0/16", "10.5.7.1/24"]);
 impl Default for Case {
     fn default() -> Case {
         let (choice, saved) = (UplinkChoice::default(), Some(used("")));
-        let (others, earlier) = (Vec::new(), Vec::new());
-        Case { choice, saved, store: true, env: None, published: "192.168.0.1", others, earlier, guard: false }
+        let (others, earlier, keys) = (Vec::new(), Vec::new(), Vec::new());
+        let (config, saved_config, content) = (None, None, None);
+        let (store, env, published, guard) = (true, None, "192.168.0.1", false);
+        Case { choice, saved, store, env, published, others, earlier, guard, config, saved_config, content, keys }
     }
 }
 
@@ -185,19 +203,28 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     }
     let saved_file = SavedFile::new(Some(dir.path()), &subnet_file, Some(STORE.into())).unwrap();
     let mut mine = lease(own(), case.published);
+    if let Some((kind, data)) = case.content {
+        (mine.attrs.backend_type, mine.attrs.backend_data) = (kind.into(), Some(data.into()));
+    }
+    let state = dir.path().join("state");
+    let secrets = SecretFiles::new(Some(&state)).with_wireguard_keys(&dir.path().join("wgkey"), &subnet_file);
+    for (name, key) in case.keys {
+        std::fs::create_dir_all(&state).unwrap();
+        std::fs::write(dir.path().join(name), key).unwrap();
+    }
     if !case.others.is_empty() {
         mine.attrs = mine.attrs.with_other_ways(&case.others);
     }
     if let Some(uplink) = case.saved {
         let saved = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
-        let (store, config, own) = (STORE.into(), CONFIG.into(), mine.clone());
+        let (store, config, own) = (STORE.into(), case.saved_config.unwrap_or(CONFIG.into()), mine.clone());
         let (expires, earlier, clear_text) = (Expiry::Never, case.earlier, None);
         let head = Head { store, saved, expires, config, own, public, chosen, uplink, earlier, clear_text };
         saved_peers::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
     let leases = case.store.then(|| RefCell::new(vec![mine]));
-    let store: Rc<dyn Source> = Rc::new(Memories { leases, ..Memories::default() });
+    let store: Rc<dyn Source> = Rc::new(Memories { leases, config: case.config, ..Memories::default() });
     let mut kernel = FakeKernel::new(machine, 90);
     let place = StartContext {
         store: &*store,
@@ -206,7 +233,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         subnet_file: &subnet_file,
         guard: case.guard,
         memory: EarlierRun::new(Some(saved_file)),
-        secrets: SecretFiles::default(),
+        secrets,
         first_command: FirstCommand::default(),
     };
     let (mut notify, readiness) = (Notify::default(), Readiness::new());
@@ -226,6 +253,8 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
             let others = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}")));
             let earlier = started.earlier.iter().map(|extra| format!(", earlier {}", extra.kind()));
             let others: String = others.chain(earlier).collect();
+            let wanted = started.wanted.map(|text| format!(", then {}", Network::parse(&text).unwrap().backend_type));
+            let others = others + &wanted.unwrap_or_default();
             Some(format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
         }
         () = waits => None,
@@ -362,6 +391,53 @@ async fn only_a_backend_that_the_present_one_does_not_understand_is_an_earlier_o
         let earlier = vec![conf(r#""host-gw""#), conf(r#""ipip","DirectRouting":true"#)];
         let got = starts(Case { others, earlier, ..Case::default() }, machine()).await;
         assert_eq!(got, Some(format!("{KEPT}, also by host-gw, also by ipip, earlier host-gw")));
+    })
+    .await;
+}
+
+/// Returns this machine with a device of this name that an earlier run of this agent made.
+fn with_device(mut machine: Machine, name: &str, mac: Option<Mac>) -> Machine {
+    let name = Name::new(name).unwrap();
+    let link = LinkInfo { index: 9, name, mac, creator: Creator::ThisAgent, ..machine.links[0].clone() };
+    machine.links.push(link);
+    machine
+}
+
+fn net_conf(kind: &str) -> String {
+    format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{kind}"}}}}"#)
+}
+
+/// A restart while net-conf changes the backend: the devices of both backends stand, and the lease in the store is still one of the earlier
+/// backend.
+#[tokio::test]
+async fn a_node_whose_backend_changes_keeps_its_subnet() {
+    local(async {
+        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let key = KeyPair::of(Secret::new([1; 32]));
+        let both = || with_device(with_device(machine(), "flannel-wg", None), "flannel.1", Some(mac));
+        let before = [
+            ("vxlan", format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#)),
+            ("wireguard", format!(r#"{{"PublicKey":"{}","Port":51820}}"#, key.public_key())),
+        ];
+        for (content, next) in before.into_iter().zip(["wireguard", "vxlan"]) {
+            let case = || Case {
+                config: Some(net_conf(next)),
+                env: ENV,
+                content: Some(content.clone()),
+                keys: vec![("wgkey", key.private().to_base64())],
+                ..Case::default()
+            };
+            // Without a saved file, as with a directory store.
+            let got = starts(Case { saved: None, ..case() }, both()).await;
+            assert_eq!(got.as_deref(), Some(KEPT), "{content:?}");
+            // The agent was killed before the next backend was in force, and after that, but before the store accepted the lease.
+            let earlier = vec![net_conf(content.0)];
+            for (saved_config, earlier) in [(content.0, Vec::new()), (next, earlier)] {
+                let saved = Case { saved_config: Some(net_conf(saved_config)), earlier, ..case() };
+                let got = starts(saved, both()).await.unwrap();
+                assert_eq!(got, format!("{KEPT}, then {next}"), "{content:?} {saved_config}");
+            }
+        }
     })
     .await;
 }
