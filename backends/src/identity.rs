@@ -187,7 +187,8 @@ mod tests {
     #[test]
     fn an_identity_is_shared_within_one_family() {
         let ours = identities("secret", "public");
-        let theirs = |v4, v6| [v4, v6].map(|text: Option<&str>| text.map(|text| PublicIdentity::new("wireguard", text)));
+        let theirs =
+            |v4, v6| [v4, v6].map(|text: Option<&str>| text.map(|text| PublicIdentity::new("wireguard", text)));
         assert_eq!(ours.shared_with(&theirs(None, Some("public"))).map(Identity::name), Some("PublicKey"));
         assert!(ours.shared_with(&theirs(Some("public"), Some("another"))).is_none());
         assert!(Identities::default().shared_with(&theirs(None, None)).is_none());

@@ -401,7 +401,13 @@ mod tests {
         let started = |head| {
             let started = fits(ours, None, head).map_err(drop).unwrap();
             let earlier: Vec<_> = started.earlier.iter().map(ExtraBackend::kind).collect();
-            (started.backend.kind(), started.config, earlier, started.wanted, started.clear_text.map(|saved| saved.since))
+            (
+                started.backend.kind(),
+                started.config,
+                earlier,
+                started.wanted,
+                started.clear_text.map(|saved| saved.since),
+            )
         };
         let both = way("ipip").with_other_ways(&[way("host-gw")]);
         let got = started(head(&ipip, CONFIG, both));

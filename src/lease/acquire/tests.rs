@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 use weft_backends::host::Reach;
+use weft_backends::identity::Secrets;
 use weft_backends::state::{Mac, Name};
 use weft_backends::wireguard::key::{KeyPair, Secret};
 use weft_subnet::lease::Record;
@@ -172,7 +173,7 @@ struct Case {
     saved_config: Option<String>,
     /// The type of our lease and its data, in the store and in the file, if it is not one of ipip.
     content: Option<(&'static str, String)>,
-    /// The files with the private key of WireGuard.
+    /// The files with private keys of WireGuard: `flannel`, `kept` for the one in the state directory, and `next` for the one of a change.
     keys: Vec<(&'static str, String)>,
 }
 
@@ -208,10 +209,18 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     }
     let state = dir.path().join("state");
     let secrets = SecretFiles::new(Some(&state)).with_wireguard_keys(&dir.path().join("wgkey"), &subnet_file);
-    for (name, key) in case.keys {
-        std::fs::create_dir_all(&state).unwrap();
-        std::fs::write(dir.path().join(name), key).unwrap();
+    std::fs::create_dir_all(&state).unwrap();
+    let key_file = |name: &str| match (name, secrets.wireguard_key_files().as_slice()) {
+        ("flannel", [flannel, _]) => flannel.clone(),
+        ("kept", [_, kept]) => kept.clone(),
+        (_, [_, kept]) => kept.with_added_extension(name),
+        (_, files) => panic!("{files:?}"),
+    };
+    let keys: Vec<_> = case.keys.into_iter().map(|(name, key)| (key_file(name), key)).collect();
+    for (file, key) in &keys {
+        std::fs::write(file, key).unwrap();
     }
+    let is_changing = key_file("next").exists();
     if !case.others.is_empty() {
         mine.attrs = mine.attrs.with_other_ways(&case.others);
     }
@@ -255,6 +264,11 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
             let others: String = others.chain(earlier).collect();
             let wanted = started.wanted.map(|text| format!(", then {}", Network::parse(&text).unwrap().backend_type));
             let others = others + &wanted.unwrap_or_default();
+            let [key, _] = host.identities.public();
+            let others = others + &key.filter(|_| is_changing).map(|key| format!(", key {key}")).unwrap_or_default();
+            for (file, key) in &keys {
+                assert_eq!(std::fs::read_to_string(file).ok().as_ref(), Some(key), "{}", file.display());
+            }
             Some(format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
         }
         () = waits => None,
@@ -424,7 +438,7 @@ async fn a_node_whose_backend_changes_keeps_its_subnet() {
                 config: Some(net_conf(next)),
                 env: ENV,
                 content: Some(content.clone()),
-                keys: vec![("wgkey", key.private().to_base64())],
+                keys: vec![("flannel", key.private().to_base64())],
                 ..Case::default()
             };
             // Without a saved file, as with a directory store.
@@ -437,6 +451,31 @@ async fn a_node_whose_backend_changes_keeps_its_subnet() {
                 let got = starts(saved, both()).await.unwrap();
                 assert_eq!(got, format!("{KEPT}, then {next}"), "{content:?} {saved_config}");
             }
+        }
+    })
+    .await;
+}
+
+/// An agent that was killed while it changed its key finds both keys. The peers know the one in its lease, with which the node also goes on while
+/// the store is away. Both stay in their files until the store has accepted a lease, so a second start finds the same.
+#[tokio::test]
+async fn a_node_whose_key_changes_keeps_its_subnet_and_the_key_of_its_lease() {
+    local(async {
+        let [one, two] = [1, 2].map(|byte| KeyPair::of(Secret::new([byte; 32])));
+        let text = |pair: &KeyPair| pair.private().to_base64();
+        for (leased, store) in [(&one, true), (&one, false), (&two, true), (&two, false)] {
+            let key = leased.public_key();
+            let case = Case {
+                store,
+                config: Some(net_conf("wireguard")),
+                saved_config: Some(net_conf("wireguard")),
+                env: ENV,
+                content: Some(("wireguard", format!(r#"{{"PublicKey":"{key}","Port":51820}}"#))),
+                keys: vec![("flannel", text(&one)), ("kept", text(&one)), ("next", text(&two))],
+                ..Case::default()
+            };
+            let got = starts(case, with_device(machine(), "flannel-wg", None)).await;
+            assert_eq!(got, Some(format!("{KEPT}, key {key}")), "store {store}");
         }
     })
     .await;
