@@ -165,6 +165,10 @@ impl<K: Kernel> Node<K> {
     fn make_identities(&mut self) -> Result<Option<Identities>, NoIdentities> {
         let machine = self.passer.kernel().machine().map_err(MachineError)?;
         let (backend, secrets) = (self.plan.backend(), &self.context.secrets);
+        // An earlier change could not write all files. Then the file of the change may be the only one with the key in use.
+        if let Some(left) = self.left_identities(&machine)? {
+            identities::end_change(backend, &machine, secrets, names(self.plan.own(), &left))?;
+        }
         Ok(identities::new_identities(backend, &machine, secrets)?)
     }
 

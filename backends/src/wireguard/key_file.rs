@@ -139,10 +139,11 @@ pub(super) fn make_next(found: &Found<'_>) -> Result<KeyPair, KeyError> {
     generate(found)
 }
 
-/// Writes the key that is to replace the one in use to the file for such keys.
+/// Writes the key that is to replace the one in use to the file for such keys. A file that is there is not replaced, because it may be the only
+/// one with the key in use.
 pub(super) fn begin_change(found: &Found<'_>, next: &KeyPair) -> Result<(), KeyError> {
     let file = next_file(found).ok_or(KeyError::NoPlace)?;
-    replace(found, &file, next)
+    write(found, &file, next).map_err(|error| KeyError::Write { file: file.display().to_string(), error })
 }
 
 /// Ends a change of the key. If the new key was accepted, it is written to all places, and the file that shows the change is removed when all
@@ -150,8 +151,11 @@ pub(super) fn begin_change(found: &Found<'_>, next: &KeyPair) -> Result<(), KeyE
 pub(super) fn end_change(found: &Found<'_>, accepted: bool) -> Result<(), KeyError> {
     let Some(next) = next_file(found) else { return Ok(()) };
     if accepted && let Some(pair) = read(found, &next)? {
-        for file in found.secrets.wireguard_key_files() {
-            replace(found, &file, &pair)?;
+        // The last place, which outlives a boot, gets it first. A place that cannot be written does not keep the others from it.
+        let files = found.secrets.wireguard_key_files();
+        let failed: Vec<KeyError> = files.iter().rev().filter_map(|file| replace(found, file, &pair).err()).collect();
+        if let Some(error) = failed.into_iter().next() {
+            return Err(error);
         }
     }
     let failed = |error| KeyError::Remove { file: next.display().to_string(), error };

@@ -168,6 +168,34 @@ fn a_change_of_the_key_replaces_it_in_all_places() {
     assert_eq!(public(&files).unwrap(), new);
 }
 
+/// The file of the change is then the only one with the key in use, unless the other place has it.
+#[test]
+fn the_key_in_use_is_not_lost_if_a_place_cannot_be_written() {
+    for unreadable in [FLANNELS, KEPT] {
+        let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, PRIVATE), (unreadable, "unreadable")]);
+        let new = begin_change(&files);
+        let error = made("").end_change(&found(&files, &[]), true).unwrap_err().to_string();
+        assert!(error.contains(unreadable), "{error}");
+        let place = if unreadable == KEPT { FLANNELS } else { KEPT };
+        assert_eq!(
+            files.text(place),
+            files.text(NEXT),
+            "a place that cannot be written does not keep the other from it"
+        );
+        assert_eq!(at_start(&files, &new), new);
+        // Another change must not replace it.
+        let third = KeyPair::of(Secret::new([7; 32])).both();
+        assert!(made("").begin_change(&found(&files, &[]), &third).is_err());
+        assert_eq!(at_start(&files, &new), new);
+        // Somebody corrects the rights.
+        files.0.borrow_mut().insert(unreadable.into(), PRIVATE.into());
+        assert_eq!(at_start(&files, &new), new);
+        made("").end_change(&found(&files, &[]), true).unwrap();
+        assert_eq!((files.text(FLANNELS), files.text(NEXT)), (files.text(KEPT), None));
+        assert_eq!(public(&files).unwrap(), new);
+    }
+}
+
 /// During the change, the lease may name either key. So neither key shows whose lease it is, and a start uses the one that the peers know.
 #[test]
 fn a_change_of_the_key_that_was_interrupted_ends_at_the_next_start() {

@@ -371,3 +371,36 @@ fn head(own: &Lease) -> Head {
         clear_text: None,
     }
 }
+
+/// Until then the file of the change has the only copy of the key that our lease names.
+#[tokio::test]
+async fn the_key_is_not_changed_again_before_all_its_files_are_written() {
+    local(async {
+        let mut test = with_key_files().await;
+        let [flannels, kept] = &test.node.context.secrets.wireguard_key_files()[..] else { panic!() };
+        let (flannels, kept) = (flannels.clone(), kept.clone());
+        // A directory cannot be replaced by a file.
+        std::fs::remove_file(&flannels).unwrap();
+        std::fs::create_dir(&flannels).unwrap();
+        let answer = rotate(&mut test);
+        test.answer().await;
+        test.answer().await;
+        let second = answer.await.unwrap().unwrap();
+        let private = test.node.plan.secrets().unwrap().private.to_base64();
+        let read = |file: &std::path::Path| std::fs::read_to_string(file).ok();
+        for file in [&kept, &kept.with_added_extension("next")] {
+            assert_eq!(read(file).as_ref(), Some(&private), "{}", file.display());
+        }
+        let refused = rotate(&mut test).await.unwrap().unwrap_err();
+        assert!(refused.contains("there is no new key: cannot write the private key of WireGuard to"), "{refused}");
+        assert_eq!((read(&kept), device_key(&test)), (Some(private), second.clone()));
+        std::fs::remove_dir(&flannels).unwrap();
+        let answer = rotate(&mut test);
+        test.answer().await;
+        test.answer().await;
+        assert_ne!(answer.await.unwrap().unwrap(), second);
+        let private = test.node.plan.secrets().unwrap().private.to_base64();
+        assert_eq!(key_files(&test), [private.clone(), private]);
+    })
+    .await;
+}
