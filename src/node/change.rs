@@ -34,10 +34,10 @@ const NET_CONF: &str = "another net-conf is applied";
 pub(super) struct Change {
     /// The net-conf that names the next backend.
     pub(super) wanted: Option<String>,
-    /// A net-conf that cannot be applied before the change that is under way has ended.
+    /// A net-conf that cannot be applied before the change of the backend or of the key that is under way has ended.
     pub(super) postponed: Option<String>,
     /// A net-conf whose backend got no identities on this node. It is tried again after the next full pass.
-    without_identities: Option<String>,
+    pub(super) without_identities: Option<String>,
     /// The net-conf in the store at the start, if it names another backend than our lease.
     pub(super) at_start: Option<String>,
     /// A full pass has compared the devices of the next backend.
@@ -233,10 +233,16 @@ impl<K: Kernel> Node<K> {
             self.save_later();
             self.schedule.audit_by(now, "no peer needs the earlier backend any more");
         }
+        self.apply_postponed();
+    }
+
+    /// Applies the net-conf that had to wait, unless the backend still changes.
+    pub(super) fn apply_postponed(&mut self) {
         if !self.plan.is_changing()
             && let Some(text) = self.change.postponed.take()
+            && self.apply_net_conf(&text) == NetConfChange::Applied
         {
-            self.apply_net_conf(&text);
+            self.schedule.audit_by(Instant::now(), NET_CONF);
         }
     }
 

@@ -185,30 +185,51 @@ impl<K: Kernel> Node<K> {
             Step::Left(_) => {
                 self.key_change = Some(change);
                 self.end_left_key_change();
+                self.apply_postponed();
             }
             Step::Asking(next) => {
-                if let Err(error) = self.keep_identities(next) {
-                    change.answer(Err(NoChange::Make(error).to_string()));
-                    return;
-                }
-                let before = self.plan.host().identities.clone();
-                if let Err(error) = self.use_identities(next.clone()).await {
-                    change.answer(Err(error.to_string()));
-                    let _ = self.use_identities(before).await;
-                    self.end_key_change(false);
-                    return;
-                }
-                self.update_own_lease();
-                change.step = Step::Publishing;
-                change.due = Some(Instant::now() + LIMIT);
-                self.key_change = Some(change);
+                let next = next.clone();
+                self.begin_publishing(change, next).await;
             }
             Step::Publishing if names(self.plan.own(), &self.plan.host().identities) => {
                 self.end_key_change(true);
                 let key = self.plan.host().identities.public().into_iter().flatten().next();
                 change.answer(Ok(key.map(|key| key.to_string()).unwrap_or_default()));
+                self.apply_postponed();
             }
             Step::Publishing => self.key_change = Some(change),
+        }
+    }
+
+    /// Lets the devices and then our lease have these identities.
+    async fn begin_publishing(&mut self, mut change: KeyChange, next: Identities) {
+        if let Err(error) = self.keep_identities(&next) {
+            change.answer(Err(NoChange::Make(error).to_string()));
+            return;
+        }
+        let before = self.plan.host().identities.clone();
+        // From now on the backend must not change, also not at the end of a pass.
+        (change.step, change.due) = (Step::Publishing, Some(Instant::now() + LIMIT));
+        self.key_change = Some(change);
+        let Err(error) = self.use_identities(next).await else { return self.update_own_lease() };
+        let _ = self.use_identities(before).await;
+        self.end_key_change(false);
+        if let Some(mut change) = self.key_change.take() {
+            change.answer(Err(error.to_string()));
+        }
+        self.apply_postponed();
+    }
+
+    /// Returns true while our lease in the store may name one of two keys. The backend must not change in this time, because its devices and
+    /// the files belong together.
+    pub(super) fn is_key_uncertain(&self) -> bool {
+        self.key_change.as_ref().is_some_and(|change| matches!(change.step, Step::Left(_) | Step::Publishing))
+    }
+
+    /// Gives up a change whose next key is not in use yet, because the backend changes.
+    pub(super) fn give_up_key_change(&mut self) {
+        if let Some(mut change) = self.key_change.take_if(|change| matches!(change.step, Step::Asking(_))) {
+            change.answer(Err(NoChange::BackendChanges.to_string()));
         }
     }
 

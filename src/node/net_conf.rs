@@ -62,6 +62,11 @@ enum Refusal {
          device is made: {remedy}restart the agent on all nodes, which loses packets meanwhile"
     )]
     FixedDevice { keys: String, device: String, remedy: String },
+    #[error(
+        "net-conf: the key of this node changes (weft rotate-key), and the store has not accepted our lease with it yet: the backend changes \
+         after that"
+    )]
+    KeyChanges,
 }
 
 impl<K: Kernel> Node<K> {
@@ -86,13 +91,19 @@ impl<K: Kernel> Node<K> {
         let changed = self.plan.network().differing_keys(&network);
         if let Err(refusal) = self.check_net_conf(&changed, &network, &*backend) {
             tracing::warn!("{refusal}");
-            if matches!(refusal, Refusal::FixedDevice { .. }) && self.plan.is_changing() {
+            let is_postponed = match refusal {
+                Refusal::FixedDevice { .. } => self.plan.is_changing(),
+                Refusal::KeyChanges => true,
+                _ => false,
+            };
+            if is_postponed {
                 self.change.postponed = Some(text.to_owned());
             }
             self.net_conf.not_applied = Some(refusal.to_string());
             return NetConfChange::Rejected;
         }
         if !self.plan.is_understood_by(&*backend) {
+            self.give_up_key_change();
             return self.begin_change(text, network, backend);
         }
         self.net_conf.not_applied = None;
@@ -123,6 +134,9 @@ impl<K: Kernel> Node<K> {
             let remedy = key.map(|key| format!("change {key} in the same step, or ")).unwrap_or_default();
             let keys = among(&|key| key.starts_with("Backend."));
             return Err(Refusal::FixedDevice { keys, device: device.to_string(), remedy });
+        }
+        if self.is_key_uncertain() && !self.plan.is_understood_by(backend) {
+            return Err(Refusal::KeyChanges);
         }
         Ok(())
     }

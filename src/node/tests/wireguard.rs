@@ -404,3 +404,67 @@ async fn the_key_is_not_changed_again_before_all_its_files_are_written() {
     })
     .await;
 }
+
+/// Returns the type of the lease that the node asked for last, and the key of wireguard among its other ways.
+fn asked_last(test: &TestNode) -> (String, Option<String>) {
+    let attrs = test.store.retakes.borrow().last().cloned().unwrap();
+    let data =
+        attrs.other_ways().into_iter().find(|way| way.backend_type == "wireguard").and_then(|way| way.backend_data);
+    let key = data.map(|data| data.split('"').nth(3).unwrap().to_owned());
+    (attrs.backend_type, key)
+}
+
+#[tokio::test]
+async fn another_backend_ends_a_change_of_the_key_that_has_changed_nothing_yet() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, files) = (device_key(&test), key_files(&test));
+        let mut answer = rotate(&mut test);
+        assert!(test.asked(1).await);
+        test.node.store_changed(vec![Event::Config(CONFIG.into())]).await;
+        let said = answer.try_recv().expect("an answer").unwrap_err();
+        assert!(said.contains("the backend changes"), "{said}");
+        test.answer().await;
+        test.node.tick().await;
+        assert!(test.asked(2).await);
+        assert_eq!(asked_last(&test), ("host-gw".into(), Some(before.clone())));
+        assert_eq!((device_key(&test), key_files(&test)), (before, files));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn another_backend_waits_until_the_store_has_accepted_the_new_key() {
+    local(async {
+        for at_the_end_of_a_pass in [false, true] {
+            let mut test = with_key_files().await;
+            let before = device_key(&test);
+            let answer = rotate(&mut test);
+            if at_the_end_of_a_pass {
+                // It was tried before, and is tried again when the pass that gives the device the new key has ended.
+                test.node.change.without_identities = Some(CONFIG.into());
+            }
+            test.answer().await;
+            assert!(test.asked(2).await);
+            if !at_the_end_of_a_pass {
+                test.node.store_changed(vec![Event::Config(CONFIG.into())]).await;
+            }
+            test.node.tick().await;
+            assert!(!test.node.plan.is_changing());
+            let problem = test.node.net_conf.not_applied.clone().unwrap();
+            assert!(problem.contains("the store has not accepted our lease with it yet"), "{problem}");
+            test.answer().await;
+            let new = answer.await.unwrap().unwrap();
+            assert!(new != before && new == device_key(&test));
+            let kept = key_files(&test);
+            assert!(kept.len() == 2 && kept[0] == kept[1], "{kept:?}");
+            for _ in 0..2 {
+                test.node.tick().await;
+            }
+            assert!(test.asked(3).await);
+            assert_eq!(asked_last(&test), ("host-gw".into(), Some(new)));
+            assert_eq!(test.node.net_conf.not_applied, None);
+        }
+    })
+    .await;
+}
