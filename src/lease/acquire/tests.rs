@@ -2,6 +2,7 @@
 //! Which uplink a start chooses after an earlier run, with a store that answers and with one that is away.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -195,6 +196,39 @@ fn write_env(subnet_file: &Path, [network, subnet]: [&str; 2]) {
     std::fs::write(subnet_file, text).unwrap();
 }
 
+/// Writes the keys of a case. Returns the places of secrets, and what is in which file.
+fn write_keys(
+    keys: Vec<(&'static str, String)>,
+    dir: &Path,
+    subnet_file: &Path,
+) -> (SecretFiles, Vec<(PathBuf, String)>) {
+    let state = dir.join("state");
+    std::fs::create_dir_all(&state).unwrap();
+    let secrets = SecretFiles::new(Some(&state)).with_wireguard_keys(&dir.join("wgkey"), subnet_file);
+    let file = |name: &str| match (name, secrets.wireguard_key_files().as_slice()) {
+        ("flannel", [flannel, _]) => flannel.clone(),
+        ("kept", [_, kept]) => kept.clone(),
+        (_, [_, kept]) => kept.with_added_extension(name),
+        (_, files) => panic!("{files:?}"),
+    };
+    let keys: Vec<_> = keys.into_iter().map(|(name, key)| (file(name), key)).collect();
+    keys.iter().for_each(|(file, key)| std::fs::write(file, key).unwrap());
+    (secrets, keys)
+}
+
+/// Describes what a start found. The key is shown if `with_key`.
+fn shown(started: &Started, with_key: bool) -> String {
+    let (host, own) = (&started.host, &started.own);
+    let others = own.attrs.other_ways().into_iter().map(|way| format!(", also by {}", way.backend_type));
+    let others = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}")));
+    let earlier = started.earlier.iter().map(|extra| format!(", earlier {}", extra.kind()));
+    let wanted = started.wanted.iter().map(|text| format!(", then {}", Network::parse(text).unwrap().backend_type));
+    let [key, _] = host.identities.public();
+    let key = key.filter(|_| with_key).map(|key| format!(", key {key}"));
+    let others: String = others.chain(earlier).chain(wanted).chain(key).collect();
+    format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets)
+}
+
 /// Returns the uplink of a start, its published address, and the subnet. `None` if the start waits for the store.
 async fn starts(case: Case, machine: Machine) -> Option<String> {
     let dir = tempfile::tempdir().unwrap();
@@ -207,20 +241,8 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     if let Some((kind, data)) = case.content {
         (mine.attrs.backend_type, mine.attrs.backend_data) = (kind.into(), Some(data.into()));
     }
-    let state = dir.path().join("state");
-    let secrets = SecretFiles::new(Some(&state)).with_wireguard_keys(&dir.path().join("wgkey"), &subnet_file);
-    std::fs::create_dir_all(&state).unwrap();
-    let key_file = |name: &str| match (name, secrets.wireguard_key_files().as_slice()) {
-        ("flannel", [flannel, _]) => flannel.clone(),
-        ("kept", [_, kept]) => kept.clone(),
-        (_, [_, kept]) => kept.with_added_extension(name),
-        (_, files) => panic!("{files:?}"),
-    };
-    let keys: Vec<_> = case.keys.into_iter().map(|(name, key)| (key_file(name), key)).collect();
-    for (file, key) in &keys {
-        std::fs::write(file, key).unwrap();
-    }
-    let is_changing = key_file("next").exists();
+    let is_changing = case.keys.iter().any(|(name, _)| *name == "next");
+    let (secrets, keys) = write_keys(case.keys, dir.path(), &subnet_file);
     if !case.others.is_empty() {
         mine.attrs = mine.attrs.with_other_ways(&case.others);
     }
@@ -257,19 +279,10 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     tokio::select! {
         biased;
         started = start => {
-            let (host, own) = (started.host, started.own);
-            let others = own.attrs.other_ways().into_iter().map(|way| format!(", also by {}", way.backend_type));
-            let others = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}")));
-            let earlier = started.earlier.iter().map(|extra| format!(", earlier {}", extra.kind()));
-            let others: String = others.chain(earlier).collect();
-            let wanted = started.wanted.map(|text| format!(", then {}", Network::parse(&text).unwrap().backend_type));
-            let others = others + &wanted.unwrap_or_default();
-            let [key, _] = host.identities.public();
-            let others = others + &key.filter(|_| is_changing).map(|key| format!(", key {key}")).unwrap_or_default();
             for (file, key) in &keys {
                 assert_eq!(std::fs::read_to_string(file).ok().as_ref(), Some(key), "{}", file.display());
             }
-            Some(format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
+            Some(shown(&started, is_changing))
         }
         () = waits => None,
     }
