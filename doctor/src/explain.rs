@@ -8,6 +8,7 @@ pub mod facts;
 pub mod kernel;
 pub mod links;
 pub mod nft;
+mod outcome;
 mod pod;
 mod pod_steps;
 mod read;

@@ -46,6 +46,8 @@ struct Flow {
     packet: Packet,
     /// The packet stands for those between two subnets of pods.
     known_bits: Option<(u8, u8)>,
+    /// The packet is for this host.
+    to_local: bool,
     input: Option<String>,
     output: Option<String>,
     connection: Connection,
@@ -64,7 +66,8 @@ struct Flow {
 impl Flow {
     fn tested(&self) -> Tested<'_> {
         let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
-        Tested { connection: self.connection, known_bits: self.known_bits, ..tested }
+        let to_local = Some(self.to_local);
+        Tested { connection: self.connection, known_bits: self.known_bits, to_local, ..tested }
     }
 
     fn of_tunnel(&self) -> bool {
@@ -73,12 +76,14 @@ impl Flow {
 
     /// Returns the rule that drops the packet, if one certainly does.
     fn dropped(&self, outcome: Outcome, chain: String, command: &str) -> Option<DroppingRule> {
-        let (rule, beyond_rate) = match (outcome.fate, outcome.not_evaluated) {
-            // A rule that is not evaluated may accept the packet before.
-            (Some((Fate::Dropped, rule)), None) => (rule, false),
-            _ => (outcome.limited?, true),
+        let (rule, beyond_rate) = match outcome.certainly_dropped() {
+            Some(rule) => (rule.to_owned(), false),
+            None => (outcome.limited?, true),
         };
-        let remedy = format!("{command}; then write this into the configuration of the program that makes the rules");
+        // A rule is reported for the first node alone whose packets it drops.
+        let others = if self.of_tunnel() { " for each node" } else { "" };
+        let remedy =
+            format!("{command}; then write this{others} into the configuration of the program that makes the rules");
         Some(DroppingRule { chain, rule, what: self.what.clone(), remedy, of_tunnel: self.of_tunnel(), beyond_rate })
     }
 }
@@ -154,30 +159,35 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16
     let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
     let link = devices.iter().find(|device| device.index == route.device);
     let (Some(own), Some(link)) = (route.source, link) else { return Vec::new() };
-    let tests = [format!("-p udp --dport {port}"), format!("udp dport {port}")];
+    let family = if peer.is_ipv4() { "ip" } else { "ip6" };
+    let tests = |[option, field]: [&str; 2]| {
+        [format!("{option} {peer} -p udp --dport {port}"), format!("{family} {field} {peer} udp dport {port}")]
+    };
     let link = || link.name.clone();
     let incoming = Flow {
         packet: Packet { from: peer, to: own, ..asked },
         known_bits: None,
+        to_local: true,
         input: Some(link()),
         output: None,
         connection: Connection::New,
         hooks: &[Hook::Prerouting, Hook::Input],
         builtin: "INPUT",
         what: format!("packets of the tunnel (UDP port {port}) from {peer}"),
-        tests: tests.clone(),
+        tests: tests(["-s", "saddr"]),
         points: vec![Point::Arrives(link())],
     };
     let outgoing = Flow {
         packet: Packet { from: own, ..asked },
         known_bits: None,
+        to_local: false,
         input: None,
         output: Some(link()),
         connection: Connection::New,
         hooks: &[Hook::Output, Hook::Postrouting],
         builtin: "OUTPUT",
         what: format!("packets of the tunnel (UDP port {port}) to {peer}"),
-        tests,
+        tests: tests(["-d", "daddr"]),
         points: vec![Point::Leaves(link())],
     };
     vec![incoming, outgoing]
@@ -210,6 +220,7 @@ fn forwarded((from, to): (IpNet, IpNet), (input, output): (String, String), poin
     Flow {
         packet: Packet { from: from.network(), to: to.network(), proto: None, port: None },
         known_bits: Some((from.prefix_len(), to.prefix_len())),
+        to_local: false,
         input: Some(input),
         output: Some(output),
         connection: Connection::New,

@@ -50,6 +50,22 @@ fn the_rule_that_drops_packets_of_the_tunnel_is_quoted_and_the_remedy_lets_them_
                 ["ip raw PREROUTING of nftables", "8472", "drop"],
                 "true",
             ),
+            (
+                "iptables-nft -A INPUT -m addrtype --dst-type LOCAL -j DROP",
+                ["INPUT of iptables-nft", "from 192.0.2.9", "--dst-type LOCAL"],
+                "true",
+            ),
+            (
+                "nft 'table inet f { chain in { type filter hook input priority 0; fib daddr type local drop; }; }'",
+                ["inet f in of nftables", "from 192.0.2.9", "fib daddr type local drop"],
+                "nft delete table inet f",
+            ),
+            // A rule that may drop the packet leaves no doubt about the policy.
+            (
+                "iptables-nft -A INPUT -m recent --name bad --rcheck -j DROP && iptables-nft -P INPUT DROP",
+                ["INPUT of iptables-nft", "from 192.0.2.9", "policy DROP"],
+                "iptables-nft -P INPUT ACCEPT",
+            ),
             (nft, ["inet f in of nftables", "from 192.0.2.9", "policy drop"], "nft delete table inet f"),
             (
                 "nft add table ip g && nft 'add chain ip g out { type filter hook output priority 0; }' && nft add rule ip g out ip daddr 192.0.2.9 drop",
@@ -60,6 +76,7 @@ fn the_rule_that_drops_packets_of_the_tunnel_is_quoted_and_the_remedy_lets_them_
             shell(provoke);
             let text = only_text(&sources, "firewall", &words);
             let remedy = text.lines().nth(1).unwrap().split(';').next().unwrap();
+            assert!(remedy.contains("192.0.2.9"), "only nodes may send such packets: {remedy}");
             shell(remedy);
             assert_eq!(doctor_with(&sources, "firewall"), [], "after {remedy}");
             shell(end);
@@ -69,6 +86,24 @@ fn the_rule_that_drops_packets_of_the_tunnel_is_quoted_and_the_remedy_lets_them_
         }
     });
 }
+
+/// `ufw allow from 192.0.2.0/24 to any port 8472 proto udp`, with the chains that matter here.
+const UFW: [&str; 14] = [
+    "-N ufw-before-input",
+    "-N ufw-not-local",
+    "-N ufw-user-input",
+    "-A INPUT -j ufw-before-input",
+    "-A ufw-before-input -i lo -j ACCEPT",
+    "-A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A ufw-before-input -j ufw-not-local",
+    "-A ufw-before-input -j ufw-user-input",
+    "-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN",
+    "-A ufw-not-local -m addrtype --dst-type MULTICAST -j RETURN",
+    "-A ufw-not-local -m addrtype --dst-type BROADCAST -j RETURN",
+    "-A ufw-not-local -j DROP",
+    "-A ufw-user-input -s 192.0.2.0/24 -p udp -m udp --dport 8472 -j ACCEPT",
+    "-P INPUT DROP",
+];
 
 #[test]
 fn rules_that_may_accept_packets_of_the_tunnel_are_no_finding() {
@@ -85,6 +120,29 @@ fn rules_that_may_accept_packets_of_the_tunnel_are_no_finding() {
             shell(&format!("iptables-nft -A INPUT {rule} && iptables-nft -A INPUT -j DROP"));
             assert_eq!(doctor_with(&sources, "firewall"), [], "{rule}");
             shell("iptables-nft -F");
+        }
+        for program in ["iptables-nft", "iptables-legacy"] {
+            for rule in UFW {
+                shell(&format!("{program} {rule}"));
+            }
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{program}, as ufw writes them");
+            shell(&format!("{program} -F && {program} -X && {program} -P INPUT ACCEPT"));
+        }
+        // Without a rule that tests the kind of the address, it is not known whether the last rule is reached.
+        shell(
+            "iptables-nft -N X && iptables-nft -A X -m recent --name nodes --rcheck -j RETURN && iptables-nft -A X -j DROP",
+        );
+        shell("iptables-nft -A INPUT -j X");
+        assert_eq!(doctor_with(&sources, "firewall"), [], "the packet may have left the chain X");
+        shell("iptables-nft -F && iptables-nft -X");
+        for rules in [
+            "fib daddr type local return; fib daddr type multicast return; drop;",
+            "fib saddr type unicast return; drop;",
+        ] {
+            let base = "chain in { type filter hook input priority 0; jump not-local; }";
+            shell(&format!("nft 'table inet f {{ chain not-local {{ {rules} }}; {base}; }}'"));
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{rules}");
+            shell("nft delete table inet f");
         }
         shell("iptables-nft -P INPUT DROP");
         let other = NodeSources { backend: "host-gw".to_owned(), ..sources.clone() };
