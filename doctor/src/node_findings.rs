@@ -231,7 +231,9 @@ fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
     let (Some(env), Some(bridge)) = (env(facts), &facts.bridge) else {
         return pod_links::mtu(facts).into_iter().collect();
     };
-    if env.mtu == 0 || bridge.mtu <= env.mtu {
+    // The kernel gives a bridge without ports the MTU 1500, and one with ports the smallest of theirs, unless somebody set it.
+    let has_ports = facts.pods.links.iter().any(|link| link.port.is_some());
+    if env.mtu == 0 || bridge.mtu <= env.mtu || !has_ports {
         return pod_links::mtu(facts).or_else(|| pod_links::small_bridge(facts, bridge.mtu)).into_iter().collect();
     }
     let evidence = format!("{BRIDGE} has MTU {}, but the way to other nodes has {}", bridge.mtu, env.mtu);

@@ -168,9 +168,27 @@ fn a_bridge_with_an_address_of_an_old_subnet_is_found() {
 fn a_bridge_whose_mtu_is_larger_than_that_of_the_tunnel_is_found() {
     in_namespace(|file| {
         fs::write(file, ENV).unwrap();
-        ip("link add cni0 mtu 1500 type bridge");
-        only_finding(file, "mtu", &["1500", "1450"]);
-        ip("link set cni0 mtu 1450");
+        ip("link add cni0 type bridge");
+        ip("link add veth0a1b2c3d mtu 1500 type veth peer name far0");
+        ip("link set veth0a1b2c3d master cni0");
+        let remedy = only_finding(file, "mtu", &["cni0 has MTU 1500", "1450"]);
+        assert!(remedy.contains("ip link del cni0"), "{remedy}");
+        ip("link set veth0a1b2c3d mtu 1450");
+        assert_eq!(doctor(file, "mtu"), []);
+    });
+}
+
+/// The kernel gives a bridge the smallest MTU of its ports, and 1500 when the last pod has left.
+#[test]
+fn a_bridge_whose_last_pod_has_left_has_no_mtu_of_its_own() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        ip("link add cni0 mtu 1450 type bridge");
+        ip("link add veth0a1b2c3d mtu 1450 type veth peer name far0");
+        ip("link set veth0a1b2c3d master cni0");
+        assert_eq!(doctor(file, "mtu"), []);
+        ip("link del veth0a1b2c3d");
+        assert!(shell_output("ip link show cni0").contains("mtu 1500"), "the kernel has changed it");
         assert_eq!(doctor(file, "mtu"), []);
     });
 }
