@@ -291,18 +291,20 @@ fn filters_of_tc_are_found_only_if_peers_are_not_reached() {
         ] {
             ip(line);
         }
-        assert_eq!(doctor(file, "traffic-control"), []);
-        shell("tc qdisc add dev eth0 clsact");
-        let mut sources = sources(file);
-        assert_eq!(doctor_with(&sources, "traffic-control"), [], "all peers are reached");
-        sources.unreachable = 2;
-        let text = only_text(
-            &sources,
-            "traffic-control",
-            &["do not reach 2 peers", "filters of tc on eth0", "tc filter show dev eth0 ingress"],
-        );
-        shell(text.rsplit("some): ").next().unwrap());
-        assert_eq!(doctor_with(&sources, "traffic-control"), [], "after the remedy");
+        let sources = sources(file);
+        let lossy = NodeSources { unreachable: 2, ..sources.clone() };
+        assert_eq!(doctor_with(&lossy, "traffic-control"), []);
+        for kind in ["clsact", "ingress"] {
+            shell(&format!("tc qdisc add dev eth0 {kind}"));
+            assert_eq!(doctor_with(&sources, "traffic-control"), [], "all peers are reached");
+            let text = only_text(
+                &lossy,
+                "traffic-control",
+                &["do not reach 2 peers", "filters of tc on eth0", "tc filter show dev eth0 ingress"],
+            );
+            shell(text.rsplit("some): ").next().unwrap());
+            assert_eq!(doctor_with(&lossy, "traffic-control"), [], "after the remedy");
+        }
     });
 }
 
