@@ -163,7 +163,7 @@ pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// ufw or firewalld does not accept packets of the tunnel.
 fn closed_port(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let port = facts.ways.port().unwrap_or(facts.port);
+    let port = facts.tunnel_port();
     let mut findings = Vec::new();
     if facts.rules.iptables.iter().any(|saved| ufw_drops(saved, port)) {
         let evidence = format!("ufw is active, and none of its rules accepts UDP port {port} from other nodes");

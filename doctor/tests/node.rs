@@ -150,6 +150,23 @@ fn a_program_on_the_port_of_the_tunnel_is_named_and_a_vxlan_device_is_not() {
 }
 
 #[test]
+fn only_the_port_of_the_own_tunnel_matters() {
+    in_namespace(|file| {
+        let usual = UdpSocket::bind("0.0.0.0:8472").unwrap();
+        let host_gw = NodeSources { backend: "host-gw".to_owned(), ..sources(file) };
+        assert_eq!(doctor_with(&host_gw, "port"), [], "there is no tunnel");
+        let vxlan = NodeSources { backend: "vxlan".to_owned(), ..sources(file) };
+        assert_ne!(doctor_with(&vxlan, "port"), []);
+        ip("link add flannel.1 type vxlan id 1 dstport 4789");
+        assert_eq!(doctor_with(&vxlan, "port"), [], "the device has another port");
+        let used = UdpSocket::bind("0.0.0.0:4789").unwrap();
+        let findings = doctor_with(&vxlan, "port");
+        assert!(findings.iter().any(|found| found.evidence.contains("UDP port 4789")), "{findings:?}");
+        drop((usual, used));
+    });
+}
+
+#[test]
 fn a_bridge_with_an_address_of_an_old_subnet_is_found() {
     in_namespace(|file| {
         fs::write(file, ENV).unwrap();
@@ -292,6 +309,7 @@ fn routes_and_networks_inside_network_are_found() {
 #[test]
 fn a_strict_rp_filter_is_found_if_nodes_are_reached_over_two_links() {
     in_namespace(|file| {
+        let lossy = NodeSources { unreachable: 1, ..sources(file) };
         for link in ["eth0", "flannel.1"] {
             ip(&format!("link add {link} up type bridge"));
             fs::write(format!("/proc/sys/net/ipv4/conf/{link}/rp_filter"), "0").unwrap();
@@ -309,7 +327,6 @@ fn a_strict_rp_filter_is_found_if_nodes_are_reached_over_two_links() {
 }
 
 fn shell(line: &str) {
-        let lossy = NodeSources { unreachable: 1, ..sources(file) };
     shell_output(line);
 }
 
