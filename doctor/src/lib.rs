@@ -23,6 +23,7 @@ pub mod other_rules;
 mod pod_links;
 pub mod pods;
 mod processes;
+mod programs;
 mod rule_findings;
 pub mod store;
 mod store_findings;

@@ -229,7 +229,7 @@ mod tests {
     }
 
     fn iptables(program: &str, nat: &str, filter: &str) -> SavedRules {
-        SavedRules { program: program.to_owned(), nat: nat.to_owned(), filter: filter.to_owned() }
+        SavedRules { program: program.to_owned(), in_nftables: true, nat: nat.to_owned(), filter: filter.to_owned() }
     }
 
     #[test]

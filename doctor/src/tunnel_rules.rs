@@ -15,12 +15,10 @@ use super::explain::links::{Point, drops};
 use super::explain::nft;
 use super::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
 use super::node::BRIDGE;
-use super::other_rules::SavedRules;
+use super::other_rules::{SavedRules, is_listed};
 
 /// The tables of weft. Its guard drops packets of strangers on purpose.
 const OURS: &str = "weft";
-/// The tables of iptables that its programs have listed already.
-const LISTED: [&str; 2] = ["filter", "nat"];
 /// Packets of the pods of as many peers are followed for each family. Network policies may be thousands of rules.
 const MAX_PEERS: usize = 16;
 
@@ -135,7 +133,7 @@ pub fn read(
             flows.extend(between_ports(&ports, own));
         }
     }
-    let mut found = match of_nftables(&mut flows, !iptables.is_empty()) {
+    let mut found = match of_nftables(&mut flows, iptables) {
         Ok(rules) => rules,
         // A kernel without nftables has no such rules.
         Err(error) if absent(&error) => Vec::new(),
@@ -258,15 +256,14 @@ fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
     found
 }
 
-/// The tables that the programs of iptables have listed are left out, if they were installed. Flows that a rule takes out of connection tracking
+/// The tables that the programs of iptables have listed are left out. Flows that a rule takes out of connection tracking
 /// are marked.
-fn of_nftables(flows: &mut [Flow], has_iptables: bool) -> io::Result<Vec<DroppingRule>> {
+fn of_nftables(flows: &mut [Flow], iptables: &[SavedRules]) -> io::Result<Vec<DroppingRule>> {
     let mut netlink = Netlink::open_on(nix::libc::NETLINK_NETFILTER as isize)?;
     let mut found = at_links(&mut netlink, flows)?;
     for hook in [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting] {
         for chain in base_chains(&mut netlink, hook)? {
-            let is_listed = has_iptables && chain.family != "inet" && LISTED.contains(&chain.table.as_str());
-            if chain.is_nat || is_listed || chain.table.starts_with(OURS) {
+            if chain.is_nat || is_listed(iptables, &chain) || chain.table.starts_with(OURS) {
                 continue;
             }
             let sees = |flow: &&mut Flow| flow.hooks.contains(&hook) && chain.sees(flow.packet.to.is_ipv4());

@@ -6,6 +6,9 @@ use std::path::Path;
 
 use weft_doctor::node::NodeSources;
 
+use nix::sched::{CloneFlags, unshare};
+use weft_doctor::examine_node;
+
 use super::{ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources};
 
 /// A node with an uplink and a peer.
@@ -149,6 +152,53 @@ fn rules_that_may_accept_packets_of_the_tunnel_are_no_finding() {
         assert_eq!(doctor_with(&other, "firewall"), [], "this backend has no tunnel");
         assert_eq!(doctor_with(&NodeSources { peers: Vec::new(), ..sources }, "firewall"), [], "no peer is known");
     });
+}
+
+/// Hides the programs of this directory from this thread, apart from one of these that list rules, which gets plain names.
+fn hide_programs(plain: Option<&str>) {
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let keep = plain.map(|multi| format!("cp /usr/sbin/{multi} $D/iptables && ln -s iptables $D/ip6tables && ln -s iptables $D/iptables-save && ln -s iptables $D/ip6tables-save;"));
+    shell(&format!(
+        "mount --make-rprivate /; D=$(mktemp -d); mount -t tmpfs none $D; {} for place in /usr/sbin /sbin /usr/local/sbin; do \
+         if [ -d $place ]; then mount --bind $D $place; fi; done; umount $D; rmdir $D",
+        keep.unwrap_or_default()
+    ));
+}
+
+#[test]
+fn tables_of_iptables_are_examined_without_its_programs_too() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        fs::write(file, ENV).unwrap();
+        ip("link add flannel.1 up type vxlan id 1 dstport 8472");
+        ip("route add 10.5.9.0/24 dev flannel.1 proto 90");
+        shell(
+            "iptables-nft -A INPUT -p udp -j REJECT && iptables-nft -t nat -A POSTROUTING -o flannel.1 -j MASQUERADE",
+        );
+        hide_programs(None);
+        only_text(&sources, "firewall", &["ip filter INPUT of nftables", "from 192.0.2.9", "reject"]);
+        only_text(&sources, "masquerade", &["ip nat POSTROUTING of nftables", "masquerade"]);
+        let said = examine_node(&sources, &["firewall".to_owned()]).unwrap().not_examined;
+        assert!(said.iter().any(|text| text.contains("is not installed")), "{said:?}");
+    });
+}
+
+#[test]
+fn the_plain_program_of_iptables_is_asked_where_the_others_are_missing() {
+    for (multi, named) in [("xtables-nft-multi", "iptables-nft"), ("xtables-legacy-multi", "iptables-legacy")] {
+        in_namespace(move |file| {
+            let sources = with_peer(file);
+            shell(&format!("{named} -A INPUT -p udp -j DROP"));
+            hide_programs(Some(multi));
+            only_text(
+                &sources,
+                "firewall",
+                &["INPUT of iptables drops", "-A INPUT -p udp -j DROP", "iptables -I INPUT"],
+            );
+            shell("iptables -F INPUT");
+            assert_eq!(doctor_with(&sources, "firewall"), []);
+        });
+    }
 }
 
 #[test]
