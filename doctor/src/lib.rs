@@ -13,6 +13,7 @@ pub mod cni_files;
 pub mod duplicates;
 pub mod explain;
 mod forwarding;
+mod host_firewalls;
 pub mod ipsec;
 mod limits;
 pub mod node;

@@ -205,8 +205,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let ways = ways::read(&links, &addrs, &routes, &subnets)?;
     let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
     let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
-    let peers = if has_vxlan { sources.peers.as_slice() } else { &[] };
     let port = ways.port().unwrap_or(sources.port);
+    let tunnel = has_vxlan.then_some((sources.peers.as_slice(), port));
     // A kernel without queueing disciplines has none that matters.
     let qdiscs = kernel.qdiscs().unwrap_or_default();
     let path_links = uplinks::read(&links, (&addrs, &routes), &qdiscs, &sources.published);
@@ -237,7 +237,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         path_links,
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
-        dropping: tunnel_rules::read((peers, port), &subnets, &rules.iptables)?,
+        dropping: tunnel_rules::read(tunnel, &subnets, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),
         cni: cni_files::read(&sources.cni),

@@ -406,26 +406,6 @@ fn kube_proxy_without_its_rules_is_found() {
     });
 }
 
-#[test]
-fn a_firewall_that_drops_tunnel_packets_is_found_in_the_kernel() {
-    in_namespace(|file| {
-        assert_eq!(doctor(file, "firewall"), []);
-        for line in ["-N ufw-user-input", "-N ufw-before-input", "-A INPUT -j ufw-before-input", "-P INPUT DROP"] {
-            shell(&format!("iptables-nft {line}"));
-        }
-        only_finding(file, "firewall", &["ufw", "UDP port 8472"]);
-        shell("iptables-nft -A ufw-user-input -p udp -m udp --dport 8472 -j ACCEPT");
-        assert_eq!(doctor(file, "firewall"), []);
-        shell("nft add table inet firewalld");
-        shell("nft 'add chain inet firewalld in { type filter hook input priority 10; }'");
-        shell("nft 'add rule inet firewalld in tcp dport 22 accept'");
-        let remedy = only_finding(file, "firewall", &["firewalld"]);
-        assert!(remedy.contains("--add-port=8472/udp"), "{remedy}");
-        shell("nft 'add rule inet firewalld in udp dport 8472 accept'");
-        assert_eq!(doctor(file, "firewall"), []);
-    });
-}
-
 /// The limit belongs to the whole machine, so a test does not reach it. The decision has a unit test.
 #[test]
 fn the_entries_of_the_connection_tracking_table_are_counted() {

@@ -201,6 +201,69 @@ fn the_plain_program_of_iptables_is_asked_where_the_others_are_missing() {
     }
 }
 
+/// The chains of firewalld for packets to this host. The zone public lets in ssh alone.
+const FIREWALLD: &str = "table inet firewalld {
+    chain filter_IN_public { tcp dport 22 accept; MORE; }
+    chain filter_IN_trusted { accept; }
+    chain filter_INPUT_ZONES { FIRST; goto filter_IN_public; }
+    chain filter_INPUT {
+        type filter hook input priority 10;
+        ct state { established, related } accept;
+        iifname lo accept;
+        jump filter_INPUT_ZONES;
+        ct state invalid drop;
+        reject;
+    }
+}";
+
+#[test]
+fn ufw_and_firewalld_are_found_before_a_peer_is_known_and_by_the_packets_of_peers() {
+    in_namespace(|file| {
+        let peers = with_peer(file);
+        let before = NodeSources { peers: Vec::new(), ..peers.clone() };
+        assert_eq!(doctor_with(&before, "firewall"), []);
+        for rule in UFW {
+            shell(&format!("iptables-nft {rule}"));
+        }
+        assert_eq!(doctor_with(&before, "firewall"), [], "there is no default route, so no uplink is known");
+        ip("route add default via 192.0.2.9");
+        assert_eq!(doctor_with(&before, "firewall"), [], "some hosts may send such packets");
+        shell("iptables-nft -F ufw-user-input");
+        only_text(&before, "firewall", &["ufw", "UDP port 8472", "from other nodes", "ufw allow proto udp from NODES"]);
+        only_text(
+            &peers,
+            "firewall",
+            &["ufw", "from 192.0.2.9", "ufw allow proto udp from 192.0.2.9 to any port 8472;"],
+        );
+        shell("iptables-nft -A ufw-user-input -p udp -m udp --dport 8000:9000 -j ACCEPT");
+        assert_eq!(doctor_with(&before, "firewall"), []);
+        shell("iptables-nft -P INPUT ACCEPT && iptables-nft -F && iptables-nft -X");
+        for (public, zones, found) in [
+            ("udp dport 53 accept", "iifname eth9 goto filter_IN_trusted", true),
+            ("udp dport 8472 ct state { new, untracked } accept", "iifname eth9 goto filter_IN_trusted", false),
+            ("udp dport 8000-9000 accept", "iifname eth9 goto filter_IN_public", false),
+            ("ip saddr 192.0.2.0/24 accept", "iifname eth9 goto filter_IN_public", false),
+            ("udp dport 53 accept", "iifname eth0 goto filter_IN_trusted", false),
+            ("udp dport 53 accept", "ip saddr 192.0.2.0/24 goto filter_IN_trusted", false),
+        ] {
+            let table = FIREWALLD.replace("MORE", public).replace("FIRST", zones);
+            shell(&format!("nft '{table}'"));
+            for sources in [&before, &peers] {
+                if found {
+                    only_text(
+                        sources,
+                        "firewall",
+                        &["inet firewalld filter_INPUT", "UDP port 8472", "--add-port=8472/udp"],
+                    );
+                } else {
+                    assert_eq!(doctor_with(sources, "firewall"), [], "{public}, {zones}");
+                }
+            }
+            shell("nft delete table inet firewalld");
+        }
+    });
+}
+
 #[test]
 fn a_kube_proxy_with_another_range_for_pods_is_found() {
     in_namespace(|file| {
