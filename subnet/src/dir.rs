@@ -102,15 +102,17 @@ fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result
     if let Some(own) = ours.iter().find(|own| allocate::is_compatible(&request.network, &own.subnets)) {
         return rewrite(files, own, &request.attrs);
     }
-    for own in &ours {
-        files.delete(&own.id)?;
-    }
     let our_ids: HashSet<&Id> = ours.iter().map(|own| &own.id).collect();
     let others = || records.iter().filter(|record| !our_ids.contains(&record.id));
     let taken = others().filter_map(|record| Subnets::from_key(&record.id)).collect();
     let nodes = others().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
     let chosen = request.choose(taken, nodes, ours.iter().map(|own| own.subnets))?;
-    files.create(&chosen.to_key(), &request.attrs, now())
+    let created = files.create(&chosen.to_key(), &request.attrs, now())?;
+    // Only now, because the pods of this node may still use one of them.
+    for own in &ours {
+        files.delete(&own.id)?;
+    }
+    Ok(created)
 }
 
 fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
