@@ -10,6 +10,7 @@ use super::client::CALL_LIMIT;
 const CANCELLED: i32 = 1;
 const UNKNOWN: i32 = 2;
 const DEADLINE_EXCEEDED: i32 = 4;
+const FAILED_PRECONDITION: i32 = 9;
 const OUT_OF_RANGE: i32 = 11;
 const INTERNAL: i32 = 13;
 const UNAVAILABLE: i32 = 14;
@@ -76,6 +77,12 @@ pub(super) fn is_about_auth(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     let text = status.message();
     text.contains("auth") || text.contains("permission denied") || text.contains("user name")
+}
+
+/// Returns true if etcd refused a login because it has authentication turned off.
+pub(super) fn is_auth_off(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    status.code() as i32 == FAILED_PRECONDITION && status.message().contains("authentication is not enabled")
 }
 
 /// Returns true if the answer was larger than [`super::client::MESSAGE_LIMIT`]. It was not read into memory, and another endpoint would send the same.
