@@ -165,12 +165,12 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
     let (notify, events) = (Notify::new(), EventReporter::new(store.clone()));
     let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify, condition, events };
-    let fingerprint = tokio::select! {
+    let find_saved_file = || SavedFile::of(&*store, options.state_dir.as_deref(), &options.subnet_file);
+    let saved_file = tokio::select! {
         // If the API server does not answer, this takes long.
         () = &mut shutdown => return Ok(ended_early()),
-        fingerprint = store.fingerprint() => fingerprint,
+        saved_file = find_saved_file() => saved_file,
     };
-    let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, fingerprint);
     // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
     let survey = traffic_rules.then(|| firewall::choice::Survey::begin(options.rules.firewall));
     let secrets = SecretFiles::new(options.state_dir.as_deref())
@@ -195,6 +195,14 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
                 Some(request) = received_requests.recv() => answer_early(request, &*store, &readiness, &recorder),
             }
         }
+    };
+    // A kubeconfig that was not there at first is there now.
+    let saved_file = match saved_file {
+        Some(saved_file) => Some(saved_file),
+        None => tokio::select! {
+            () = &mut shutdown => return Ok(ended_early()),
+            saved_file = find_saved_file() => saved_file,
+        },
     };
     let (events, received) = mpsc::channel(MAX_QUEUED_EVENTS);
     let (lease_tasks, answers) = LeaseTasks::new(store.clone(), events.clone());
@@ -358,3 +366,7 @@ fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readin
         socket::Request::History(query, reply) => drop(reply.send(recorder.query(&query))),
     }
 }
+
+#[cfg(test)]
+#[path = "agent/tests.rs"]
+mod tests;
