@@ -4,7 +4,7 @@
 
 use std::future::Future;
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -166,11 +166,8 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let (notify, events) = (Notify::new(), EventReporter::new(store.clone()));
     let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify, condition, events };
     let find_saved_file = || SavedFile::of(&*store, options.state_dir.as_deref(), &options.subnet_file);
-    let saved_file = tokio::select! {
-        // If the API server does not answer, this takes long.
-        () = &mut shutdown => return Ok(ended_early()),
-        saved_file = find_saved_file() => saved_file,
-    };
+    // If the API server does not answer, this takes long.
+    let Some(saved_file) = unless(shutdown.as_mut(), find_saved_file()).await else { return Ok(ended_early()) };
     // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
     let survey = traffic_rules.then(|| firewall::choice::Survey::begin(options.rules.firewall));
     let secrets = SecretFiles::new(options.state_dir.as_deref())
@@ -197,13 +194,8 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
         }
     };
     // A kubeconfig that was not there at first is there now.
-    let saved_file = match saved_file {
-        Some(saved_file) => Some(saved_file),
-        None => tokio::select! {
-            () = &mut shutdown => return Ok(ended_early()),
-            saved_file = find_saved_file() => saved_file,
-        },
-    };
+    let known = async { if saved_file.is_some() { saved_file } else { find_saved_file().await } };
+    let Some(saved_file) = unless(shutdown.as_mut(), known).await else { return Ok(ended_early()) };
     let (events, received) = mpsc::channel(MAX_QUEUED_EVENTS);
     let (lease_tasks, answers) = LeaseTasks::new(store.clone(), events.clone());
     let watcher = store.clone();
@@ -219,6 +211,14 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     }
     let inputs = Inputs { events: received, answers, requests: received_requests, rules };
     run_loop(node, monitor, inputs, shutdown).await
+}
+
+/// Returns what the future gives, or `None` if the agent is ended before.
+async fn unless<T>(shutdown: Pin<&mut impl Future<Output = ()>>, future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        () = shutdown => None,
+        value = future => Some(value),
+    }
 }
 
 /// Goes on with the history of an earlier run.

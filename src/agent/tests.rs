@@ -75,7 +75,7 @@ impl Source for Late {
 fn machine() -> Machine {
     let name = Name::new("eth0").unwrap();
     let (up, carrier, loopback, creator) = (true, true, false, Creator::Unknown);
-    let link = LinkInfo { index: 2, name: name.clone(), mtu: 1500, mac: None, up, carrier, loopback, creator };
+    let link = LinkInfo { index: 2, name, mtu: 1500, mac: None, up, carrier, loopback, creator };
     let net = "192.168.0.1/24".parse().unwrap();
     let (dev, via, reach, protocol) = (Some(name), None, Reach::Gateway, 3);
     let route = RouteInfo { net: "0.0.0.0/0".parse().unwrap(), metric: 100, dev, via, reach, protocol };
