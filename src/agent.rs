@@ -4,7 +4,7 @@
 
 use std::future::Future;
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -165,12 +165,9 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
     let (notify, events) = (Notify::new(), EventReporter::new(store.clone()));
     let mut reporter = Reporter { readiness: readiness.clone(), metrics, notify, condition, events };
-    let fingerprint = tokio::select! {
-        // If the API server does not answer, this takes long.
-        () = &mut shutdown => return Ok(ended_early()),
-        fingerprint = store.fingerprint() => fingerprint,
-    };
-    let saved_file = SavedFile::new(options.state_dir.as_deref(), &options.subnet_file, fingerprint);
+    let find_saved_file = || SavedFile::of(&*store, options.state_dir.as_deref(), &options.subnet_file);
+    // If the API server does not answer, this takes long.
+    let Some(saved_file) = unless(shutdown.as_mut(), find_saved_file()).await else { return Ok(ended_early()) };
     // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
     let survey = traffic_rules.then(|| firewall::choice::Survey::begin(options.rules.firewall));
     let secrets = SecretFiles::new(options.state_dir.as_deref())
@@ -196,6 +193,9 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
             }
         }
     };
+    // A kubeconfig that was not there at first is there now.
+    let known = async { if saved_file.is_some() { saved_file } else { find_saved_file().await } };
+    let Some(saved_file) = unless(shutdown.as_mut(), known).await else { return Ok(ended_early()) };
     let (events, received) = mpsc::channel(MAX_QUEUED_EVENTS);
     let (lease_tasks, answers) = LeaseTasks::new(store.clone(), events.clone());
     let watcher = store.clone();
@@ -211,6 +211,14 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     }
     let inputs = Inputs { events: received, answers, requests: received_requests, rules };
     run_loop(node, monitor, inputs, shutdown).await
+}
+
+/// Returns what the future gives, or `None` if the agent is ended before.
+async fn unless<T>(shutdown: Pin<&mut impl Future<Output = ()>>, future: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        () = shutdown => None,
+        value = future => Some(value),
+    }
 }
 
 /// Goes on with the history of an earlier run.
@@ -358,3 +366,7 @@ fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readin
         socket::Request::History(query, reply) => drop(reply.send(recorder.query(&query))),
     }
 }
+
+#[cfg(test)]
+#[path = "agent/tests.rs"]
+mod tests;

@@ -158,8 +158,10 @@ impl<K: Kernel> Node<K> {
             kernel_problem: None,
             context,
         };
-        if let Some(saved) = saved {
-            node.resume(saved);
+        node.find_left_key_change();
+        match saved {
+            Some(saved) => node.resume(saved),
+            None => node.end_left_key_change(),
         }
         node
     }

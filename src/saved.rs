@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use weft_subnet::lease::Lease;
 use weft_subnet::peers::Peers;
 use weft_subnet::saved_peers::{self, Head, Saved};
+use weft_subnet::source::Source;
 
 use crate::files;
 use crate::instance;
@@ -57,6 +58,11 @@ impl SavedFile {
     /// because its leases are on the local disk anyway.
     pub fn new(state_dir: Option<&Path>, subnet_file: &Path, store: Option<String>) -> Option<SavedFile> {
         Some(SavedFile { file: file(state_dir?, subnet_file), store: store? })
+    }
+
+    /// Does the same as [`SavedFile::new`], and asks the store for its identity.
+    pub async fn of(store: &dyn Source, state_dir: Option<&Path>, subnet_file: &Path) -> Option<SavedFile> {
+        SavedFile::new(state_dir, subnet_file, store.fingerprint().await)
     }
 
     /// Reads the saved peers. Returns `None` if there is no file.

@@ -137,7 +137,10 @@ fn environment_file_is_installed_for_root_alone() {
 #[test]
 fn others_keep_their_hands_off_the_devices() {
     assert_eq!(settings("10-flannel.link"), ["[Match]", "OriginalName=flannel*", "[Link]", "MACAddressPolicy=none"]);
-    assert_eq!(settings("weft-unmanaged.conf"), ["[keyfile]", "unmanaged-devices=interface-name:flannel*"]);
+    assert_eq!(
+        settings("weft-unmanaged.conf"),
+        ["[keyfile]", "unmanaged-devices=interface-name:flannel*;interface-name:cni0"]
+    );
 }
 
 /// Files of deploy/ that name the image, and how often.

@@ -179,7 +179,8 @@ pub trait Backend {
         Ok(PublicIdentities::default())
     }
     /// Returns the identities that our devices have from now on: those that were kept, or else new ones. `lease` is our lease, if one was
-    /// found in the store or was saved. This is called once at the start, and writes what must be kept in a file.
+    /// found in the store or was saved. If a change of the identities has not ended, it says which of them the peers know. This is called once
+    /// at the start, and writes what must be kept in a file.
     ///
     /// # Errors
     /// What is kept cannot be read or written.
@@ -191,12 +192,27 @@ pub trait Backend {
     fn follow(&self, now: &Identities, _lease: &Attrs) -> Identities {
         now.clone()
     }
-    /// Makes identities that are to replace those in use, and keeps them where a start finds them. Returns `None` if this backend cannot replace
-    /// its identities while the agent runs.
+    /// Makes identities that are to replace those in use. They are kept nowhere yet. Returns `None` if this backend cannot replace its identities
+    /// while the agent runs.
     ///
     /// # Errors
-    /// When they cannot be made or kept.
+    /// When they cannot be made, or have no place.
     fn new_identities(&self, _found: &Found<'_>) -> Result<Option<Identities>, Skip> {
+        Ok(None)
+    }
+    /// Keeps the identities of [`Backend::new_identities`] where a start finds them. This comes before the devices get them and before our lease
+    /// names them, so that they cannot be lost.
+    ///
+    /// # Errors
+    /// When they cannot be kept, or when an earlier change has not ended.
+    fn begin_change(&self, _found: &Found<'_>, _next: &Identities) -> Result<(), Skip> {
+        Ok(())
+    }
+    /// Returns the identities of [`Backend::begin_change`] until [`Backend::end_change`].
+    ///
+    /// # Errors
+    /// What is kept cannot be read.
+    fn next_identities(&self, _found: &Found<'_>) -> Result<Option<Identities>, Skip> {
         Ok(None)
     }
     /// Ends a change of the identities: those of [`Backend::new_identities`] are in use and in our lease if they were `accepted`, and

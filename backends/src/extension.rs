@@ -61,7 +61,7 @@ struct Output(Box<str>);
 
 impl Identity for Output {
     fn public(&self) -> PublicIdentity {
-        PublicIdentity::new(&self.0)
+        PublicIdentity::new(TYPE.kind, &self.0)
     }
 
     fn name(&self) -> &'static str {

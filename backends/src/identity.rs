@@ -160,7 +160,7 @@ mod tests {
 
     impl Identity for KeyPair {
         fn public(&self) -> PublicIdentity {
-            PublicIdentity::new(self.public)
+            PublicIdentity::new("wireguard", self.public)
         }
         fn name(&self) -> &'static str {
             "PublicKey"
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn only_the_public_part_is_shown_and_compared() {
         let ours = identities("secret", "public");
-        assert_eq!(format!("{ours:?}"), r#"[None, Some(PublicIdentity("public"))]"#);
+        assert_eq!(format!("{ours:?}"), r#"[None, Some(PublicIdentity { kind: "wireguard", text: "public" })]"#);
         assert_eq!(ours, identities("another", "public"));
         assert_ne!(ours, identities("secret", "another"));
         let key = ours.of(Family::V6).and_then(|identity| identity.of::<KeyPair>()).unwrap();
@@ -187,7 +187,8 @@ mod tests {
     #[test]
     fn an_identity_is_shared_within_one_family() {
         let ours = identities("secret", "public");
-        let theirs = |v4, v6| [v4, v6].map(|text: Option<&str>| text.map(PublicIdentity::new));
+        let theirs =
+            |v4, v6| [v4, v6].map(|text: Option<&str>| text.map(|text| PublicIdentity::new("wireguard", text)));
         assert_eq!(ours.shared_with(&theirs(None, Some("public"))).map(Identity::name), Some("PublicKey"));
         assert!(ours.shared_with(&theirs(Some("public"), Some("another"))).is_none());
         assert!(Identities::default().shared_with(&theirs(None, None)).is_none());

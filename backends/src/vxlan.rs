@@ -254,7 +254,7 @@ fn device_name(vni: u32, family: Family) -> Result<Name, LongName> {
 
 /// vxlan in the register.
 pub(crate) const TYPE: BackendType = BackendType {
-    identities: |attrs| lease_macs(attrs).map(|mac| mac.map(PublicIdentity::new)),
+    identities: |attrs| lease_macs(attrs).map(|mac| mac.map(|mac| PublicIdentity::new(KIND, mac))),
     ..BackendType::new(KIND, make)
 };
 
@@ -286,7 +286,7 @@ impl Backend for Vxlan {
 
     fn standing_identities(&self, found: &Found<'_>) -> Result<PublicIdentities, Skip> {
         let macs = self.standing_macs(found, |link| link.ours);
-        Ok(macs.map(|mac| mac.map(PublicIdentity::new)))
+        Ok(macs.map(|mac| mac.map(|mac| PublicIdentity::new(KIND, mac))))
     }
 
     /// Returns the MACs of the lease, or else those of existing devices, also of flannel's, because peers know these MACs.

@@ -46,7 +46,7 @@ const MIN_MTU: u32 = 148;
 
 /// wireguard in the register.
 pub(crate) const TYPE: BackendType = BackendType {
-    identities: |attrs| lease::keys(attrs).map(|key| key.map(PublicIdentity::new)),
+    identities: |attrs| lease::keys(attrs).map(|key| key.map(|key| PublicIdentity::new(KIND, key))),
     ports: lease::ports,
     ..BackendType::new(KIND, make)
 };
@@ -241,7 +241,11 @@ struct Reached {
 
 /// Returns our key pair. `None` if our network is of another type.
 fn pair(host: &Host) -> Option<&KeyPair> {
-    [Family::V4, Family::V6].into_iter().find_map(|family| host.identities.of(family)?.of::<KeyPair>())
+    pair_of(&host.identities)
+}
+
+fn pair_of(identities: &Identities) -> Option<&KeyPair> {
+    [Family::V4, Family::V6].into_iter().find_map(|family| identities.of(family)?.of::<KeyPair>())
 }
 
 impl Backend for Wireguard {
@@ -288,19 +292,29 @@ impl Backend for Wireguard {
             return Ok(PublicIdentities::default());
         }
         // The lease may name either key while they change. The subnet and the address decide then.
-        if key_file::is_changing(found).map_err(Skip::new)? {
+        if key_file::next(found).map_err(Skip::new)?.is_some() {
             return Ok(PublicIdentities::default());
         }
         let kept = key_file::kept(found).map_err(Skip::new)?;
         Ok(kept.map(|(pair, _)| self.identities_of(pair).public()).unwrap_or_default())
     }
 
-    fn identities(&self, found: &Found<'_>, _lease: Option<&Attrs>) -> Result<Identities, Skip> {
-        Ok(self.identities_of(key_file::load(found).map_err(Skip::new)?))
+    fn identities(&self, found: &Found<'_>, lease: Option<&Attrs>) -> Result<Identities, Skip> {
+        let leased = lease.filter(|lease| lease.backend_type == KIND).map(lease::keys).unwrap_or_default();
+        Ok(self.identities_of(key_file::load(found, leased).map_err(Skip::new)?))
     }
 
     fn new_identities(&self, found: &Found<'_>) -> Result<Option<Identities>, Skip> {
-        key_file::begin_change(found).map(|pair| Some(self.identities_of(pair))).map_err(Skip::new)
+        key_file::make_next(found).map(|pair| Some(self.identities_of(pair))).map_err(Skip::new)
+    }
+
+    fn begin_change(&self, found: &Found<'_>, next: &Identities) -> Result<(), Skip> {
+        let pair = pair_of(next).ok_or_else(|| Skip::new(WireguardError::NoKey))?;
+        key_file::begin_change(found, pair).map_err(Skip::new)
+    }
+
+    fn next_identities(&self, found: &Found<'_>) -> Result<Option<Identities>, Skip> {
+        Ok(key_file::next(found).map_err(Skip::new)?.map(|pair| self.identities_of(pair)))
     }
 
     fn end_change(&self, found: &Found<'_>, accepted: bool) -> Result<(), Skip> {

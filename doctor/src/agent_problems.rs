@@ -67,6 +67,12 @@ mod tests {
         for (problem, begin) in [
             ("uplink: eth0 is down; run: ip link set eth0 up".to_owned(), "ip link set eth0 up"),
             ("sysctl a.b: Permission denied; run: sysctl -w a.b=1".to_owned(), "sysctl -w a.b=1"),
+            (
+                "chain FORWARD of iptables-legacy drops forwarded packets of pods; with --firewall=iptables, the agent accepts them \
+                 itself; run: iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT"
+                    .to_owned(),
+                "iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT",
+            ),
             ("store: no answer; its last answer was 7 s ago".to_owned(), "weft doctor --check-store"),
             ("packets do not reach 1 of 3 peers: 10.5.2.0/24 (192.0.2.2); weft mesh has".to_owned(), "weft mesh"),
             (

@@ -5,9 +5,11 @@
 //! and judged in [`rules`].
 
 pub mod facts;
+pub mod ipvs;
 pub mod kernel;
 pub mod links;
 pub mod nft;
+mod outcome;
 mod pod;
 mod pod_steps;
 mod read;
@@ -127,4 +129,20 @@ pub struct Explanation {
     /// What the operator can do, if the way is broken or cannot be decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
+}
+
+impl Explanation {
+    /// The same explanation, with a service that the packet meets first. If it is not known where that sends the packet, the end is open, unless the packet is
+    /// lost before.
+    #[must_use]
+    pub fn behind(mut self, service: Step) -> Explanation {
+        if service.state == State::Unknown && self.verdict == Verdict::Works {
+            let because = service.because.clone().unwrap_or_else(|| service.is.clone());
+            self.verdict = Verdict::Unknown;
+            self.sentence = format!("cannot be decided here, because {because}");
+            self.remedy.clone_from(&service.remedy);
+        }
+        self.steps.insert(0, service);
+        self
+    }
 }

@@ -180,6 +180,13 @@ pub struct NodeFacts {
     pub not_examined: Vec<(&'static str, String)>,
 }
 
+impl NodeFacts {
+    /// Returns the UDP port of the tunnel: that of weft's device, if there is one.
+    pub fn tunnel_port(&self) -> u16 {
+        self.ways.port().unwrap_or(self.port)
+    }
+}
+
 /// Reads everything.
 ///
 /// # Errors
@@ -198,7 +205,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let ways = ways::read(&links, &addrs, &routes, &subnets)?;
     let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
     let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
-    let peers = if has_vxlan { sources.peers.as_slice() } else { &[] };
+    let port = ways.port().unwrap_or(sources.port);
+    let tunnel = has_vxlan.then_some((sources.peers.as_slice(), port));
     // A kernel without queueing disciplines has none that matters.
     let qdiscs = kernel.qdiscs().unwrap_or_default();
     let path_links = uplinks::read(&links, (&addrs, &routes), &qdiscs, &sources.published);
@@ -216,7 +224,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         subnet_file,
         unwritable: unwritable(&sources.subnet_file),
         port: sources.port,
-        port_users: port_users(sources.port).context("look for the programs that use UDP ports")?,
+        port_users: port_users(has_vxlan.then_some(port)).context("look for the programs that use UDP ports")?,
         bridge: bridge(&links, &addrs),
         bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),
         ipv6_disabled: ipv6_disabled(&links, &ways),
@@ -229,7 +237,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         path_links,
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
-        dropping: tunnel_rules::read((peers, ways.port().unwrap_or(sources.port)), &subnets, &rules.iptables)?,
+        dropping: tunnel_rules::read(tunnel, &subnets, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),
         cni: cni_files::read(&sources.cni),
@@ -344,10 +352,11 @@ fn neighbour_tables(all: &[Neigh]) -> Vec<(&'static str, Fill)> {
     [table("ipv4", false), table("ipv6", true)].into_iter().flatten().collect()
 }
 
-/// Returns the programs that have a UDP socket on this port in our namespace. The kernel's own sockets, such as those of vxlan
+/// Returns the programs that have a UDP socket on this port in our namespace, if there is a port. The kernel's own sockets, such as those of vxlan
 /// devices, belong to no process. A socket that several processes share, such as a program and its workers, counts for the one with the
 /// lowest number.
-fn port_users(port: u16) -> io::Result<Vec<String>> {
+fn port_users(port: Option<u16>) -> io::Result<Vec<String>> {
+    let Some(port) = port else { return Ok(Vec::new()) };
     let mut inodes = BTreeSet::new();
     for file in ["udp", "udp6"] {
         // Without IPv6 in the kernel there is no second file.

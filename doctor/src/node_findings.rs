@@ -116,6 +116,9 @@ pub const CHECKS: [Check; 35] = [
     Check { name: "limits", about: "inotify instances or open files are at the limit", decide: limits::limits },
 ];
 
+/// The checks that look at rules of other programs.
+const OF_RULES: [&str; 4] = ["masquerade", "services", "firewall", "leftovers"];
+
 /// The result of an examination.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeReport {
@@ -157,10 +160,10 @@ pub fn decide(facts: &NodeFacts, only: &[String]) -> NodeReport {
         let found = (check.decide)(facts).into_iter();
         report.findings.extend(found.map(|found| NodeFinding { check: check.name, ..found }));
     }
-    let rules = facts.rules.unreadable.iter().map(|why| ("services", format!("rules of other programs: {why}")));
-    let rules: Vec<(&str, String)> = rules.collect();
-    let not_examined = facts.not_examined.iter().chain(&rules).filter(|(check, _)| wanted(check));
+    let not_examined = facts.not_examined.iter().filter(|(check, _)| wanted(check));
     report.not_examined = not_examined.map(|(_, text)| text.clone()).collect();
+    let of_rules = facts.rules.unreadable.iter().filter(|_| OF_RULES.iter().any(|check| wanted(check)));
+    report.not_examined.extend(of_rules.map(|why| format!("rules of other programs: {why}")));
     report
 }
 
@@ -203,7 +206,7 @@ fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
 }
 
 fn port(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let port = facts.port;
+    let port = facts.tunnel_port();
     let one = |user: &String| {
         let remedy = format!("stop {user}, or choose another Port in the net-conf of the whole cluster");
         finding(format!("{user} has a socket on UDP port {port}, so a vxlan device cannot use this port"), remedy)
@@ -231,7 +234,9 @@ fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
     let (Some(env), Some(bridge)) = (env(facts), &facts.bridge) else {
         return pod_links::mtu(facts).into_iter().collect();
     };
-    if env.mtu == 0 || bridge.mtu <= env.mtu {
+    // The kernel gives a bridge without ports the MTU 1500, and one with ports the smallest of theirs, unless somebody set it.
+    let has_ports = facts.pods.links.iter().any(|link| link.port.is_some());
+    if env.mtu == 0 || bridge.mtu <= env.mtu || !has_ports {
         return pod_links::mtu(facts).or_else(|| pod_links::small_bridge(facts, bridge.mtu)).into_iter().collect();
     }
     let evidence = format!("{BRIDGE} has MTU {}, but the way to other nodes has {}", bridge.mtu, env.mtu);
@@ -322,5 +327,17 @@ mod tests {
         assert_eq!(only.findings[0].evidence, "the agent reports: no lease");
         assert_eq!(only.not_examined, [""; 0], "this concerns another check");
         assert_eq!(decide(&facts, &["port".to_owned()]).not_examined, ["other users"]);
+    }
+
+    #[test]
+    fn each_check_of_rules_says_which_rules_were_not_read() {
+        let mut facts = NodeFacts::default();
+        facts.rules.unreadable = Some("iptables-nft-save is not installed".to_owned());
+        let text = ["rules of other programs: iptables-nft-save is not installed"];
+        for check in ["masquerade", "services", "firewall", "leftovers"] {
+            assert_eq!(decide(&facts, &[check.to_owned()]).not_examined, text, "{check}");
+        }
+        assert_eq!(decide(&facts, &["port".to_owned()]).not_examined, [""; 0]);
+        assert_eq!(decide(&facts, &[]).not_examined, text, "once for all of them");
     }
 }

@@ -37,7 +37,8 @@ const KNOWN: [Known; 5] = [
     },
     Known {
         name: "kube-router",
-        programs: &["kube-router"],
+        // k3s has its network policies inside.
+        programs: &["kube-router", "k3s-server", "k3s-agent", "k3s"],
         chains: &["KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"],
         links: &["kube-bridge"],
     },

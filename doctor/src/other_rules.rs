@@ -5,7 +5,6 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
 
 use ipnet::IpNet;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
@@ -15,15 +14,21 @@ use super::explain::facts::Packet;
 use super::explain::nft;
 use super::explain::rules::{Fate, Tested};
 use super::node::BRIDGE;
+use super::programs::{LIMIT, ProgramError, run};
 
 /// Where the kernel lists the tables of iptables-legacy, for IPv4 and IPv6.
 const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+
+/// The tables of iptables that its programs list.
+const LISTED: [&str; 2] = ["filter", "nat"];
 
 /// The rules of one flavour and one family of iptables.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct SavedRules {
     /// The program that changes them, such as `iptables-nft`.
     pub program: String,
+    /// True if its tables are in nftables, too.
+    pub in_nftables: bool,
     /// Table nat, as the program prints it.
     pub nat: String,
     /// Table filter, as the program prints it.
@@ -56,23 +61,6 @@ pub struct RuleFacts {
     pub unreadable: Option<String>,
 }
 
-/// Why rules of other programs are not known.
-#[derive(Debug, thiserror::Error)]
-enum RulesError {
-    /// The program that lists them is not installed.
-    #[error("{0} is not installed")]
-    NotInstalled(String),
-    /// The program cannot be started.
-    #[error("{program}: {source}")]
-    Start { program: String, source: io::Error },
-    /// The program failed.
-    #[error("{program}: {status}: {first_line}")]
-    Failed { program: String, status: ExitStatus, first_line: String },
-    /// The kernel does not list the rules of nftables.
-    #[error("nftables cannot be read: {0}")]
-    Nftables(io::Error),
-}
-
 /// Reads the rules. `links` contains the names of all links, `subnets` those of this node, and `to_peers` a destination for each link by which
 /// packets to pods of other nodes leave.
 pub fn read<'a>(
@@ -87,39 +75,67 @@ pub fn read<'a>(
     };
     for (family, legacy_tables) in ["iptables", "ip6tables"].into_iter().zip(LEGACY_TABLES) {
         let legacy = fs::read_to_string(legacy_tables).unwrap_or_default();
-        for (program, tables) in [(format!("{family}-nft"), None), (format!("{family}-legacy"), Some(legacy.as_str()))]
-        {
-            let table = |name: &str| {
-                let exists = tables.is_none_or(|tables| tables.lines().any(|table| table == name));
-                if exists { run(&format!("{program}-save"), &["-t", name]) } else { Ok(String::new()) }
-            };
-            match (table("nat"), table("filter")) {
-                (Ok(nat), Ok(filter)) => facts.iptables.push(SavedRules { program, nat, filter }),
-                (Err(error), _) | (_, Err(error)) => facts.unreadable = Some(error.to_string()),
+        for tables in [None, Some(legacy.as_str())] {
+            match saved(family, tables) {
+                Ok(saved) => facts.iptables.push(saved),
+                Err(error) => facts.unreadable = Some(error.to_string()),
             }
         }
     }
-    match run("nft", &["--stateless", "list", "ruleset"]) {
+    match run("nft", &["--stateless", "list", "ruleset"], LIMIT) {
         Ok(text) => facts.nft = Some(text),
         Err(error) => facts.unreadable = Some(error.to_string()),
     }
-    match nft_masquerades(subnets, to_peers) {
+    match nft_masquerades(subnets, to_peers, &facts.iptables) {
         Ok(rules) => facts.nft_masquerades = rules,
         // A kernel without nftables has no such rules.
         Err(error) if weft_netlink::socket::absent(&error) => {}
-        Err(error) => facts.unreadable = Some(RulesError::Nftables(error).to_string()),
+        Err(error) => facts.unreadable = Some(format!("nftables cannot be read: {error}")),
     }
     facts
 }
 
-/// Follows a packet from a pod of this node to one of another node through the chains that translate source addresses. iptables-nft reads its
-/// tables itself.
-fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Result<Vec<NftRule>> {
+/// Lists the tables of one family: those of iptables-nft, or these of iptables-legacy. Where the program with the flavour in its name is missing, the plain one
+/// may be of this flavour.
+fn saved(family: &str, legacy: Option<&str>) -> Result<SavedRules, ProgramError> {
+    let in_nftables = legacy.is_none();
+    let with = |program: String| {
+        let table = |name: &str| {
+            let exists = legacy.is_none_or(|tables| tables.lines().any(|table| table == name));
+            if exists { run(&format!("{program}-save"), &["-t", name], LIMIT) } else { Ok(String::new()) }
+        };
+        let (nat, filter) = (table("nat")?, table("filter")?);
+        Ok(SavedRules { program, in_nftables, nat, filter })
+    };
+    match with(format!("{family}-{}", if in_nftables { "nft" } else { "legacy" })) {
+        // A program that is older than the flavours does not name its own.
+        Err(ProgramError::NotInstalled(_))
+            if run(&format!("{family}-save"), &["--version"], LIMIT)
+                .is_ok_and(|version| version.contains("(nf_tables)") == in_nftables) =>
+        {
+            with(family.to_owned())
+        }
+        read => read,
+    }
+}
+
+/// Returns true if a program of iptables has listed the table of this chain.
+pub(super) fn is_listed(iptables: &[SavedRules], chain: &BaseChain) -> bool {
+    let lists = |saved: &SavedRules| saved.in_nftables && saved.program.starts_with("ip6") == (chain.family == "ip6");
+    chain.family != "inet" && LISTED.contains(&chain.table.as_str()) && iptables.iter().any(lists)
+}
+
+/// Follows a packet from a pod of this node to one of another node through the chains that translate source addresses. The tables that iptables-nft
+/// has listed are left out.
+fn nft_masquerades(
+    subnets: &[IpNet],
+    to_peers: &[(String, IpNet)],
+    iptables: &[SavedRules],
+) -> io::Result<Vec<NftRule>> {
     let mut netlink = Netlink::open_on(nix::libc::NETLINK_NETFILTER as isize)?;
     let mut found = Vec::new();
     let chains = base_chains(&mut netlink, Hook::Postrouting)?;
-    let of_iptables = |chain: &BaseChain| chain.family != "inet" && chain.table == "nat";
-    for chain in chains.iter().filter(|chain| chain.is_nat && !of_iptables(chain)) {
+    for chain in chains.iter().filter(|chain| chain.is_nat && !is_listed(iptables, chain)) {
         for (link, dst) in to_peers {
             let of_family = |subnet: &&IpNet| subnet.addr().is_ipv4() == dst.addr().is_ipv4();
             let sees = chain.sees(dst.addr().is_ipv4());
@@ -137,21 +153,6 @@ fn nft_masquerades(subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> io::Resul
     }
     found.dedup();
     Ok(found)
-}
-
-/// Returns what a program prints.
-fn run(program: &str, args: &[&str]) -> Result<String, RulesError> {
-    let program_name = || program.to_owned();
-    let output =
-        Command::new(program).args(args).stdin(Stdio::null()).output().map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => RulesError::NotInstalled(program_name()),
-            _ => RulesError::Start { program: program_name(), source },
-        })?;
-    if !output.status.success() {
-        let first_line = String::from_utf8_lossy(&output.stderr).lines().next().unwrap_or_default().to_owned();
-        return Err(RulesError::Failed { program: program_name(), status: output.status, first_line });
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn kube_proxy() -> Option<String> {

@@ -48,7 +48,7 @@ pub struct PodLinks {
     pub orphans: Vec<String>,
     /// Links of pods that are in another bridge than cni0, each with the name of that bridge.
     pub strays: Vec<(String, String)>,
-    /// The addresses of all links, except for those of weft's devices and of routed pods.
+    /// The addresses of all links, except for those of weft's devices and of routed pods, and for the address of the gateway at links of pods.
     pub addrs: Vec<(String, IpAddr)>,
 }
 
@@ -75,7 +75,10 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
     };
     let named = |addr: &Addr| {
         let link = links.iter().find(|link| link.index == addr.index && !is_ours(link) && !is_routed(link))?;
-        Some((link.name.clone(), addr.addr))
+        // The CNI plugin ptp gives every link of a pod the gateway alone, without the subnet.
+        let is_alone = addr.len == if addr.addr.is_ipv4() { 32 } else { 128 };
+        let of_pod = link.kind == VETH && link.peer_netns.is_some();
+        (!(is_alone && of_pod)).then(|| (link.name.clone(), addr.addr))
     };
     PodLinks {
         bridge_up: bridge.map(|bridge| bridge.up),

@@ -146,67 +146,14 @@ fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
 
 /// A firewall drops packets of the tunnel, or forwarded packets of pods.
 pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let has_vxlan = ["", "vxlan"].contains(&facts.backend.as_str());
-    let mut findings = if has_vxlan { closed_port(facts) } else { Vec::new() };
-    let is_named = !findings.is_empty();
-    for found in facts.dropping.iter().filter(|found| !found.of_tunnel || (has_vxlan && !is_named)) {
-        // Whether packets come faster than that is not known, so it matters only while they are lost.
-        if found.beyond_rate && facts.unreachable == 0 {
-            continue;
-        }
+    // Whether packets come faster than a rate is not known, so such a rule matters only while they are lost.
+    let matters = |found: &&DroppingRule| !found.beyond_rate || facts.unreachable > 0;
+    let one = |found: &DroppingRule| {
         let beyond = if found.beyond_rate { " beyond a rate" } else { "" };
         let DroppingRule { chain, rule, what, remedy, .. } = found;
-        findings.push(finding(format!("chain {chain} drops {what}{beyond}: {rule}"), remedy.clone()));
-    }
-    findings
-}
-
-/// ufw or firewalld does not accept packets of the tunnel.
-fn closed_port(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let port = facts.ways.port().unwrap_or(facts.port);
-    let mut findings = Vec::new();
-    if facts.rules.iptables.iter().any(|saved| ufw_drops(saved, port)) {
-        let evidence = format!("ufw is active, and none of its rules accepts UDP port {port} from other nodes");
-        findings.push(finding(
-            evidence,
-            format!("ufw allow proto udp from NODES to any port {port}, where NODES is the network of the nodes"),
-        ));
-    }
-    if facts.rules.nft.as_deref().is_some_and(|nft| firewalld_drops(nft, port)) {
-        let evidence = format!("firewalld is active, and none of its zones accepts UDP port {port}");
-        let remedy = format!("firewall-cmd --permanent --add-port={port}/udp && firewall-cmd --reload");
-        findings.push(finding(evidence, remedy));
-    }
-    findings
-}
-
-/// Returns true if ufw certainly accepts no packets to this port. A rule for some source and all ports may be meant for the nodes.
-fn ufw_drops(saved: &SavedRules, port: u16) -> bool {
-    let drops = saved.filter.lines().any(|line| line.starts_with(":INPUT DROP "));
-    let port = port.to_string();
-    let accepts = |line: &str| {
-        let mut words = line.split([' ', ',']);
-        let all_ports = !line.contains("port");
-        line.starts_with("-A ufw-user-input ")
-            && line.ends_with("-j ACCEPT")
-            && (all_ports || words.any(|word| word == port))
+        finding(format!("chain {chain} drops {what}{beyond}: {rule}"), remedy.clone())
     };
-    let is_active = saved.filter.lines().any(|line| line.starts_with("-A INPUT ") && line.contains("-j ufw-"));
-    is_active && drops && !saved.filter.lines().any(accepts)
-}
-
-/// Returns true if firewalld certainly accepts no packets to this port. What the zone `trusted` accepts has no port.
-fn firewalld_drops(ruleset: &str, port: u16) -> bool {
-    let table = ruleset.split("\ntable ").map(|table| table.strip_prefix("table ").unwrap_or(table));
-    let port = port.to_string();
-    let mut tables = table.filter(|table| table.starts_with("inet firewalld ") && table.contains("hook input"));
-    tables.any(|table| {
-        let has_port = |line: &str| {
-            line.contains("dport") && line.split(|char: char| !char.is_ascii_digit()).any(|word| word == port)
-        };
-        let has_range = |line: &str| line.contains("udp dport") && line.contains('-');
-        !table.contains("filter_IN_trusted") && !table.lines().any(|line| has_port(line) || has_range(line))
-    })
+    facts.dropping.iter().filter(matters).map(one).collect()
 }
 
 #[cfg(test)]
@@ -229,7 +176,7 @@ mod tests {
     }
 
     fn iptables(program: &str, nat: &str, filter: &str) -> SavedRules {
-        SavedRules { program: program.to_owned(), nat: nat.to_owned(), filter: filter.to_owned() }
+        SavedRules { program: program.to_owned(), in_nftables: true, nat: nat.to_owned(), filter: filter.to_owned() }
     }
 
     #[test]
@@ -263,35 +210,6 @@ mod tests {
             let mut facts = facts.clone();
             change(&mut facts);
             assert_eq!(services(&facts), []);
-        }
-    }
-
-    #[test]
-    fn ufw_and_firewalld_are_found_only_if_they_certainly_accept_no_tunnel_packets() {
-        let ufw =
-            ":INPUT DROP [0:0]\n-A INPUT -j ufw-before-input\n-A ufw-user-input -p tcp -m tcp --dport 22 -j ACCEPT\n";
-        for (more, found) in [
-            ("", true),
-            ("-A ufw-user-input -p udp -m udp --dport 8472 -j ACCEPT\n", false),
-            ("-A ufw-user-input -p udp -m multiport --dports 51820,8472 -j ACCEPT\n", false),
-            ("-A ufw-user-input -s 192.168.0.0/16 -j ACCEPT\n", false),
-        ] {
-            let mut facts = facts();
-            facts.rules.iptables = vec![iptables("iptables-nft", "", &format!("{ufw}{more}"))];
-            assert_eq!(firewall(&facts).len(), usize::from(found), "{more}");
-        }
-        for (rule, found) in [
-            ("tcp dport 22 accept", true),
-            ("udp dport 8472 ct state { new, untracked } accept", false),
-            ("udp dport 8000-9000 accept", false),
-            ("jump filter_IN_trusted", false),
-        ] {
-            let mut facts = facts();
-            let table = format!(
-                "table ip a {{\n}}\ntable inet firewalld {{\n\tchain i {{\n\t\ttype filter hook input priority 10;\n\t\t{rule}\n\t}}\n}}\n"
-            );
-            facts.rules.nft = Some(table);
-            assert_eq!(firewall(&facts).len(), usize::from(found), "{rule}");
         }
     }
 }

@@ -14,13 +14,12 @@ use super::explain::kernel::Kernel;
 use super::explain::links::{Point, drops};
 use super::explain::nft;
 use super::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
+use super::host_firewalls::HostFirewall;
 use super::node::BRIDGE;
-use super::other_rules::SavedRules;
+use super::other_rules::{SavedRules, is_listed};
 
 /// The tables of weft. Its guard drops packets of strangers on purpose.
 const OURS: &str = "weft";
-/// The tables of iptables that its programs have listed already.
-const LISTED: [&str; 2] = ["filter", "nat"];
 /// Maximum number of peers, for each family, whose pods' packets are followed. Network policies may be thousands of rules.
 const MAX_PEERS: usize = 16;
 
@@ -41,11 +40,25 @@ pub struct DroppingRule {
     pub beyond_rate: bool,
 }
 
+/// What a packet is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It goes from pods to pods.
+    Pods,
+    /// It belongs to the tunnel to a peer.
+    Tunnel,
+    /// It belongs to the tunnel, and any node may have sent it, because no peer is known yet.
+    AnyNode,
+}
+
 /// A packet between this node and another one.
 struct Flow {
+    kind: Kind,
     packet: Packet,
-    /// The packet stands for those between two subnets of pods.
+    /// How many bits of the addresses are known, if the packet stands for those between two subnets, or from everywhere.
     known_bits: Option<(u8, u8)>,
+    /// The packet is for this host.
+    to_local: bool,
     input: Option<String>,
     output: Option<String>,
     connection: Connection,
@@ -64,21 +77,46 @@ struct Flow {
 impl Flow {
     fn tested(&self) -> Tested<'_> {
         let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
-        Tested { connection: self.connection, known_bits: self.known_bits, ..tested }
+        let to_local = Some(self.to_local);
+        Tested { connection: self.connection, known_bits: self.known_bits, to_local, ..tested }
     }
 
     fn of_tunnel(&self) -> bool {
-        self.known_bits.is_none()
+        self.kind != Kind::Pods
     }
 
-    /// Returns the rule that drops the packet, if one certainly does.
-    fn dropped(&self, outcome: Outcome, chain: String, command: &str) -> Option<DroppingRule> {
-        let (rule, beyond_rate) = match (outcome.fate, outcome.not_evaluated) {
-            // A rule that is not evaluated may accept the packet before.
-            (Some((Fate::Dropped, rule)), None) => (rule, false),
-            _ => (outcome.limited?, true),
+    /// Returns what makes the firewall of the host accept the packet, if this is a packet of the tunnel to this host.
+    fn accepted_by(&self, firewall: HostFirewall) -> Option<String> {
+        let from = (self.kind == Kind::Tunnel).then(|| self.packet.from.to_string());
+        let port = self.packet.port.filter(|_| self.of_tunnel() && self.to_local)?;
+        Some(firewall.accept(from.as_deref(), port, self.input.as_deref()?))
+    }
+
+    /// Returns the rule that drops the packet, if one certainly does. `command` accepts it, unless the chains are those of the firewall of a host.
+    fn dropped(
+        &self,
+        outcome: Outcome,
+        chain: String,
+        command: &str,
+        firewall: Option<HostFirewall>,
+    ) -> Option<DroppingRule> {
+        let by_firewall = firewall.and_then(|firewall| Some((firewall.name(), self.accepted_by(firewall)?)));
+        // Nobody needs packets of the tunnel before a node runs an agent. Only a firewall that is known to keep everything out is named then.
+        if self.kind == Kind::AnyNode && (by_firewall.is_none() || outcome.certainly_dropped().is_none()) {
+            return None;
+        }
+        let (rule, beyond_rate) = match outcome.certainly_dropped() {
+            Some(rule) => (rule.to_owned(), false),
+            None => (outcome.limited?, true),
         };
-        let remedy = format!("{command}; then write this into the configuration of the program that makes the rules");
+        // A rule is reported for the first node alone whose packets it drops.
+        let others = if self.of_tunnel() { " for each node" } else { "" };
+        let usual =
+            || format!("{command}; then write this{others} into the configuration of the program that makes the rules");
+        let (chain, remedy) = match by_firewall {
+            Some((name, remedy)) => (format!("{chain} ({name})"), remedy),
+            None => (chain, usual()),
+        };
         Some(DroppingRule { chain, rule, what: self.what.clone(), remedy, of_tunnel: self.of_tunnel(), beyond_rate })
     }
 }
@@ -108,20 +146,25 @@ impl Chains for Saved {
 }
 
 /// Follows packets of the tunnel between this node and each of these peers, and those between pods of this node and of peers, through all
-/// firewalls. Each rule is reported once. `subnets` are those of this node.
+/// firewalls. `tunnel` contains the peers and the port, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this node.
 ///
 /// # Errors
 /// The kernel does not answer.
 pub fn read(
-    (peers, port): (&[IpAddr], u16),
+    tunnel: Option<(&[IpAddr], u16)>,
     subnets: &[IpNet],
     iptables: &[SavedRules],
 ) -> io::Result<Vec<DroppingRule>> {
     let mut kernel = Kernel::open()?;
     let devices = kernel.devices()?;
     let mut flows = Vec::new();
-    for peer in peers {
-        flows.extend(of_tunnel(&mut kernel, &devices, (*peer, port)));
+    if let Some((peers, port)) = tunnel {
+        for peer in peers {
+            flows.extend(of_tunnel(&mut kernel, &devices, (*peer, port)));
+        }
+        if peers.is_empty() {
+            flows.extend(from_any_node(&mut kernel, &devices, port)?);
+        }
     }
     if let Some(bridge) = devices.iter().find(|device| device.name == BRIDGE) {
         let ports: Vec<&Device> = devices.iter().filter(|device| device.master == bridge.index).collect();
@@ -130,7 +173,7 @@ pub fn read(
             flows.extend(between_ports(&ports, own));
         }
     }
-    let mut found = match of_nftables(&mut flows, !iptables.is_empty()) {
+    let mut found = match of_nftables(&mut flows, iptables) {
         Ok(rules) => rules,
         // A kernel without nftables has no such rules.
         Err(error) if absent(&error) => Vec::new(),
@@ -154,33 +197,68 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16
     let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
     let link = devices.iter().find(|device| device.index == route.device);
     let (Some(own), Some(link)) = (route.source, link) else { return Vec::new() };
-    let tests = [format!("-p udp --dport {port}"), format!("udp dport {port}")];
+    let family = if peer.is_ipv4() { "ip" } else { "ip6" };
+    let tests = |[option, field]: [&str; 2]| {
+        [format!("{option} {peer} -p udp --dport {port}"), format!("{family} {field} {peer} udp dport {port}")]
+    };
     let link = || link.name.clone();
     let incoming = Flow {
+        kind: Kind::Tunnel,
         packet: Packet { from: peer, to: own, ..asked },
         known_bits: None,
+        to_local: true,
         input: Some(link()),
         output: None,
         connection: Connection::New,
         hooks: &[Hook::Prerouting, Hook::Input],
         builtin: "INPUT",
         what: format!("packets of the tunnel (UDP port {port}) from {peer}"),
-        tests: tests.clone(),
+        tests: tests(["-s", "saddr"]),
         points: vec![Point::Arrives(link())],
     };
     let outgoing = Flow {
+        kind: Kind::Tunnel,
         packet: Packet { from: own, ..asked },
         known_bits: None,
+        to_local: false,
         input: None,
         output: Some(link()),
         connection: Connection::New,
         hooks: &[Hook::Output, Hook::Postrouting],
         builtin: "OUTPUT",
         what: format!("packets of the tunnel (UDP port {port}) to {peer}"),
-        tests,
+        tests: tests(["-d", "daddr"]),
         points: vec![Point::Leaves(link())],
     };
     vec![incoming, outgoing]
+}
+
+/// Returns a packet of the tunnel that any node may have sent, over the link of the default route. As long as no peer is known, the nodes are expected to have
+/// IPv4.
+fn from_any_node(kernel: &mut Kernel, devices: &[Device], port: u16) -> io::Result<Option<Flow>> {
+    let routes = kernel.main_table(true)?.into_iter();
+    let mut default = routes.filter(|route| route.prefix.is_none_or(|prefix| prefix.prefix_len() == 0));
+    let default = default.find(|route| route.kind == RouteKind::Unicast);
+    let link = default.and_then(|route| devices.iter().find(|device| device.index == route.device));
+    Ok(link.map(|link| any_node(port, &link.name)))
+}
+
+fn any_node(port: u16, link: &str) -> Flow {
+    let any = IpAddr::from([0, 0, 0, 0]);
+    Flow {
+        kind: Kind::AnyNode,
+        packet: Packet { from: any, to: any, proto: Some(Proto::Udp), port: Some(port) },
+        known_bits: Some((0, 0)),
+        to_local: true,
+        input: Some(link.to_owned()),
+        output: None,
+        connection: Connection::New,
+        hooks: &[Hook::Prerouting, Hook::Input],
+        builtin: "INPUT",
+        what: format!("packets of the tunnel (UDP port {port}) from other nodes"),
+        tests: [format!("-p udp --dport {port}"), format!("udp dport {port}")],
+        points: Vec::new(),
+    }
 }
 
 /// Returns the packets between the pods of this node and those of peers, in both directions.
@@ -208,8 +286,10 @@ fn of_pods(kernel: &mut Kernel, (devices, ports): (&[Device], &[&Device]), own: 
 fn forwarded((from, to): (IpNet, IpNet), (input, output): (String, String), points: Vec<Point>) -> Flow {
     let family = if from.addr().is_ipv4() { "ip" } else { "ip6" };
     Flow {
+        kind: Kind::Pods,
         packet: Packet { from: from.network(), to: to.network(), proto: None, port: None },
         known_bits: Some((from.prefix_len(), to.prefix_len())),
+        to_local: false,
         input: Some(input),
         output: Some(output),
         connection: Connection::New,
@@ -241,21 +321,21 @@ fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
             }
             let command = format!("{program} -I {chain} {} -j ACCEPT", flow.tests[0]);
             let outcome = follow(&table, chain, flow.tested());
-            found.extend(flow.dropped(outcome, format!("{chain} of {program}"), &command));
+            let firewall = HostFirewall::of_iptables(&table);
+            found.extend(flow.dropped(outcome, format!("{chain} of {program}"), &command, firewall));
         }
     }
     found
 }
 
-/// The tables that the programs of iptables have listed are left out, if they were installed. Flows that a rule takes out of connection tracking
+/// The tables that the programs of iptables have listed are left out. Flows that a rule takes out of connection tracking
 /// are marked.
-fn of_nftables(flows: &mut [Flow], has_iptables: bool) -> io::Result<Vec<DroppingRule>> {
+fn of_nftables(flows: &mut [Flow], iptables: &[SavedRules]) -> io::Result<Vec<DroppingRule>> {
     let mut netlink = Netlink::open_on(nix::libc::NETLINK_NETFILTER as isize)?;
     let mut found = at_links(&mut netlink, flows)?;
     for hook in [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting] {
         for chain in base_chains(&mut netlink, hook)? {
-            let is_listed = has_iptables && chain.family != "inet" && LISTED.contains(&chain.table.as_str());
-            if chain.is_nat || is_listed || chain.table.starts_with(OURS) {
+            if chain.is_nat || is_listed(iptables, &chain) || chain.table.starts_with(OURS) {
                 continue;
             }
             let sees = |flow: &&mut Flow| flow.hooks.contains(&hook) && chain.sees(flow.packet.to.is_ipv4());
@@ -282,7 +362,8 @@ fn of_chain(
         outcome.fate = Some((Fate::Dropped, "policy drop".to_owned()));
     }
     let command = format!("nft insert rule {} {} accept", chain.path(), flow.tests[1]);
-    Ok(flow.dropped(outcome, format!("{} of nftables", chain.path()), &command))
+    let firewall = HostFirewall::of_nftables(&chain.table);
+    Ok(flow.dropped(outcome, format!("{} of nftables", chain.path()), &command, firewall))
 }
 
 /// Returns the chains at links and in bridges that drop packets.
@@ -305,4 +386,82 @@ fn at_links(netlink: &mut Netlink, flows: &[Flow]) -> io::Result<Vec<DroppingRul
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UFW: &str = ":INPUT DROP [0:0]
+-A INPUT -j ufw-before-input
+-A ufw-before-input -i lo -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate INVALID -j DROP
+-A ufw-before-input -p udp -m udp --sport 67 --dport 68 -j ACCEPT
+-A ufw-before-input -j ufw-not-local
+-A ufw-before-input -d 224.0.0.251/32 -p udp -m udp --dport 5353 -j ACCEPT
+-A ufw-before-input -j ufw-user-input
+-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN
+-A ufw-not-local -m addrtype --dst-type MULTICAST -j RETURN
+-A ufw-not-local -m limit --limit 3/min --limit-burst 10 -j ufw-logging-deny
+-A ufw-not-local -j DROP
+-A ufw-user-input -p tcp -m tcp --dport 22 -j ACCEPT
+";
+
+    fn saved(program: &str, filter: &str) -> SavedRules {
+        SavedRules { program: program.to_owned(), filter: filter.to_owned(), ..SavedRules::default() }
+    }
+
+    #[test]
+    fn before_a_peer_is_known_ufw_is_found_only_if_it_certainly_accepts_no_packets_of_the_tunnel() {
+        for (more, found) in [
+            ("", true),
+            ("-A ufw-user-input -p tcp -m tcp --dport 8472 -j ACCEPT\n", true),
+            ("-A ufw-user-input -p udp -m udp --dport 8400:8471 -j ACCEPT\n", true),
+            ("-A ufw-user-input -i eth9 -j ACCEPT\n", true),
+            ("-A ufw-user-input -p udp -m udp --dport 8472 -j ACCEPT\n", false),
+            ("-A ufw-user-input -p udp -m multiport --dports 51820,8472 -j ACCEPT\n", false),
+            ("-A ufw-user-input -p udp -m multiport --dports 8000:9000 -j ACCEPT\n", false),
+            ("-A ufw-user-input -s 192.168.0.0/16 -j ACCEPT\n", false),
+            ("-A ufw-user-input -i eth0 -j ACCEPT\n", false),
+            ("-A ufw-before-input -p udp -m udp --dport 8472 -j ACCEPT\n", false),
+            ("-A INPUT -p udp -m udp --dport 8472 -j ACCEPT\n", false),
+        ] {
+            let rules = saved("iptables-nft", &format!("{UFW}{more}"));
+            let dropping = of_iptables(&[any_node(8472, "eth0")], &[rules]);
+            assert_eq!(dropping.len(), usize::from(found), "{more}: {dropping:?}");
+            let remedy = "ufw allow proto udp from NODES to any port 8472, where NODES is the network of the nodes";
+            assert!(dropping.iter().all(|one| one.chain == "INPUT of iptables-nft (ufw)" && one.remedy == remedy));
+        }
+        let none = |rules: &[SavedRules]| of_iptables(&[any_node(8472, "eth0")], rules);
+        assert_eq!(none(&[saved("iptables-nft", ":INPUT DROP [0:0]\n")]), [], "these rules are somebody's own");
+        let six = UFW.replace("ufw", "ufw6");
+        assert_eq!(none(&[saved("ip6tables-nft", &six)]), [], "whether the nodes have IPv6 is not known");
+    }
+
+    #[test]
+    fn the_firewall_of_the_host_is_told_to_accept_the_packets_of_a_peer_of_either_family() {
+        let flow = |peer: &str| {
+            let packet =
+                Packet { from: peer.parse().unwrap(), to: peer.parse().unwrap(), ..any_node(8472, "eth0").packet };
+            Flow { kind: Kind::Tunnel, known_bits: None, packet, ..any_node(8472, "eth0") }
+        };
+        let rules = [saved("iptables-nft", UFW), saved("ip6tables-nft", &UFW.replace("ufw", "ufw6"))];
+        for (peer, chain) in [("192.0.2.9", "INPUT of iptables-nft (ufw)"), ("fd00::9", "INPUT of ip6tables-nft (ufw)")]
+        {
+            let found = of_iptables(&[flow(peer)], &rules);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!(found[0].chain, chain);
+            assert!(
+                found[0].remedy.starts_with(&format!("ufw allow proto udp from {peer} to any port 8472;")),
+                "{found:?}"
+            );
+        }
+        let accept = "-A ufw6-user-input -p udp -m udp --dport 8472 -j ACCEPT\n";
+        let open = saved("ip6tables-nft", &(UFW.replace("ufw", "ufw6") + accept));
+        assert_eq!(of_iptables(&[flow("fd00::9")], &[rules[0].clone(), open]), [], "rules of IPv4 do not matter");
+        let zones = ":INPUT ACCEPT [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -j INPUT_ZONES\n-A INPUT -j REJECT\n";
+        let found = of_iptables(&[flow("192.0.2.9")], &[saved("iptables-legacy", zones)]);
+        assert!(found[0].remedy.starts_with("firewall-cmd --permanent --add-port=8472/udp && "), "{found:?}");
+    }
 }

@@ -55,8 +55,8 @@ pub enum Suspect {
     Netem,
     /// An XDP program.
     Xdp,
-    /// Filters of tc for packets that arrive or leave.
-    Filters,
+    /// Filters of tc for packets that arrive or leave, in a queueing discipline of this kind.
+    Filters(&'static str),
 }
 
 /// Everything that was read.
@@ -77,16 +77,11 @@ pub fn read(
 ) -> PathLinks {
     let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
     let bridge = links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
-    let has_qdisc = |link: &Link, names: &[&str]| {
-        qdiscs.iter().any(|(index, name)| *index == link.index && names.contains(&name.as_str()))
-    };
+    let has_qdisc = |link: &Link, kind: &str| qdiscs.iter().any(|(index, name)| *index == link.index && name == kind);
     let suspects = |link: &Link| {
-        let all = [
-            (Suspect::Netem, has_qdisc(link, &[NETEM])),
-            (Suspect::Xdp, link.xdp),
-            (Suspect::Filters, has_qdisc(link, &FILTERED)),
-        ];
-        all.into_iter().filter(|(_, is_there)| *is_there).map(|(suspect, _)| suspect).collect()
+        let filters = FILTERED.into_iter().map(|kind| (Suspect::Filters(kind), has_qdisc(link, kind)));
+        let all = [(Suspect::Netem, has_qdisc(link, NETEM)), (Suspect::Xdp, link.xdp)].into_iter().chain(filters);
+        all.filter(|(_, is_there)| *is_there).map(|(suspect, _)| suspect).collect()
     };
     let path_link = |link: &Link| {
         let is_default = routes.iter().any(|route| route.dst.is_none() && route.index == link.index);
@@ -149,13 +144,17 @@ pub(super) fn traffic_control(facts: &NodeFacts) -> Vec<NodeFinding> {
             );
             findings.push(finding(evidence, remedy));
         }
-        if link.suspects.contains(&Suspect::Filters) {
+        let filters = |suspect: &Suspect| match suspect {
+            Suspect::Filters(kind) => Some(*kind),
+            Suspect::Netem | Suspect::Xdp => None,
+        };
+        if let Some(kind) = link.suspects.iter().find_map(filters) {
             let evidence = format!(
                 "packets do not reach {} peers, and filters of tc on {name} see all packets before the firewall and may drop those of the tunnel",
                 facts.unreachable
             );
             let remedy = format!(
-                "`tc filter show dev {name} ingress` and `... egress` show them; if nobody needs them (Cilium leaves some): tc qdisc del dev {name} clsact"
+                "`tc filter show dev {name} ingress` and `... egress` show them; if nobody needs them (Cilium leaves some): tc qdisc del dev {name} {kind}"
             );
             findings.push(finding(evidence, remedy));
         }
@@ -259,7 +258,8 @@ mod tests {
         let addr = Addr { index: 2, addr: [192, 0, 2, 1].into(), len: 24, global: true, duplicate: false };
         let found = read(&links, (&[addr], &[]), &qdiscs, &[addr.addr]);
         let named: Vec<_> = found.links.into_iter().map(|link| (link.name, link.suspects)).collect();
-        let wanted = [("eth0".to_owned(), vec![Suspect::Filters]), ("flannel.1".to_owned(), vec![Suspect::Netem])];
+        let wanted =
+            [("eth0".to_owned(), vec![Suspect::Filters("clsact")]), ("flannel.1".to_owned(), vec![Suspect::Netem])];
         assert_eq!(named, wanted, "eth9 is not on the way");
     }
 }

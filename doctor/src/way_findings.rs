@@ -161,10 +161,11 @@ fn protocol(number: u8) -> String {
     name.to_owned()
 }
 
-/// Peers that are reached over different links answer over another link than the kernel expects.
+/// Peers that are reached over different links answer over another link than the kernel expects. Where both ends choose the same link, as with
+/// DirectRouting of vxlan, nothing is lost.
 pub(super) fn rp_filter(facts: &NodeFacts) -> Vec<NodeFinding> {
     let paths = &facts.ways.reverse_path;
-    if paths.len() < 2 {
+    if paths.len() < 2 || facts.unreachable == 0 {
         return Vec::new();
     }
     let strict = paths.iter().filter(|path| path.value == STRICT);
@@ -315,6 +316,8 @@ mod tests {
         facts.ways.reverse_path = vec![path("flannel.1", 1)];
         assert_eq!(rp_filter(&facts), []);
         facts.ways.reverse_path.push(path("eth0", 2));
+        assert_eq!(rp_filter(&facts), [], "both ends choose the same link: nothing is lost");
+        facts.unreachable = 1;
         assert_eq!(rp_filter(&facts).len(), 1, "only one of the two is strict");
         facts.ways.reverse_path[0].value = 0;
         assert_eq!(rp_filter(&facts), []);

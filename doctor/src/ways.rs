@@ -296,6 +296,33 @@ mod tests {
         assert_eq!(managed(&links, dir.path()), wanted);
     }
 
+    /// Who installs weft's own file has no finding.
+    #[test]
+    fn the_file_for_networkmanager_names_every_link_that_must_not_be_managed() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/weft-unmanaged.conf");
+        let text = fs::read_to_string(file).unwrap();
+        let list = text.lines().find_map(|line| line.strip_prefix("unmanaged-devices=")).unwrap();
+        let is_left_alone = |name: &str| {
+            let mut patterns = list.split(';').filter_map(|one| one.strip_prefix("interface-name:"));
+            patterns.any(|one| one.strip_suffix('*').map_or(one == name, |begin| name.starts_with(begin)))
+        };
+        let names = ["flannel.1", "flannel-v6.1", "flannel.ipip", "flannel-wg", "flannel0", BRIDGE, "eth0"];
+        let dir = tempfile::tempdir().unwrap();
+        let devices = dir.path().join("NetworkManager/devices");
+        fs::create_dir_all(&devices).unwrap();
+        let link = |(index, name): (u32, &str)| {
+            fs::write(devices.join(index.to_string()), "managed=true\n").unwrap();
+            Link { index, name: name.to_owned(), ..Link::default() }
+        };
+        let links: Vec<Link> = (1..).zip(names).map(link).collect();
+        let found: Vec<String> = managed(&links, dir.path()).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(found, names[..names.len() - 1], "all but the uplink");
+        for name in found {
+            assert!(is_left_alone(&name), "{name} is not in {list}");
+        }
+        assert!(!is_left_alone("eth0"));
+    }
+
     #[test]
     fn counters_of_wrong_checksums_are_read_for_each_protocol() {
         let text = "Ip: Forwarding InReceives\nIp: 1 9\nIcmp: InMsgs InErrors InCsumErrors\nIcmp: 100 20 7\n\

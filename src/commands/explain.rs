@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, Peer, Place};
-use weft_doctor::explain::{self, Explanation, Step, Verdict};
+use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs};
 
 use super::Answer;
 use crate::cli::explain::{BROKEN, ExplainTask, UNDECIDED};
@@ -42,7 +42,7 @@ pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
     let agent = ask_agent(task, &task.packet).await;
     let read = |packet, agent| explain::read(packet, &task.subnet_file, agent).context("read the kernel's links");
     let mut facts = read(task.packet, agent)?;
-    let service = service(&facts).await;
+    let service = service(&facts).await?;
     if let Some((_, Some((to, port)))) = &service {
         let packet = Packet { to: *to, port: port.or(task.packet.port), ..task.packet };
         facts = read(packet, ask_agent(task, &packet).await)?;
@@ -62,16 +62,25 @@ pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
         agent.differences = differences(task).await;
         explanation = explain::decide(&facts, &rules, probes);
     }
-    explanation.steps.splice(0..0, service.map(|(step, _)| step));
-    Ok(explanation)
+    Ok(match service {
+        Some((step, _)) => explanation.behind(step),
+        None => explanation,
+    })
 }
 
-/// Looks for a rule that translates the destination, if that is not the address of a pod or a node.
-async fn service(facts: &Facts) -> Option<(Step, Option<rules::Endpoint>)> {
-    match (&facts.to, facts.ways.first()) {
-        (Place::Outside | Place::Network, Some(way)) => rules::service(way).await,
-        _ => None,
-    }
+/// Looks for what sends the packet on to an endpoint of a service, if its destination is not the address of a pod. A service may have a port of this node
+/// itself.
+async fn service(facts: &Facts) -> anyhow::Result<Option<(Step, Option<rules::Endpoint>)>> {
+    let Some(way) = facts.ways.first() else { return Ok(None) };
+    Ok(match facts.to {
+        Place::Outside | Place::Network => rules::service(way).await,
+        Place::Host => match ipvs::service(&facts.packet).context("read the addresses of services")? {
+            Some(step) => Some((step, None)),
+            None if facts.packet.port.is_some() => rules::service(way).await,
+            None => None,
+        },
+        Place::Pod | Place::Peer(_) => None,
+    })
 }
 
 /// Asks the agent for its peers. An agent that does not answer must not keep the packet from being explained.

@@ -62,7 +62,9 @@ enum Warning {
     Blocked { program: &'static str },
     #[error("chain {chain} of table {family} {table} drops forwarded packets of pods; run: {command}")]
     Chain { family: &'static str, table: String, chain: String, command: String },
-    #[error("chain FORWARD of {program} drops forwarded packets of pods; run: {command}, or give --firewall=iptables")]
+    #[error(
+        "chain FORWARD of {program} drops forwarded packets of pods; with --firewall=iptables, the agent accepts them itself; run: {command}"
+    )]
     Legacy { program: &'static str, command: String },
     #[error(
         "chain FORWARD of {program} may drop packets of pods, and cannot be read because the program is not installed here; see on \
@@ -335,9 +337,11 @@ mod tests {
             &["-i eth1 -j DROP", "-j REJECT"],
         ] {
             let text = warning("DROP", others, Mode::Nft).unwrap_or_else(|| panic!("{others:?} end it"));
-            assert!(
-                text.contains("iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT && iptables-legacy -I FORWARD -d"),
-                "{text}"
+            // `weft doctor` shows what comes behind these words as the remedy, to be pasted.
+            let (_, command) = text.split_once("; run: ").unwrap();
+            assert_eq!(
+                command,
+                "iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT && iptables-legacy -I FORWARD -d 10.5.0.0/16 -j ACCEPT"
             );
         }
         assert_eq!(warning("ACCEPT", &[], Mode::Nft), None);

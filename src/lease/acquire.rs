@@ -171,17 +171,31 @@ fn started<K: Kernel>(
     author: Author,
     leased: Leased,
 ) -> Result<Started, StartError> {
+    let earlier = match &leased.was {
+        Some(was) => earlier_backends::<K, StartError>(context, (&conf.1, &*conf.2), &leased.host, was)?,
+        None => Vec::new(),
+    };
+    Ok(Started { earlier, clear_text: context.memory.clear_text(), ..Started::new(conf, author, leased) })
+}
+
+/// Returns the earlier backends that this lease of ours names as other ways to reach this node. `backend` is that of the lease, and `host` has
+/// its identities.
+fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
+    context: &mut StartContext<'_, K>,
+    (network, backend): (&Network, &dyn Backend),
+    host: &Host,
+    lease: &Attrs,
+) -> Result<Vec<ExtraBackend>, E> {
     let mut earlier = Vec::new();
-    let was = leased.was.as_ref().map(|was| context.memory.earlier(&conf.1, was));
-    for (text, then, old) in was.unwrap_or_default() {
-        if old.advertise(&leased.host).is_ok_and(|attrs| conf.2.understands(&attrs)) {
+    for (text, then, old) in context.memory.earlier(network, lease) {
+        if old.advertise(host).is_ok_and(|attrs| backend.understands(&attrs)) {
             continue;
         }
         let machine = context.kernel.machine().map_err(MachineError)?;
         let identities = identities::chosen(&*old, &machine, Kept { secrets: &context.secrets, printed: None }, None)?;
-        earlier.push(ExtraBackend::new((text, then), old, Host { identities, ..leased.host.clone() }));
+        earlier.push(ExtraBackend::new((text, then), old, Host { identities, ..host.clone() }));
     }
-    Ok(Started { earlier, clear_text: context.memory.clear_text(), ..Started::new(conf, author, leased) })
+    Ok(earlier)
 }
 
 /// Returns who wrote subnet.env, and which subnet it names. If there is none, or one for another Network, flannel left nothing on this node,

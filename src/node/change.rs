@@ -34,7 +34,7 @@ const NET_CONF: &str = "another net-conf is applied";
 pub(super) struct Change {
     /// The net-conf that names the next backend.
     pub(super) wanted: Option<String>,
-    /// A net-conf that cannot be applied before the change that is under way has ended.
+    /// A net-conf that cannot be applied before the change of the backend or of the key that is under way has ended.
     pub(super) postponed: Option<String>,
     /// A net-conf that could not be applied, for a reason that may go away: its backend got no identities on this node, or leases are not
     /// inside its Network. It is tried again after the next full pass.
@@ -234,10 +234,16 @@ impl<K: Kernel> Node<K> {
             self.save_later();
             self.schedule.audit_by(now, "no peer needs the earlier backend any more");
         }
+        self.apply_postponed();
+    }
+
+    /// Applies the net-conf that had to wait, unless the backend still changes.
+    pub(super) fn apply_postponed(&mut self) {
         if !self.plan.is_changing()
             && let Some(text) = self.change.postponed.take()
+            && self.apply_net_conf(&text) == NetConfChange::Applied
         {
-            self.apply_net_conf(&text);
+            self.schedule.audit_by(Instant::now(), NET_CONF);
         }
     }
 

@@ -1,27 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A change of the node's key while the agent runs: `weft rotate-key` (docs/adr/017-wireguard.md).
 //!
-//! 1. The new key is kept beside the one in use, and our lease is written once as it is. So the store answers, and accepts our writes.
-//! 2. The device gets the new key. The kernel goes on receiving in the sessions of the old key, but sends nothing in them any more, and
+//! 1. Our lease is written once as it is. So the store answers, and accepts our writes. No file has the new key yet, so a restart forgets it.
+//! 2. The new key is kept beside the one in use, and the device gets it. The kernel goes on receiving in the sessions of the old key, but sends nothing in them any more, and
 //!    holds back up to 128 packets for each peer.
 //! 3. Our lease names the new key. Each peer moves our subnet to it, and begins a session, in which the packets that were held back go.
 //! 4. When the store has accepted the lease, the new key replaces the old one in its files.
 //!
+//! If the agent ends after step 2, the next start uses the key that our lease names, and ends the change when the store has accepted the lease.
+//!
 //! In any other order packets are lost: a peer believes only one key at a time for our subnet, and it must not begin a session with a key
 //! that our device does not have yet.
 
+use std::fmt;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use weft_backends::backend::TYPES;
+use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::state::Key;
+use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::Lease;
 
 use super::Node;
 use super::change::NoIdentities;
-use crate::kernel::{Kernel, MachineError};
+use crate::kernel::{Kernel, Machine, MachineError};
 use crate::lease::acquire::identities;
 use crate::pass::{Cause, Trigger};
 
@@ -41,6 +46,8 @@ pub(super) struct KeyChange {
 }
 
 enum Step {
+    /// An earlier run kept these identities and ended. The store has not accepted our lease since, so it may name them or those before.
+    Left(Identities),
     /// Our lease is written as it is. The next identities are not in use yet.
     Asking(Identities),
     /// The identities are in use, and our lease is written with them.
@@ -108,6 +115,36 @@ impl<K: Kernel> Node<K> {
         }
     }
 
+    /// Finds a change that an earlier run began and did not end.
+    pub(super) fn find_left_key_change(&mut self) {
+        let left = self.passer.kernel().machine().map_err(|error| MachineError(error).into());
+        match left.and_then(|machine| self.left_identities(&machine)) {
+            Ok(left) => self.key_change = left.map(|left| KeyChange { step: Step::Left(left), due: None, reply: None }),
+            Err(error) => log_files(&error),
+        }
+    }
+
+    fn left_identities(&self, machine: &Machine) -> Result<Option<Identities>, NoIdentities> {
+        Ok(identities::next(self.plan.backend(), machine, &self.context.secrets)?)
+    }
+
+    /// Returns what our lease in the store may say besides what the plan has, because an earlier run did not end a change of the key.
+    pub(super) fn left_lease(&self) -> Option<Attrs> {
+        let Step::Left(left) = &self.key_change.as_ref()?.step else { return None };
+        if *left == self.plan.host().identities {
+            return None;
+        }
+        self.plan.advertise(&Host { identities: left.clone(), ..self.plan.host().clone() }).ok()
+    }
+
+    /// Ends a change that an earlier run left. The store has our lease as it is in the plan now.
+    pub(super) fn end_left_key_change(&mut self) {
+        let left = self.key_change.take_if(|change| matches!(change.step, Step::Left(_)));
+        if let Some(KeyChange { step: Step::Left(left), .. }) = left {
+            self.end_key_change(names(self.plan.own(), &left));
+        }
+    }
+
     /// Makes the next key, if it can be changed now.
     fn next_key(&mut self) -> Result<Identities, NoChange> {
         if self.key_change.is_some() {
@@ -127,32 +164,72 @@ impl<K: Kernel> Node<K> {
 
     fn make_identities(&mut self) -> Result<Option<Identities>, NoIdentities> {
         let machine = self.passer.kernel().machine().map_err(MachineError)?;
-        Ok(identities::new_identities(self.plan.backend(), &machine, &self.context.secrets)?)
+        let (backend, secrets) = (self.plan.backend(), &self.context.secrets);
+        // An earlier change could not write all files. Then the file of the change may be the only one with the key in use.
+        if let Some(left) = self.left_identities(&machine)? {
+            identities::end_change(backend, &machine, secrets, names(self.plan.own(), &left))?;
+        }
+        Ok(identities::new_identities(backend, &machine, secrets)?)
+    }
+
+    /// Keeps these identities where a start finds them.
+    fn keep_identities(&mut self, next: &Identities) -> Result<(), NoIdentities> {
+        let machine = self.passer.kernel().machine().map_err(MachineError)?;
+        Ok(identities::begin_change(self.plan.backend(), &machine, &self.context.secrets, next)?)
     }
 
     /// Does the next step of a change of the key. The store has our lease as it is in the plan now.
     pub(super) async fn continue_key_change(&mut self) {
         let Some(mut change) = self.key_change.take() else { return };
         match &change.step {
-            Step::Asking(next) => {
-                let before = self.plan.host().identities.clone();
-                if let Err(error) = self.use_identities(next.clone()).await {
-                    change.answer(Err(error.to_string()));
-                    let _ = self.use_identities(before).await;
-                    self.end_key_change(false);
-                    return;
-                }
-                self.update_own_lease();
-                change.step = Step::Publishing;
-                change.due = Some(Instant::now() + LIMIT);
+            Step::Left(_) => {
                 self.key_change = Some(change);
+                self.end_left_key_change();
+                self.apply_postponed();
+            }
+            Step::Asking(next) => {
+                let next = next.clone();
+                self.begin_publishing(change, next).await;
             }
             Step::Publishing if names(self.plan.own(), &self.plan.host().identities) => {
                 self.end_key_change(true);
                 let key = self.plan.host().identities.public().into_iter().flatten().next();
                 change.answer(Ok(key.map(|key| key.to_string()).unwrap_or_default()));
+                self.apply_postponed();
             }
             Step::Publishing => self.key_change = Some(change),
+        }
+    }
+
+    /// Lets the devices and then our lease have these identities.
+    async fn begin_publishing(&mut self, mut change: KeyChange, next: Identities) {
+        if let Err(error) = self.keep_identities(&next) {
+            change.answer(Err(NoChange::Make(error).to_string()));
+            return;
+        }
+        let before = self.plan.host().identities.clone();
+        // From now on the backend must not change, also not at the end of a pass.
+        (change.step, change.due) = (Step::Publishing, Some(Instant::now() + LIMIT));
+        self.key_change = Some(change);
+        let Err(error) = self.use_identities(next).await else { return self.update_own_lease() };
+        let _ = self.use_identities(before).await;
+        self.end_key_change(false);
+        if let Some(mut change) = self.key_change.take() {
+            change.answer(Err(error.to_string()));
+        }
+        self.apply_postponed();
+    }
+
+    /// Returns true while our lease in the store may name one of two keys. The backend must not change in this time, because its devices and
+    /// the files belong together.
+    pub(super) fn is_key_uncertain(&self) -> bool {
+        self.key_change.as_ref().is_some_and(|change| matches!(change.step, Step::Left(_) | Step::Publishing))
+    }
+
+    /// Gives up a change whose next key is not in use yet, because the backend changes.
+    pub(super) fn give_up_key_change(&mut self) {
+        if let Some(mut change) = self.key_change.take_if(|change| matches!(change.step, Step::Asking(_))) {
+            change.answer(Err(NoChange::BackendChanges.to_string()));
         }
     }
 
@@ -183,9 +260,7 @@ impl<K: Kernel> Node<K> {
             }
         };
         if let Err(error) = identities::end_change(self.plan.backend(), &machine, &self.context.secrets, accepted) {
-            tracing::warn!(
-                "the key of this node changed, and its files are not up to date: {error}. The next start of the agent tries again"
-            );
+            log_files(&error);
         }
     }
 
@@ -195,16 +270,19 @@ impl<K: Kernel> Node<K> {
             return;
         };
         match change.step {
-            Step::Asking(_) => {
-                change.answer(Err(NoChange::Refused.to_string()));
-                self.end_key_change(false);
-            }
-            Step::Publishing => {
+            Step::Asking(_) => change.answer(Err(NoChange::Refused.to_string())),
+            Step::Left(_) | Step::Publishing => {
                 change.answer(Err(NoChange::Late.to_string()));
                 self.key_change = Some(change);
             }
         }
     }
+}
+
+fn log_files(error: &dyn fmt::Display) {
+    tracing::warn!(
+        "the key of this node changed, and its files are not up to date: {error}. The next start of the agent tries again"
+    );
 }
 
 /// Returns true if this lease names these identities.

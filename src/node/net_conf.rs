@@ -62,6 +62,11 @@ enum Refusal {
          device is made: {remedy}restart the agent on all nodes, which loses packets meanwhile"
     )]
     FixedDevice { keys: String, device: String, remedy: String },
+    #[error(
+        "net-conf: the key of this node changes (weft rotate-key), and the store has not accepted our lease with it yet: the backend changes \
+         after that"
+    )]
+    KeyChanges,
 }
 
 impl<K: Kernel> Node<K> {
@@ -89,6 +94,7 @@ impl<K: Kernel> Node<K> {
             return NetConfChange::Rejected;
         }
         if !self.plan.is_understood_by(&*backend) {
+            self.give_up_key_change();
             return self.begin_change(text, network, backend);
         }
         self.net_conf.not_applied = None;
@@ -108,6 +114,7 @@ impl<K: Kernel> Node<K> {
             tracing::warn!("{problem}");
         }
         match refusal {
+            Refusal::KeyChanges => self.change.postponed = Some(text.to_owned()),
             Refusal::FixedDevice { .. } if self.plan.is_changing() => self.change.postponed = Some(text.to_owned()),
             Refusal::LeasesOutside { .. } => self.change.tried_again = Some(text.to_owned()),
             _ => {}
@@ -134,6 +141,9 @@ impl<K: Kernel> Node<K> {
             let remedy = key.map(|key| format!("change {key} in the same step, or ")).unwrap_or_default();
             let keys = among(&|key| key.starts_with("Backend."));
             return Err(Refusal::FixedDevice { keys, device: device.to_string(), remedy });
+        }
+        if self.is_key_uncertain() && !self.plan.is_understood_by(backend) {
+            return Err(Refusal::KeyChanges);
         }
         Ok(())
     }

@@ -158,6 +158,8 @@ impl<K: Kernel> Node<K> {
         self.save_later();
         if !is_same {
             self.plan_with_lease(lease);
+            // A start without the store continues with the lease in the file. The peers send as the one in the store says.
+            self.save_now();
             self.full_pass(Trigger::new(Cause::Start, "the own lease changed")).await;
         }
         self.recheck_own_lease();

@@ -27,7 +27,8 @@ impl<K: Kernel> Node<K> {
             self.plan.put(Record { id: lease.id.clone(), lease: Ok(lease) });
         }
         self.peers.list = PeerList::Saved(text);
-        let request = self.request(Some(self.plan.own().attrs.clone()));
+        let was = self.left_lease().unwrap_or_else(|| self.plan.own().attrs.clone());
+        let request = self.request(Some(was));
         self.own_lease.tasks.acquire_after_resume(request);
     }
 

@@ -67,6 +67,8 @@ struct ScriptedStore {
     gate: Semaphore,
     retakes: RefCell<Vec<Attrs>>,
     acquires: RefCell<usize>,
+    /// What each call of `acquire` asked for, and what it said our lease was before.
+    requests: RefCell<Vec<(Attrs, Option<Attrs>)>>,
     taken: RefCell<bool>,
     /// The public address that an administrator chose.
     overwrite: Cell<Option<std::net::Ipv4Addr>>,
@@ -121,6 +123,7 @@ impl Source for ScriptedStore {
     fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
             *self.acquires.borrow_mut() += 1;
+            self.requests.borrow_mut().push((request.attrs.clone(), request.was.clone()));
             self.wait_for_permit().await;
             Ok(Lease { attrs: request.attrs.clone(), ..lease("10.5.9.0-24", "192.168.0.1") })
         })
@@ -274,6 +277,7 @@ impl TestNode {
             gate: Semaphore::new(0),
             retakes: RefCell::default(),
             acquires: RefCell::default(),
+            requests: RefCell::default(),
             taken: RefCell::default(),
             overwrite: Cell::default(),
             is_assigned: Cell::default(),

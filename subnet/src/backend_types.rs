@@ -9,18 +9,28 @@ use crate::attrs::Attrs;
 /// The public part of the identity of a device: a VTEP MAC, or a public key. Leases contain it, and two devices never have the same one.
 /// It is a text that only its backend can read. All others only compare it. One identity has one text, whatever notation a lease uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PublicIdentity(Box<str>);
+pub struct PublicIdentity {
+    /// The type of its backend.
+    kind: &'static str,
+    text: Box<str>,
+}
 
 impl PublicIdentity {
-    /// Returns the identity with this text.
-    pub fn new(text: impl fmt::Display) -> PublicIdentity {
-        PublicIdentity(text.to_string().into_boxed_str())
+    /// Returns the identity with this text of a device of this backend type.
+    pub fn new(kind: &'static str, text: impl fmt::Display) -> PublicIdentity {
+        PublicIdentity { kind, text: text.to_string().into_boxed_str() }
+    }
+
+    /// Returns whether both are the identity of one device. Returns `None` if they are of two types: a node has a device of each type that
+    /// it used, so a MAC says nothing about a key.
+    pub(crate) fn same(&self, other: &PublicIdentity) -> Option<bool> {
+        (self.kind == other.kind).then(|| self.text == other.text)
     }
 }
 
 impl fmt::Display for PublicIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -72,16 +82,19 @@ pub(crate) fn differ(one: Option<u16>, other: Option<u16>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if one != other)
 }
 
-/// Stands for the register of backends in the tests of this crate: a lease is identified by its member VtepMAC, and those of
+/// Stands for the register of backends in the tests of this crate: a lease is identified by its member VtepMAC or PublicKey, and those of
 /// wireguard have ports.
 #[cfg(test)]
 pub(crate) const FOR_TESTS: BackendTypes = BackendTypes {
     identities: |attrs| {
-        let mac = |data: &Option<Box<str>>| {
+        let identity = |data: &Option<Box<str>>| {
             let data: serde_json::Value = serde_json::from_str(data.as_deref()?).ok()?;
-            data.get("VtepMAC")?.as_str().map(PublicIdentity::new)
+            if let Some(key) = data.get("PublicKey") {
+                return key.as_str().map(|key| PublicIdentity::new("wireguard", key));
+            }
+            data.get("VtepMAC")?.as_str().map(|mac| PublicIdentity::new("vxlan", mac))
         };
-        [mac(&attrs.backend_data), mac(&attrs.backend_v6_data)]
+        [identity(&attrs.backend_data), identity(&attrs.backend_v6_data)]
     },
     annotations: |attrs| match attrs.backend_type.as_str() {
         "vxlan" => Annotations::of_data(attrs),

@@ -25,7 +25,7 @@ use crate::lease::{Id, Lease, Record};
 use crate::outside::wall_clock;
 use crate::source::{Capabilities, Error, Event, LastNetConf, LeaseRequest, Local, Source, UNREADABLE};
 
-use files::Files;
+use files::{Files, Look};
 
 /// Leases in a directory.
 #[derive(Debug)]
@@ -90,27 +90,41 @@ impl DirStore {
     }
 }
 
+/// Reads all records.
+///
+/// # Errors
+/// The directory cannot be listed, or the disk fails for the file of our previous subnet. That may be our lease, so the node does not take
+/// another one before it can be read.
+fn read_all(files: &Files, evidence: &Evidence) -> Result<Vec<Record>, Error> {
+    let previous = evidence.previous.map(|subnets| subnets.to_key());
+    let is_previous = |look: &Look| previous.as_deref() == Some(&*look.record.id);
+    let looks = files.look_at_all()?.into_iter();
+    looks.map(|look| if is_previous(&look) { look.known() } else { Ok(look.record) }).collect()
+}
+
 fn find_own(files: &Files, evidence: &Evidence) -> Result<Option<Lease>, Error> {
-    let records = files.scan()?;
+    let records = read_all(files, evidence)?;
     let leases = records.iter().filter_map(|record| record.lease.as_ref().ok());
     Ok(evidence.ours(leases).first().copied().cloned())
 }
 
 fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result<Lease, Error> {
-    let records = files.scan()?;
+    let records = read_all(files, evidence)?;
     let ours = evidence.ours(records.iter().filter_map(|record| record.lease.as_ref().ok()));
     if let Some(own) = ours.iter().find(|own| allocate::is_compatible(&request.network, &own.subnets)) {
         return rewrite(files, own, &request.attrs);
-    }
-    for own in &ours {
-        files.delete(&own.id)?;
     }
     let our_ids: HashSet<&Id> = ours.iter().map(|own| &own.id).collect();
     let others = || records.iter().filter(|record| !our_ids.contains(&record.id));
     let taken = others().filter_map(|record| Subnets::from_key(&record.id)).collect();
     let nodes = others().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
     let chosen = request.choose(taken, nodes, ours.iter().map(|own| own.subnets))?;
-    files.create(&chosen.to_key(), &request.attrs, now())
+    let created = files.create(&chosen.to_key(), &request.attrs, now())?;
+    // Only now, because the pods of this node may still use one of them.
+    for own in &ours {
+        files.delete(&own.id)?;
+    }
+    Ok(created)
 }
 
 fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
@@ -124,7 +138,7 @@ fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
 
 fn retake(files: &Files, subnets: &Subnets, evidence: &Evidence, attrs: &Attrs) -> Result<Lease, Error> {
     let id = subnets.to_key();
-    match files.read(&id).map(|record| record.lease) {
+    match files.read(&id)?.map(|record| record.lease) {
         Some(Ok(own)) if evidence.proves(&own) => rewrite(files, &own, attrs),
         Some(Ok(other)) => Err(Error::Taken { subnet: *subnets, owner: evidence.owner(&other) }),
         // The file was ours, and an unreadable value does not say that it belongs to another node.
@@ -140,7 +154,7 @@ fn retake(files: &Files, subnets: &Subnets, evidence: &Evidence, attrs: &Attrs) 
 }
 
 fn release(files: &Files, lease: &Lease, evidence: &Evidence) -> Result<(), Error> {
-    match files.read(&lease.id).map(|record| record.lease) {
+    match files.read(&lease.id)?.map(|record| record.lease) {
         None => Err(files.missing(&lease.id)),
         Some(Ok(own)) if evidence.proves(&own) => files.delete(&lease.id),
         Some(Ok(other)) => Err(Error::Taken { subnet: lease.subnets, owner: evidence.owner(&other) }),

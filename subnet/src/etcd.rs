@@ -7,6 +7,7 @@ mod acquire;
 mod client;
 mod fault;
 mod keys;
+mod leases;
 mod own_key;
 mod renew;
 mod tls;

@@ -154,14 +154,16 @@ impl Evidence {
         shares && ours.iter().any(|ours| same_node(*ours, public(attrs)))
     }
 
-    /// Returns whether the lease names the identities of our devices. `None` means that there is nothing to compare.
+    /// Returns whether the lease names the identities of our devices. `None` means that there is nothing to compare, for example because the
+    /// lease is of another backend type.
     fn same_device(&self, lease: &Lease) -> Option<bool> {
         let theirs = (self.types.identities)(&lease.attrs);
         let same = |ours: &PublicIdentities| {
-            let pairs = ours.iter().zip(&theirs).filter_map(|(ours, theirs)| Some((ours.as_ref()?, theirs.as_ref()?)));
-            pairs.map(|(ours, theirs)| ours == theirs).reduce(|one, other| one && other)
+            let pairs = ours.iter().zip(&theirs).filter_map(|(ours, theirs)| ours.as_ref()?.same(theirs.as_ref()?));
+            pairs.reduce(|one, other| one && other)
         };
-        same(&self.identities).map(|known| known || same(&self.next_identities) == Some(true))
+        let both = [same(&self.identities), same(&self.next_identities)];
+        both.into_iter().flatten().reduce(|known, next| known || next)
     }
 }
 

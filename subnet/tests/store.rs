@@ -76,6 +76,8 @@ contract!(
     no_subnet_contains_addresses_of_nodes,
     an_incompatible_lease_is_deleted,
     a_family_that_is_turned_on_or_off_leaves_the_subnet_of_the_other,
+    a_lease_that_no_other_can_replace_is_kept,
+    many_leases_of_ours_are_replaced_by_one,
     nodes_that_start_together_get_distinct_subnets,
     dual_stack_nodes_that_start_together_share_no_subnet,
     retakes_what_was_deleted,

@@ -479,6 +479,48 @@ fn a_service_is_followed_to_an_endpoint_and_a_packet_to_the_outside_is_masquerad
     });
 }
 
+#[test]
+fn a_service_with_a_port_of_the_node_is_followed_and_one_of_ipvs_is_left_open() {
+    on_this_thread(async {
+        let flags = vec!["--firewall=nft".to_owned()];
+        let lab = Lab::start(&LabOptions { nodes: 2, agent_flags: flags, ..options() }).await?;
+        lab.reach_all().await?;
+        let (node, from, to) = (&lab.nodes[0], lab.nodes[0].pods[0].addrs[0], lab.nodes[1].pods[0].addrs[0]);
+        let host = node.uplink[0];
+        explain(node, from, host, &["--port", "30080"]).await?.ends(0, WORKS)?;
+        for rule in [
+            "-N KUBE-NODEPORTS",
+            "-A PREROUTING -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS",
+            &format!("-A KUBE-NODEPORTS -p tcp --dport 30080 -j DNAT --to-destination {to}:8080"),
+        ] {
+            let words = ["-w", "20", "-t", "nat"].into_iter().chain(rule.split(' '));
+            checked(node.ns.command("iptables-nft").args(words)).await?;
+        }
+        let explained = explain(node, from, host, &["--port", "30080"]).await?;
+        explained.ends(0, WORKS)?;
+        ensure!(
+            text(&explained, "service")?.contains(&format!("--to-destination {to}:8080")),
+            "{:#}",
+            explained.answer
+        );
+        ensure!(explained.answer["to"] == to.to_string(), "{:#}", explained.answer);
+        explained.step("fdb").map(drop)?;
+        for flags in [&["--port", "30081"][..], &[]] {
+            let explained = explain(node, from, host, flags).await?;
+            ensure!(explained.step("service").is_err(), "no service has this port: {:#}", explained.answer);
+        }
+        // kube-proxy makes a device of the type dummy, which not every kernel has.
+        for line in ["link add kube-ipvs0 type bridge", "addr add 10.96.0.12/32 dev kube-ipvs0"] {
+            node.ns.ip(line).await?;
+        }
+        let explained = explain(node, from, "10.96.0.12".parse()?, &["--port", "80"]).await?;
+        explained.ends(1, "IPVS carries the service 10.96.0.12")?;
+        ensure!(command(&explained, " shows") == "ipvsadm -Ln -t 10.96.0.12:80", "{:#}", explained.answer);
+        ensure!(text(&explained, "service")?.contains("kube-ipvs0"), "{:#}", explained.answer);
+        Ok(())
+    });
+}
+
 /// Returns the text of a step.
 fn text<'a>(explained: &'a Explained, step: &str) -> Result<&'a str> {
     Ok(explained.step(step)?["is"].as_str().unwrap_or_default())

@@ -8,6 +8,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::PublicIdentity;
 use weft_subnet::cidr::Family;
 
+use super::KIND;
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
 use crate::options::Members;
@@ -20,7 +21,7 @@ pub struct VtepMac(pub Mac);
 
 impl Identity for VtepMac {
     fn public(&self) -> PublicIdentity {
-        PublicIdentity::new(self.0)
+        PublicIdentity::new(KIND, self.0)
     }
 
     fn name(&self) -> &'static str {

@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use weft_subnet::backend_types::PublicIdentity;
 use zeroize::Zeroize;
 
+use super::KIND;
 use crate::identity::{Identities, Identity};
 
 /// Length of every key in bytes.
@@ -146,7 +147,7 @@ impl KeyPair {
 
 impl Identity for KeyPair {
     fn public(&self) -> PublicIdentity {
-        PublicIdentity::new(self.public)
+        PublicIdentity::new(KIND, self.public)
     }
 
     fn name(&self) -> &'static str {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroize;
 
-use super::key::{KEY, KeyPair, Secret};
+use super::key::{KEY, KeyPair, PublicKey, Secret};
 use crate::identity::Found;
 
 /// Why there is no private key.
@@ -65,16 +65,14 @@ pub(super) fn kept(found: &Found<'_>) -> Result<Option<(KeyPair, PathBuf)>, KeyE
 }
 
 /// Returns the key pair of this node. If there is none, it is made. It is written to every place that has no file yet, so that flannel finds it
-/// if the operator goes back to flannel, and so that it outlives a boot.
-pub(super) fn load(found: &Found<'_>) -> Result<KeyPair, KeyError> {
-    // An earlier run was killed while it changed the key. The new key may already be in the device and in the lease.
-    if let Some(file) = next_file(found)
-        && let Some(pair) = read(found, &file)?
+/// if the operator goes back to flannel, and so that it outlives a boot. `leased` are the keys that our lease names.
+pub(super) fn load(found: &Found<'_>, leased: [Option<PublicKey>; 2]) -> Result<KeyPair, KeyError> {
+    // An earlier run ended while it changed the key. The peers know the key that our lease names. The file stays until the store has accepted
+    // a lease of this run.
+    if let Some(next) = next(found)?
+        && (leased.contains(&Some(next.public_key())) || is_in_last_place(found, &next) || kept(found)?.is_none())
     {
-        if let Err(error) = end_change(found, true) {
-            found.secrets.warn(&error);
-        }
-        return Ok(pair);
+        return Ok(next);
     }
     let files = found.secrets.wireguard_key_files();
     let (pair, from) = match kept(found)? {
@@ -123,25 +121,41 @@ fn next_file(found: &Found<'_>) -> Option<PathBuf> {
     Some(name.into())
 }
 
-/// Returns true if a change of the key was begun and has not ended.
-pub(super) fn is_changing(found: &Found<'_>) -> Result<bool, KeyError> {
-    next_file(found).map_or(Ok(false), |file| Ok(read(found, &file)?.is_some()))
+/// Returns the key that is to replace the one in use, if a change of the key was begun and has not ended.
+pub(super) fn next(found: &Found<'_>) -> Result<Option<KeyPair>, KeyError> {
+    next_file(found).map_or(Ok(None), |file| read(found, &file))
 }
 
-/// Makes a key that is to replace the one in use, and writes it to the file for such keys.
-pub(super) fn begin_change(found: &Found<'_>) -> Result<KeyPair, KeyError> {
+/// Returns true if the place that outlives a boot has this key. When the store has accepted a new key, it is written there first.
+fn is_in_last_place(found: &Found<'_>, pair: &KeyPair) -> bool {
+    let last = found.secrets.wireguard_key_files().pop();
+    let kept = last.and_then(|file| read(found, &file).ok().flatten());
+    kept.is_some_and(|kept| kept.public_key() == pair.public_key())
+}
+
+/// Makes a key that can replace the one in use. No file contains it yet.
+pub(super) fn make_next(found: &Found<'_>) -> Result<KeyPair, KeyError> {
+    next_file(found).ok_or(KeyError::NoPlace)?;
+    generate(found)
+}
+
+/// Writes the key that is to replace the one in use to the file for such keys. A file that is there is not replaced, because it may be the only
+/// one with the key in use.
+pub(super) fn begin_change(found: &Found<'_>, next: &KeyPair) -> Result<(), KeyError> {
     let file = next_file(found).ok_or(KeyError::NoPlace)?;
-    let pair = generate(found)?;
-    replace(found, &file, &pair)?;
-    Ok(pair)
+    write(found, &file, next).map_err(|error| KeyError::Write { file: file.display().to_string(), error })
 }
 
-/// Ends a change of the key. If the new key was accepted, it is written to all places. The file that shows the change is removed in any case.
+/// Ends a change of the key. If the new key was accepted, it is written to all places, and the file that shows the change is removed when all
+/// have the key. Otherwise the file is removed at once.
 pub(super) fn end_change(found: &Found<'_>, accepted: bool) -> Result<(), KeyError> {
     let Some(next) = next_file(found) else { return Ok(()) };
     if accepted && let Some(pair) = read(found, &next)? {
-        for file in found.secrets.wireguard_key_files() {
-            replace(found, &file, &pair)?;
+        // The last place, which outlives a boot, gets it first. A place that cannot be written does not keep the others from it.
+        let files = found.secrets.wireguard_key_files();
+        let failed: Vec<KeyError> = files.iter().rev().filter_map(|file| replace(found, file, &pair).err()).collect();
+        if let Some(error) = failed.into_iter().next() {
+            return Err(error);
         }
     }
     let failed = |error| KeyError::Remove { file: next.display().to_string(), error };

@@ -11,6 +11,7 @@ use crate::identity::{Secrets, StandingLink};
 
 const FLANNELS: &str = "/run/flannel/wgkey";
 const KEPT: &str = "/var/lib/weft/weft.wireguard.key";
+const NEXT: &str = "/var/lib/weft/weft.wireguard.key.next";
 const PRIVATE: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=";
 const PUBLIC: &str = "B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=";
 
@@ -130,41 +131,95 @@ fn a_second_place_without_the_key_is_reported() {
     }
 }
 
+/// Begins to change the key, and returns the new public key.
+fn begin_change(files: &Files) -> String {
+    let (found, before) = (found(files, &[]), files.0.borrow().clone());
+    let next = made("").new_identities(&found).unwrap().unwrap();
+    assert_eq!(*files.0.borrow(), before, "a key that nobody was told of is in no file");
+    made("").begin_change(&found, &next).unwrap();
+    assert_eq!(made("").next_identities(&found).unwrap().as_ref(), Some(&next));
+    let [Some(new), None] = next.public() else { panic!("the network has no IPv6") };
+    new.to_string()
+}
+
+/// Returns the key that a start uses when our lease names this one.
+fn at_start(files: &Files, leased: &str) -> String {
+    let data = format!(r#"{{"PublicKey":"{leased}","Port":51820}}"#);
+    let lease = Attrs { backend_type: KIND.into(), backend_data: Some(data.into()), ..Attrs::default() };
+    let identities = made("").identities(&found(files, &[]), Some(&lease)).unwrap();
+    identities.public()[0].as_ref().unwrap().to_string()
+}
+
 #[test]
 fn a_change_of_the_key_replaces_it_in_all_places() {
     let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, PRIVATE)]);
-    let next = format!("{KEPT}.next");
-    let change = || made("").new_identities(&found(&files, &[])).unwrap().unwrap().public();
-    let [Some(new), _] = change() else { panic!() };
-    assert_ne!(new.to_string(), PUBLIC);
+    let new = begin_change(&files);
+    assert_ne!(new, PUBLIC);
     assert_eq!((files.text(FLANNELS).unwrap(), files.text(KEPT).unwrap()), (PRIVATE.to_owned(), PRIVATE.to_owned()));
     // The change is given up.
     made("").end_change(&found(&files, &[]), false).unwrap();
-    assert_eq!((files.text(&next), public(&files).unwrap()), (None, PUBLIC.to_owned()));
+    assert_eq!((files.text(NEXT), public(&files).unwrap()), (None, PUBLIC.to_owned()));
+    assert!(made("").next_identities(&found(&files, &[])).unwrap().is_none());
     // The change is accepted.
-    change();
+    begin_change(&files);
     made("").end_change(&found(&files, &[]), true).unwrap();
-    assert_eq!(files.text(&next), None);
+    assert_eq!(files.text(NEXT), None);
     assert_eq!(files.text(FLANNELS), files.text(KEPT));
-    assert_eq!(public(&files).unwrap(), new.to_string());
+    assert_eq!(public(&files).unwrap(), new);
 }
 
-/// During the change, the lease may name either key. So neither key shows whose lease it is.
+/// The file of the change is then the only one with the key in use, unless the other place has it.
+#[test]
+fn the_key_in_use_is_not_lost_if_a_place_cannot_be_written() {
+    for unreadable in [FLANNELS, KEPT] {
+        let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, PRIVATE), (unreadable, "unreadable")]);
+        let new = begin_change(&files);
+        let error = made("").end_change(&found(&files, &[]), true).unwrap_err().to_string();
+        assert!(error.contains(unreadable), "{error}");
+        let place = if unreadable == KEPT { FLANNELS } else { KEPT };
+        assert_eq!(
+            files.text(place),
+            files.text(NEXT),
+            "a place that cannot be written does not keep the other from it"
+        );
+        assert_eq!(at_start(&files, &new), new);
+        // Another change must not replace it.
+        let third = KeyPair::of(Secret::new([7; 32])).both();
+        assert!(made("").begin_change(&found(&files, &[]), &third).is_err());
+        assert_eq!(at_start(&files, &new), new);
+        // Somebody corrects the rights.
+        files.0.borrow_mut().insert(unreadable.into(), PRIVATE.into());
+        assert_eq!(at_start(&files, &new), new);
+        made("").end_change(&found(&files, &[]), true).unwrap();
+        assert_eq!((files.text(FLANNELS), files.text(NEXT)), (files.text(KEPT), None));
+        assert_eq!(public(&files).unwrap(), new);
+    }
+}
+
+/// During the change, the lease may name either key. So neither key shows whose lease it is, and a start uses the one that the peers know.
 #[test]
 fn a_change_of_the_key_that_was_interrupted_ends_at_the_next_start() {
     let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, PRIVATE)]);
     let device = [StandingLink { name: Name::new("flannel-wg").unwrap(), mac: None, ours: true }];
     let standing = || made("").standing_identities(&found(&files, &device)).unwrap();
     assert!(standing()[0].is_some());
-    let new = made("").new_identities(&found(&files, &[])).unwrap().unwrap().public();
+    let new = begin_change(&files);
     assert_eq!(standing(), [None, None]);
-    assert_eq!(public(&files).unwrap(), new[0].as_ref().unwrap().to_string());
-    assert_eq!(standing(), new);
-    // A place that cannot be written does not keep the node from its new key.
+    let before = files.0.borrow().clone();
+    assert_eq!((at_start(&files, PUBLIC), at_start(&files, &new)), (PUBLIC.to_owned(), new.clone()));
+    assert_eq!(public(&files).unwrap(), PUBLIC, "without a lease, the key stays");
+    assert_eq!((&*files.0.borrow(), standing()), (&before, [None, None]), "the store has not accepted a lease yet");
+    made("").end_change(&found(&files, &[]), true).unwrap();
+    assert_eq!((at_start(&files, PUBLIC), standing()[0].as_ref().unwrap().to_string()), (new.clone(), new));
+    // A place that cannot be read does not keep the node from the key of its lease.
     let files = Files::with(&[(FLANNELS, "unreadable"), (KEPT, PRIVATE)]);
-    made("").new_identities(&found(&files, &[])).unwrap();
-    assert_eq!(public(&files).unwrap(), new[0].as_ref().unwrap().to_string());
-    assert!(files.1.borrow()[0].contains(FLANNELS) && files.text(&format!("{KEPT}.next")).is_some());
+    let new = begin_change(&files);
+    assert_eq!(at_start(&files, &new), new);
+    // The other files are gone.
+    let files = Files::with(&[(KEPT, PRIVATE)]);
+    let new = begin_change(&files);
+    files.0.borrow_mut().remove(Path::new(KEPT));
+    assert_eq!(public(&files).unwrap(), new);
 }
 
 #[test]
@@ -197,7 +252,7 @@ fn only_a_device_of_ours_shows_that_the_key_was_published_by_this_machine() {
     let link = |ours| StandingLink { name: Name::new("flannel-wg").unwrap(), mac: None, ours };
     assert_eq!(standing(&[]), [None, None]);
     assert_eq!(standing(&[link(false)]), [None, None]);
-    assert_eq!(standing(&[link(true)]), [Some(PublicIdentity::new(PUBLIC)), None]);
+    assert_eq!(standing(&[link(true)]), [Some(PublicIdentity::new(KIND, PUBLIC)), None]);
 }
 
 #[test]

@@ -1,21 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the rules of a firewall do with a packet, as far as it can be decided from their text.
 //!
-//! Only simple tests are evaluated: addresses, interfaces, protocol and destination port, the state of a new connection, and the mark, which is 0 until a rule of the chain sets it. A rule
-//! with another test is not evaluated: then both cases are followed, and the first such rule is quoted.
+//! Only simple tests are evaluated: addresses and the kind of the destination, interfaces, protocol and destination port, the state of a new
+//! connection, and the mark, which is 0 until a rule of the chain sets it. A rule with another test is not evaluated: then both cases are
+//! followed, and the first such rule is quoted.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use nix::libc;
 use weft_cni::masquerade::words;
 
-use super::facts::{Device, Packet, Proto, Way};
-use super::{State, Step};
+use super::facts::{Device, Packet, Proto, RouteKind, Way};
+pub use super::outcome::{Fate, Outcome};
 
 /// How deep jumps are followed, as in nftables (NFT_JUMP_STACK_SIZE of the kernel).
 pub(super) const MAX_DEPTH: u32 = 16;
 /// How many rules are read. kube-proxy writes a hundred thousand.
 pub(super) const MAX_RULES: u32 = 200_000;
+
+/// The kinds of addresses that are told apart, with the words of iptables.
+const ADDRESS_TYPES: [(&str, u8); 4] = [
+    ("UNICAST", libc::RTN_UNICAST),
+    ("LOCAL", libc::RTN_LOCAL),
+    ("BROADCAST", libc::RTN_BROADCAST),
+    ("MULTICAST", libc::RTN_MULTICAST),
+];
 
 /// The chains of one table of a firewall.
 pub trait Chains {
@@ -38,6 +48,8 @@ pub struct Tested<'a> {
     pub connection: Connection,
     /// How many bits of the source and of the destination are known, if the packet stands for those between two subnets.
     pub known_bits: Option<(u8, u8)>,
+    /// True if the destination is an address of this host, and false if the packet goes on to another one. `None` if this is not known.
+    pub to_local: Option<bool>,
 }
 
 /// The state of a connection, as rules test it.
@@ -66,13 +78,30 @@ impl Connection {
 impl<'a> Tested<'a> {
     /// Returns what rules can test of a packet with these devices that begins a connection.
     pub fn new(packet: &'a Packet, input: Option<&'a str>, output: Option<&'a str>) -> Tested<'a> {
-        Tested { packet, input, output, may_have_mark: false, connection: Connection::New, known_bits: None }
+        let connection = Connection::New;
+        Tested { packet, input, output, may_have_mark: false, connection, known_bits: None, to_local: None }
     }
 
     /// Returns what rules can test of the packet of a way.
     pub fn of(way: &'a Way) -> Tested<'a> {
         let name = |device: &'a Option<Device>| device.as_ref().map(|device| device.name.as_str());
-        Tested { connection: way.connection, ..Tested::new(&way.packet, name(&way.arrives), name(&way.hop.device)) }
+        let to_local = way.hop.route().and_then(|route| match route.kind {
+            RouteKind::Local => Some(true),
+            // The way of a packet for this host may end without a device.
+            RouteKind::Unicast => Some(way.hop.device.is_none()),
+            _ => None,
+        });
+        let tested = Tested::new(&way.packet, name(&way.arrives), name(&way.hop.device));
+        Tested { connection: way.connection, to_local, ..tested }
+    }
+
+    /// Returns what kind of address the destination is (`RTN_*` of linux/rtnetlink.h), if this is known.
+    pub(super) fn destination_type(&self) -> Option<u8> {
+        match self.packet.to {
+            to if to.is_multicast() => Some(libc::RTN_MULTICAST),
+            IpAddr::V4(to) if to.is_broadcast() => Some(libc::RTN_BROADCAST),
+            _ => self.to_local.map(|local| if local { libc::RTN_LOCAL } else { libc::RTN_UNICAST }),
+        }
     }
 
     /// Returns the source with the number of its bits that are known.
@@ -113,95 +142,6 @@ impl Matches {
     }
 }
 
-/// What becomes of a packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// It goes on unchanged.
-    Accepted,
-    /// It is dropped.
-    Dropped,
-    /// Its source address is translated.
-    SourceTranslated,
-    /// Its destination address is translated.
-    DestinationTranslated,
-}
-
-/// What a chain does with a packet.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// What becomes of the packet if no rule matches that was not evaluated, with the deciding rule or policy. `None` if the chain ends without a
-    /// decision.
-    pub fate: Option<(Fate, String)>,
-    /// The first rule that was not evaluated and could decide otherwise, with its decision.
-    pub not_evaluated: Option<(Fate, String)>,
-    /// The first rule that drops those of these packets that are beyond a rate.
-    pub limited: Option<String>,
-    /// A rule takes the packet out of connection tracking.
-    pub untracked: bool,
-}
-
-impl Outcome {
-    /// Remembers a rule that was not evaluated. The first one is quoted, but one that drops packets matters more.
-    pub fn doubt(&mut self, fate: Fate, rule: String) {
-        let is_worse = |(before, _): &(Fate, String)| fate == Fate::Dropped && *before != Fate::Dropped;
-        if self.not_evaluated.as_ref().is_none_or(is_worse) {
-            self.not_evaluated = Some((fate, rule));
-        }
-    }
-
-    /// Returns the outcome of a chain that translates source addresses, as a step.
-    pub fn nat_step(self, name: &str) -> Step {
-        let mut text = match &self.fate {
-            Some((Fate::SourceTranslated, rule)) => format!("{name}: the source address is translated: {rule}"),
-            _ => format!("{name}: the source address stays"),
-        };
-        if let Some((_, unread)) = &self.not_evaluated {
-            text.push_str(&format!("; not evaluated: {unread}"));
-        }
-        Step::ok("rules", text)
-    }
-
-    /// Returns the outcome as a step. `name` says which chain it is, and `remedy` what to do if it drops the packet.
-    pub fn step(self, name: &str, remedy: &str) -> Step {
-        let decided = |text: &str| match text {
-            "" => "no rule decides".to_owned(),
-            text => text.to_owned(),
-        };
-        let (fate, rule) = self.fate.map_or((Fate::Accepted, String::new()), |(fate, rule)| (fate, rule));
-        let word = match fate {
-            Fate::Accepted => "accepted",
-            Fate::Dropped => "dropped",
-            Fate::SourceTranslated => "source address translated",
-            Fate::DestinationTranslated => "destination address translated",
-        };
-        let mut text = format!("{name}: {word}: {}", decided(&rule));
-        let other = self.not_evaluated.filter(|(other, _)| *other != fate);
-        if let Some((_, unread)) = &other {
-            text.push_str(&format!("; not evaluated: {unread}"));
-        }
-        let step = Step::ok("rules", text);
-        match (fate, other) {
-            (Fate::Accepted, _) if self.limited.is_some() => Step {
-                state: State::Doubt,
-                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate: {rule}")),
-                remedy: Some(remedy.to_owned()),
-                ..step
-            },
-            (Fate::Dropped, None) => step.broken(format!("{name} drops the packet: {rule}"), remedy),
-            (Fate::Dropped, Some((_, unread))) => Step {
-                state: State::Doubt,
-                because: Some(format!(
-                    "{name} drops the packet unless this rule accepts it, which is not evaluated: {unread}"
-                )),
-                remedy: Some(remedy.to_owned()),
-                ..step
-            },
-            (_, Some((Fate::Dropped, _))) => Step { state: State::Unknown, ..step },
-            _ => step,
-        }
-    }
-}
-
 /// Follows a packet through a chain of iptables.
 pub fn follow(chains: &dyn Chains, chain: &str, tested: Tested<'_>) -> Outcome {
     let mut walk = Walk { chains, tested, left: MAX_RULES, outcome: Outcome::default() };
@@ -234,15 +174,15 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     /// Follows the packet through a chain. `certain` is `Unknown` behind a rule that was not evaluated: nothing is decided then.
-    fn chain(&mut self, name: &str, depth: u32, certain: Matches) -> End {
+    fn chain(&mut self, name: &str, depth: u32, mut certain: Matches) -> End {
         let Some((_, rules)) = self.chains.chain(name) else { return End::Goes };
         if depth >= MAX_DEPTH {
-            self.outcome.doubt(Fate::Dropped, format!("chain {name}, which is {MAX_DEPTH} jumps deep"));
+            self.outcome.not_followed(format!("chain {name}, which is {MAX_DEPTH} jumps deep"));
             return End::Goes;
         }
         for rule in rules {
             if self.left == 0 {
-                self.outcome.doubt(Fate::Dropped, format!("everything after {MAX_RULES} rules"));
+                self.outcome.not_followed(format!("everything after {MAX_RULES} rules"));
                 return End::Goes;
             }
             self.left -= 1;
@@ -259,6 +199,11 @@ impl Walk<'_> {
                 "MASQUERADE" | "SNAT" => Fate::SourceTranslated,
                 "DNAT" | "REDIRECT" => Fate::DestinationTranslated,
                 "RETURN" if is_match == Matches::Yes => return End::Goes,
+                // The packet may not come to the rules behind it.
+                "RETURN" => {
+                    certain = Matches::Unknown;
+                    continue;
+                }
                 "MARK" | "CONNMARK" => {
                     self.tested.may_have_mark = true;
                     continue;
@@ -272,7 +217,12 @@ impl Walk<'_> {
                     match end {
                         End::Decided(..) => return end,
                         End::Goes if is_goto && is_match == Matches::Yes => return End::Goes,
-                        End::Goes => continue,
+                        End::Goes => {
+                            if is_goto {
+                                certain = Matches::Unknown;
+                            }
+                            continue;
+                        }
                     }
                 }
             };
@@ -354,6 +304,10 @@ fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
                 Matches::from(states.any(|state| state == tested.connection.word()))
             }
         }
+        "--dst-type" => tested.destination_type().map_or(Matches::Unknown, |kind| {
+            let is_kind = |word: &str| ADDRESS_TYPES.contains(&(word, kind));
+            Matches::from(value.split(',').any(is_kind))
+        }),
         "--mark" if tested.may_have_mark => Matches::Unknown,
         "--mark" => {
             let number = |text: &str| u32::from_str_radix(text.trim_start_matches("0x"), 16).ok();

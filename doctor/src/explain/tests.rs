@@ -307,6 +307,11 @@ impl Chains for Fake {
 
 /// Returns what FORWARD does with a packet to a TCP port.
 fn forward(policy: &'static str, rules: &[&str]) -> Step {
+    forward_to(None, policy, rules)
+}
+
+/// Returns what FORWARD does with a packet of which it is known, or not, whether it is for this host.
+fn forward_to(to_local: Option<bool>, policy: &'static str, rules: &[&str]) -> Step {
     let mut chains: BTreeMap<&'static str, (Option<&'static str>, Vec<String>)> = BTreeMap::new();
     chains.insert("FORWARD", (Some(policy), Vec::new()));
     for rule in rules {
@@ -315,7 +320,7 @@ fn forward(policy: &'static str, rules: &[&str]) -> Step {
         chains.entry(name).or_default().1.push(rule.to_owned());
     }
     let packet = Packet { proto: Some(Proto::Tcp), port: Some(80), ..packet() };
-    let tested = Tested::new(&packet, Some("cni0"), Some("flannel.1"));
+    let tested = Tested { to_local, ..Tested::new(&packet, Some("cni0"), Some("flannel.1")) };
     follow(&Fake(chains), "FORWARD", tested).step("FORWARD", "remedy")
 }
 
@@ -344,10 +349,66 @@ fn rules_of_iptables_are_followed_as_far_as_they_can_be_evaluated() {
             "not evaluated: -A FORWARD -m mark",
         ),
         (State::Doubt, "DROP", &["-m mark ! --mark 0x1 -m set --match-set a src -j X", "X: -j ACCEPT"], "-A X"),
+        // Both rules may match: the packet may pass, or not.
+        (
+            State::Doubt,
+            "DROP",
+            &["-m set --match-set a src -j ACCEPT", "-m set --match-set b src -j DROP"],
+            "not evaluated: -A FORWARD -m set --match-set a",
+        ),
+        // What comes after a rule that may have left the chain is not certain. ufw has such rules.
+        (
+            State::Unknown,
+            "ACCEPT",
+            &["-j X", "X: -m addrtype --dst-type LOCAL -j RETURN", "X: -j DROP"],
+            "not evaluated: -A X -j DROP",
+        ),
+        (State::Doubt, "DROP", &["-m set --match-set a src -j RETURN", "-j ACCEPT"], "not evaluated: -A FORWARD -j"),
+        (
+            State::Unknown,
+            "ACCEPT",
+            &["-m set --match-set a src -g X", "-j DROP", "X: -s 10.9.0.0/16 -j DROP"],
+            "-j DROP",
+        ),
+        // A rule of the chain that called is as certain as before.
+        (State::Broken, "ACCEPT", &["-j X", "-j DROP", "X: -m set --match-set a src -j RETURN"], "-A FORWARD -j DROP"),
+        // Calico marks the packets that a policy accepts.
+        (
+            State::Unknown,
+            "ACCEPT",
+            &[
+                "-j X",
+                "X: -m mark --mark 0x0/0x20000 -j MARK --set-xmark 0x10000/0x10000",
+                "X: -m comment --comment \"Return if profile accepted\" -m mark --mark 0x10000/0x10000 -j RETURN",
+                "X: -m comment --comment \"Drop if no profiles matched\" -j DROP",
+            ],
+            "not evaluated: -A X -m comment --comment \"Drop if no profiles matched\"",
+        ),
     ] {
         let step = forward(policy, rules);
         assert_eq!(step.state, state, "{rules:?}: {step:?}");
         assert!(step.is.contains(quoted), "{rules:?}: {step:?}");
+    }
+}
+
+#[test]
+fn the_kind_of_the_destination_is_tested_where_it_is_known() {
+    let ufw = [
+        "-j X",
+        "X: -m addrtype --dst-type LOCAL -j RETURN",
+        "X: -m addrtype --dst-type MULTICAST,BROADCAST -j RETURN",
+        "X: -j DROP",
+    ];
+    let forwarded = ["-m addrtype ! --dst-type UNICAST -j DROP", "-m addrtype --dst-type LOCAL -j DROP"];
+    for (to_local, rules, state) in [
+        (true, &ufw[..], State::Ok),
+        (false, &ufw, State::Broken),
+        (false, &forwarded, State::Ok),
+        (true, &forwarded, State::Broken),
+    ] {
+        let step = forward_to(Some(to_local), "ACCEPT", rules);
+        assert_eq!(step.state, state, "{to_local} {rules:?}: {step:?}");
+        assert!(!step.is.contains("not evaluated"), "{step:?}");
     }
 }
 

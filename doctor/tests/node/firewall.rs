@@ -6,6 +6,9 @@ use std::path::Path;
 
 use weft_doctor::node::NodeSources;
 
+use nix::sched::{CloneFlags, unshare};
+use weft_doctor::examine_node;
+
 use super::{ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources};
 
 /// A node with an uplink and a peer.
@@ -57,18 +60,69 @@ fn the_rule_that_drops_packets_of_the_tunnel_is_quoted_and_the_remedy_lets_them_
                 "nft delete table ip g",
             ),
         ] {
-            shell(provoke);
-            let text = only_text(&sources, "firewall", &words);
-            let remedy = text.lines().nth(1).unwrap().split(';').next().unwrap();
-            shell(remedy);
-            assert_eq!(doctor_with(&sources, "firewall"), [], "after {remedy}");
-            shell(end);
-            for program in ["iptables-nft", "iptables-legacy"] {
-                shell(&format!("{program} -F && {program} -t raw -F"));
-            }
+            is_found_and_helped(&sources, provoke, &words, end);
         }
     });
 }
+
+/// Makes a rule that drops packets of the tunnel, and runs the remedy. `end` removes what the flavours of iptables do not.
+fn is_found_and_helped(sources: &NodeSources, provoke: &str, words: &[&str], end: &str) {
+    shell(provoke);
+    let text = only_text(sources, "firewall", words);
+    let remedy = text.lines().nth(1).unwrap().split(';').next().unwrap();
+    assert!(remedy.contains("192.0.2.9"), "only nodes may send such packets: {remedy}");
+    shell(remedy);
+    assert_eq!(doctor_with(sources, "firewall"), [], "after {remedy}");
+    shell(end);
+    for program in ["iptables-nft", "iptables-legacy"] {
+        shell(&format!("{program} -F && {program} -t raw -F"));
+    }
+}
+
+#[test]
+fn a_rule_for_this_host_and_a_policy_behind_a_doubtful_drop_are_certain() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        for (provoke, words, end) in [
+            (
+                "iptables-nft -A INPUT -m addrtype --dst-type LOCAL -j DROP",
+                ["INPUT of iptables-nft", "from 192.0.2.9", "--dst-type LOCAL"],
+                "true",
+            ),
+            (
+                "nft 'table inet f { chain in { type filter hook input priority 0; fib daddr type local drop; }; }'",
+                ["inet f in of nftables", "from 192.0.2.9", "fib daddr type local drop"],
+                "nft delete table inet f",
+            ),
+            // A rule that may drop the packet leaves no doubt about the policy.
+            (
+                "iptables-nft -A INPUT -m recent --name bad --rcheck -j DROP && iptables-nft -P INPUT DROP",
+                ["INPUT of iptables-nft", "from 192.0.2.9", "policy DROP"],
+                "iptables-nft -P INPUT ACCEPT",
+            ),
+        ] {
+            is_found_and_helped(&sources, provoke, &words, end);
+        }
+    });
+}
+
+/// `ufw allow from 192.0.2.0/24 to any port 8472 proto udp`, with the chains that matter here.
+const UFW: [&str; 14] = [
+    "-N ufw-before-input",
+    "-N ufw-not-local",
+    "-N ufw-user-input",
+    "-A INPUT -j ufw-before-input",
+    "-A ufw-before-input -i lo -j ACCEPT",
+    "-A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    "-A ufw-before-input -j ufw-not-local",
+    "-A ufw-before-input -j ufw-user-input",
+    "-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN",
+    "-A ufw-not-local -m addrtype --dst-type MULTICAST -j RETURN",
+    "-A ufw-not-local -m addrtype --dst-type BROADCAST -j RETURN",
+    "-A ufw-not-local -j DROP",
+    "-A ufw-user-input -s 192.0.2.0/24 -p udp -m udp --dport 8472 -j ACCEPT",
+    "-P INPUT DROP",
+];
 
 #[test]
 fn rules_that_may_accept_packets_of_the_tunnel_are_no_finding() {
@@ -86,10 +140,143 @@ fn rules_that_may_accept_packets_of_the_tunnel_are_no_finding() {
             assert_eq!(doctor_with(&sources, "firewall"), [], "{rule}");
             shell("iptables-nft -F");
         }
+        for program in ["iptables-nft", "iptables-legacy"] {
+            for rule in UFW {
+                shell(&format!("{program} {rule}"));
+            }
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{program}, as ufw writes them");
+            shell(&format!("{program} -F && {program} -X && {program} -P INPUT ACCEPT"));
+        }
+        // Without a rule that tests the kind of the address, it is not known whether the last rule is reached.
+        shell(
+            "iptables-nft -N X && iptables-nft -A X -m recent --name nodes --rcheck -j RETURN && iptables-nft -A X -j DROP",
+        );
+        shell("iptables-nft -A INPUT -j X");
+        assert_eq!(doctor_with(&sources, "firewall"), [], "the packet may have left the chain X");
+        shell("iptables-nft -F && iptables-nft -X");
+        for rules in [
+            "fib daddr type local return; fib daddr type multicast return; drop;",
+            "fib saddr type unicast return; drop;",
+        ] {
+            let base = "chain in { type filter hook input priority 0; jump not-local; }";
+            shell(&format!("nft 'table inet f {{ chain not-local {{ {rules} }}; {base}; }}'"));
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{rules}");
+            shell("nft delete table inet f");
+        }
         shell("iptables-nft -P INPUT DROP");
         let other = NodeSources { backend: "host-gw".to_owned(), ..sources.clone() };
         assert_eq!(doctor_with(&other, "firewall"), [], "this backend has no tunnel");
         assert_eq!(doctor_with(&NodeSources { peers: Vec::new(), ..sources }, "firewall"), [], "no peer is known");
+    });
+}
+
+/// Hides the programs of this directory from this thread, apart from one of these that list rules, which gets plain names.
+fn hide_programs(plain: Option<&str>) {
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let keep = plain.map(|multi| format!("cp /usr/sbin/{multi} $D/iptables && ln -s iptables $D/ip6tables && ln -s iptables $D/iptables-save && ln -s iptables $D/ip6tables-save;"));
+    shell(&format!(
+        "mount --make-rprivate /; D=$(mktemp -d); mount -t tmpfs none $D; {} for place in /usr/sbin /sbin /usr/local/sbin; do \
+         if [ -d $place ]; then mount --bind $D $place; fi; done; umount $D; rmdir $D",
+        keep.unwrap_or_default()
+    ));
+}
+
+#[test]
+fn tables_of_iptables_are_examined_without_its_programs_too() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        fs::write(file, ENV).unwrap();
+        ip("link add flannel.1 up type vxlan id 1 dstport 8472");
+        ip("route add 10.5.9.0/24 dev flannel.1 proto 90");
+        shell(
+            "iptables-nft -A INPUT -p udp -j REJECT && iptables-nft -t nat -A POSTROUTING -o flannel.1 -j MASQUERADE",
+        );
+        hide_programs(None);
+        only_text(&sources, "firewall", &["ip filter INPUT of nftables", "from 192.0.2.9", "reject"]);
+        only_text(&sources, "masquerade", &["ip nat POSTROUTING of nftables", "masquerade"]);
+        let said = examine_node(&sources, &["firewall".to_owned()]).unwrap().not_examined;
+        assert!(said.iter().any(|text| text.contains("is not installed")), "{said:?}");
+    });
+}
+
+#[test]
+fn the_plain_program_of_iptables_is_asked_where_the_others_are_missing() {
+    for (multi, named) in [("xtables-nft-multi", "iptables-nft"), ("xtables-legacy-multi", "iptables-legacy")] {
+        in_namespace(move |file| {
+            let sources = with_peer(file);
+            shell(&format!("{named} -A INPUT -p udp -j DROP"));
+            hide_programs(Some(multi));
+            only_text(
+                &sources,
+                "firewall",
+                &["INPUT of iptables drops", "-A INPUT -p udp -j DROP", "iptables -I INPUT"],
+            );
+            shell("iptables -F INPUT");
+            assert_eq!(doctor_with(&sources, "firewall"), []);
+        });
+    }
+}
+
+/// The chains of firewalld for packets to this host. The zone public lets in ssh alone.
+const FIREWALLD: &str = "table inet firewalld {
+    chain filter_IN_public { tcp dport 22 accept; MORE; }
+    chain filter_IN_trusted { accept; }
+    chain filter_INPUT_ZONES { FIRST; goto filter_IN_public; }
+    chain filter_INPUT {
+        type filter hook input priority 10;
+        ct state { established, related } accept;
+        iifname lo accept;
+        jump filter_INPUT_ZONES;
+        ct state invalid drop;
+        reject;
+    }
+}";
+
+#[test]
+fn ufw_and_firewalld_are_found_before_a_peer_is_known_and_by_the_packets_of_peers() {
+    in_namespace(|file| {
+        let peers = with_peer(file);
+        let before = NodeSources { peers: Vec::new(), ..peers.clone() };
+        assert_eq!(doctor_with(&before, "firewall"), []);
+        for rule in UFW {
+            shell(&format!("iptables-nft {rule}"));
+        }
+        assert_eq!(doctor_with(&before, "firewall"), [], "there is no default route, so no uplink is known");
+        ip("route add default via 192.0.2.9");
+        assert_eq!(doctor_with(&before, "firewall"), [], "some hosts may send such packets");
+        shell("iptables-nft -F ufw-user-input");
+        only_text(&before, "firewall", &["ufw", "UDP port 8472", "from other nodes", "ufw allow proto udp from NODES"]);
+        only_text(
+            &peers,
+            "firewall",
+            &["ufw", "from 192.0.2.9", "ufw allow proto udp from 192.0.2.9 to any port 8472;"],
+        );
+        shell("iptables-nft -A ufw-user-input -p udp -m udp --dport 8000:9000 -j ACCEPT");
+        assert_eq!(doctor_with(&before, "firewall"), []);
+        shell("iptables-nft -P INPUT ACCEPT && iptables-nft -F && iptables-nft -X");
+        for (public, zones, found) in [
+            ("udp dport 53 accept", "iifname eth9 goto filter_IN_trusted", true),
+            ("udp dport 8472 ct state { new, untracked } accept", "iifname eth9 goto filter_IN_trusted", false),
+            ("udp dport 8000-9000 accept", "iifname eth9 goto filter_IN_public", false),
+            ("ip saddr 192.0.2.0/24 accept", "iifname eth9 goto filter_IN_public", false),
+            ("udp dport 53 accept", "iifname eth0 goto filter_IN_trusted", false),
+            ("udp dport 53 accept", "ip saddr 192.0.2.0/24 goto filter_IN_trusted", false),
+        ] {
+            let table = FIREWALLD.replace("MORE", public).replace("FIRST", zones);
+            shell(&format!("nft '{table}'"));
+            for sources in [&before, &peers] {
+                if found {
+                    only_text(
+                        sources,
+                        "firewall",
+                        &["inet firewalld filter_INPUT", "UDP port 8472", "--add-port=8472/udp"],
+                    );
+                } else {
+                    assert_eq!(doctor_with(sources, "firewall"), [], "{public}, {zones}");
+                }
+            }
+            shell("nft delete table inet firewalld");
+        }
     });
 }
 

@@ -189,6 +189,27 @@ fn two_links_with_the_subnet_of_the_node_are_found() {
         ip("link add cni0 type bridge");
         ip("addr add 10.5.7.1/24 dev cni0");
         only_text(&sources(file), "bridge", &["cni0 and docker0", "10.5.7.0/24", "give docker0 another"]);
+        ip("link del docker0");
+        let other = OtherNamespace::new();
+        ip(&format!("link add eth1 type veth peer name eth0 netns {}", other.pid()));
+        ip("addr add 10.5.7.250/24 dev eth1");
+        only_text(&sources(file), "bridge", &["cni0 and eth1", "10.5.7.0/24", "give eth1 another"]);
+    });
+}
+
+/// The CNI plugin ptp gives the host's end of every pod the address of the gateway.
+#[test]
+fn links_of_pods_that_have_the_address_of_the_gateway_are_no_finding() {
+    in_namespace(|file| {
+        fs::write(file, format!("{ENV_V6}{ENV}")).unwrap();
+        let pods = OtherNamespace::new();
+        for (number, name) in ["veth0a1b2c3d", "veth0a1b2c3e"].into_iter().enumerate() {
+            ip(&format!("link add {name} up type veth peer name a{number} netns {}", pods.pid()));
+            ip(&format!("addr add 10.5.7.1/32 dev {name}"));
+            ip(&format!("addr add fd00:5:0:7::1/128 dev {name} nodad"));
+            ip(&format!("route add 10.5.7.{}/32 dev {name}", number + 2));
+        }
+        assert_eq!(doctor(file, "bridge"), []);
     });
 }
 
@@ -270,18 +291,20 @@ fn filters_of_tc_are_found_only_if_peers_are_not_reached() {
         ] {
             ip(line);
         }
-        assert_eq!(doctor(file, "traffic-control"), []);
-        shell("tc qdisc add dev eth0 clsact");
-        let mut sources = sources(file);
-        assert_eq!(doctor_with(&sources, "traffic-control"), [], "all peers are reached");
-        sources.unreachable = 2;
-        let text = only_text(
-            &sources,
-            "traffic-control",
-            &["do not reach 2 peers", "filters of tc on eth0", "tc filter show dev eth0 ingress"],
-        );
-        shell(text.rsplit("some): ").next().unwrap());
-        assert_eq!(doctor_with(&sources, "traffic-control"), [], "after the remedy");
+        let sources = sources(file);
+        let lossy = NodeSources { unreachable: 2, ..sources.clone() };
+        assert_eq!(doctor_with(&lossy, "traffic-control"), []);
+        for kind in ["clsact", "ingress"] {
+            shell(&format!("tc qdisc add dev eth0 {kind}"));
+            assert_eq!(doctor_with(&sources, "traffic-control"), [], "all peers are reached");
+            let text = only_text(
+                &lossy,
+                "traffic-control",
+                &["do not reach 2 peers", "filters of tc on eth0", "tc filter show dev eth0 ingress"],
+            );
+            shell(text.rsplit("some): ").next().unwrap());
+            assert_eq!(doctor_with(&lossy, "traffic-control"), [], "after the remedy");
+        }
     });
 }
 

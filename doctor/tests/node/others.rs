@@ -25,6 +25,16 @@ fn rules_and_links_of_a_network_that_does_not_run_are_found() {
         assert_eq!(doctor(file, "leftovers"), [], "it runs");
         process.kill().unwrap();
         process.wait().unwrap();
+        ip("link del cilium_host");
+        shell("iptables-nft -N KUBE-ROUTER-FORWARD && iptables-nft -A FORWARD -j KUBE-ROUTER-FORWARD");
+        only_text(&sources(file), "leftovers", &["kube-router does not run", "-j KUBE-ROUTER-FORWARD`"]);
+        // k3s has the network policies of kube-router inside.
+        for program in ["k3s-server", "k3s-agent", "k3s"] {
+            let mut process = super::named_process(file, program);
+            assert_eq!(doctor(file, "leftovers"), [], "{program} runs");
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
     });
 }
 

@@ -56,17 +56,38 @@ pub fn of_next_backend(
     chosen(backend, machine, Kept { secrets, printed: None }, lease)
 }
 
-/// Makes identities that are to replace those of this backend, and keeps them where a start finds them. Returns `None` if the backend
-/// cannot replace its identities.
+/// Makes identities that are to replace those of this backend. They are kept nowhere yet. Returns `None` if the backend cannot replace its
+/// identities.
 ///
 /// # Errors
-/// They cannot be made or kept.
+/// They cannot be made.
 pub fn new_identities(
     backend: &dyn Backend,
     machine: &Machine,
     secrets: &dyn Secrets,
 ) -> Result<Option<Identities>, Skip> {
     with_found(machine, Kept { secrets, printed: None }, |found| backend.new_identities(found))
+}
+
+/// Keeps the identities that [`new_identities`] made where a start finds them.
+///
+/// # Errors
+/// They cannot be kept.
+pub fn begin_change(
+    backend: &dyn Backend,
+    machine: &Machine,
+    secrets: &dyn Secrets,
+    next: &Identities,
+) -> Result<(), Skip> {
+    with_found(machine, Kept { secrets, printed: None }, |found| backend.begin_change(found, next))
+}
+
+/// Returns the identities of a change that was begun and has not ended.
+///
+/// # Errors
+/// They cannot be read.
+pub fn next(backend: &dyn Backend, machine: &Machine, secrets: &dyn Secrets) -> Result<Option<Identities>, Skip> {
+    with_found(machine, Kept { secrets, printed: None }, |found| backend.next_identities(found))
 }
 
 /// Keeps the identities that [`new_identities`] made as the ones in use if the store has `accepted` them, or forgets them.

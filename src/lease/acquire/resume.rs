@@ -14,8 +14,8 @@ use weft_subnet::saved_peers::{ClearText, Expiry, Head, Saved};
 use weft_subnet::source::Capabilities;
 
 use super::{
-    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, host_with, parse, read_subnet_file,
-    with_chosen,
+    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, earlier_backends, host_with, parse,
+    read_subnet_file, with_chosen,
 };
 use crate::extension::FirstError;
 use crate::kernel::{Kernel, MachineError};
@@ -72,14 +72,20 @@ impl EarlierRun {
         }
     }
 
-    /// Returns the net-conf that was in force, and what it means, if it names the same networks as this one, with a backend whose leases
-    /// the backend of this one does not understand.
+    /// Returns the net-conf of our lease, and what it means, if it names the same networks as this one, with a backend whose leases
+    /// the backend of this one does not understand. If the store had not accepted our lease with the backend that was in force, this is an
+    /// earlier net-conf.
     pub(super) fn other_backend(&mut self, network: &Network, backend: &dyn Backend) -> Option<NetConf> {
         let head = self.head()?;
-        let (then, old) = parse(&head.config).ok()?;
-        let has_commands = backend.commands().is_some() || old.commands().is_some();
-        let is_other = then.networks == network.networks && !has_commands && !backend.understands(&head.own.attrs);
-        (is_other && old.understands(&head.own.attrs)).then(|| (head.config.clone(), then, old))
+        if backend.commands().is_some() || backend.understands(&head.own.attrs) {
+            return None;
+        }
+        let read = |text: &String| {
+            let (then, old) = parse(text).ok()?;
+            let is_ours = old.understands(&head.own.attrs) && old.commands().is_none();
+            (is_ours && then.networks == network.networks).then(|| (text.clone(), then, old))
+        };
+        std::iter::once(&head.config).chain(&head.earlier).find_map(read)
     }
 
     /// Returns the net-confs by whose backends peers reach this node, too. Our lease names them as other ways.
@@ -214,6 +220,11 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
         let (then, now) = ((then.networks, then.backend_type), (network.networks, network.backend_type));
         return Err(Unusable::AnotherNetwork { then, now });
     }
+    // The store may not have accepted our lease with this backend. Then peers reach this node by the earlier one, and the node changes when the
+    // store answers.
+    let of_lease = context.memory.other_backend(&network, &*backend);
+    let clear_text = head.clear_text.clone().filter(|_| of_lease.is_none());
+    let (config, network, backend) = of_lease.unwrap_or((config, network, backend));
     let choice = with_chosen(context.choice, head.chosen);
     let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
     let candidates = candidates(&machine, &network, head.own.subnets).after(before(&head, &choice));
@@ -229,8 +240,9 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
         (&*backend, &network),
         (Kept { secrets: &context.secrets, printed: context.first_command.printed() }, Some(&own)),
     )?;
+    let earlier = earlier_backends::<K, Unusable>(context, (&network, &*backend), &host, &own.attrs)?;
     let leased = Leased { host, own, was: None, uplink: choice, chosen };
-    Ok(Started::new((config, network, backend), author, leased))
+    Ok(Started { earlier, clear_text, ..Started::new((config, network, backend), author, leased) })
 }
 
 #[cfg(test)]
@@ -250,6 +262,7 @@ mod tests {
     use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
     use crate::lease::acquire::SecretFiles;
     use crate::options::UplinkChoice;
+    use crate::plan::ExtraBackend;
 
     const DAY: u64 = 24 * 3600;
     const SAVED: u64 = 20_000 * DAY;
@@ -331,7 +344,9 @@ mod tests {
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, Unusable> {
         let dir = tempfile::tempdir().unwrap();
         let (store, mut kernel) = (DirStore::new(dir.path().into(), TYPES), FakeKernel::new(machine(addrs), 90));
-        let (choice, memory, secrets) = (UplinkChoice::default(), EarlierRun::default(), SecretFiles::default());
+        let (choice, secrets) = (UplinkChoice::default(), SecretFiles::default());
+        let saved = Some(Saved { head: head.clone(), peers: Vec::new() });
+        let memory = EarlierRun { saved, ..EarlierRun::default() };
         let subnet_file = Path::new("/nonexistent/subnet.env");
         let mut context = StartContext {
             store: &store,
@@ -371,6 +386,37 @@ mod tests {
                 Some(words) => assert!(got.as_ref().is_err_and(|said| said.contains(words)), "{words}: {got:?}"),
             }
         }
+    }
+
+    /// Peers that have not followed a change reach this node by the earlier backend, so a start without the store must keep it.
+    #[test]
+    fn a_change_of_the_backend_goes_on_without_the_store() {
+        let (ours, ipip): (&[&str], _) = (&["192.168.0.1/24"], CONFIG.replace("host-gw", "ipip"));
+        let way = |kind: &str| Attrs { backend_type: kind.into(), ..Attrs::default() };
+        let head = |config: &str, earlier: &str, attrs| {
+            let own = Lease { attrs, ..just_now().own };
+            let clear_text = Some(ClearText { since: 1, leases: vec!["10.5.2.0-24".into()] });
+            Head { config: config.into(), earlier: vec![earlier.into()], own, clear_text, ..just_now() }
+        };
+        let started = |head| {
+            let started = fits(ours, None, head).map_err(drop).unwrap();
+            let earlier: Vec<_> = started.earlier.iter().map(ExtraBackend::kind).collect();
+            (
+                started.backend.kind(),
+                started.config,
+                earlier,
+                started.wanted,
+                started.clear_text.map(|saved| saved.since),
+            )
+        };
+        let both = way("ipip").with_other_ways(&[way("host-gw")]);
+        let got = started(head(&ipip, CONFIG, both));
+        assert_eq!(got, ("ipip", ipip.clone(), vec!["host-gw"], None, Some(1)));
+        // The lease says that no peer needs the earlier backend.
+        assert_eq!(started(head(&ipip, CONFIG, way("ipip"))).2, [""; 0]);
+        // The store had not accepted the lease with the new backend. The change begins again when the store answers.
+        let got = started(head(&ipip, CONFIG, way("host-gw")));
+        assert_eq!(got, ("host-gw", CONFIG.to_owned(), Vec::new(), None, None));
     }
 
     #[test]

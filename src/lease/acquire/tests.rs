@@ -2,13 +2,16 @@
 //! Which uplink a start chooses after an earlier run, with a store that answers and with one that is away.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 use weft_backends::host::Reach;
-use weft_backends::state::Name;
+use weft_backends::identity::Secrets;
+use weft_backends::state::{Mac, Name};
+use weft_backends::wireguard::key::{KeyPair, Secret};
 use weft_subnet::lease::Record;
 use weft_subnet::saved_peers::{self, Expiry, Head, Uplink};
 use weft_subnet::source::{Capabilities, Error, Event, FaultNotice, Local};
@@ -28,6 +31,8 @@ const STORE: &str = "memory";
 /// A store in memory.
 #[derive(Default)]
 pub(super) struct Memories {
+    /// net-conf, if it is not [`CONFIG`].
+    pub(super) config: Option<String>,
     /// `None` if the store is away.
     pub(super) leases: Option<RefCell<Vec<Lease>>>,
     /// See [`Source::notices_after`].
@@ -53,16 +58,21 @@ impl Source for Memories {
         Capabilities { expires: false, assigned: false }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
-        Box::pin(async { self.leases().map(|_| CONFIG.to_owned()) })
+        Box::pin(async { self.leases().map(|_| self.config.clone().unwrap_or(CONFIG.to_owned())) })
     }
     fn own<'a>(&'a self, evidence: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         Box::pin(async { Ok(evidence.ours(self.leases()?.borrow().iter()).first().map(|lease| (*lease).clone())) })
     }
     fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
-            let subnets = request.previous.unwrap_or(Subnets::from_key("10.5.99.0-24").unwrap());
+            let leases = self.leases()?;
+            // What was not found to be ours belongs to another node.
+            let is_free = |subnets: &Subnets| {
+                request.was.is_some() || leases.borrow().iter().all(|lease| lease.subnets != *subnets)
+            };
+            let subnets = request.previous.filter(is_free).unwrap_or(Subnets::from_key("10.5.99.0-24").unwrap());
             let lease = Lease { attrs: request.attrs.clone(), ..lease(subnets, "0.0.0.0") };
-            self.leases()?.borrow_mut().push(lease.clone());
+            leases.borrow_mut().push(lease.clone());
             Ok(lease)
         })
     }
@@ -158,6 +168,14 @@ struct Case {
     earlier: Vec<String>,
     /// `--guard-tunnel`.
     guard: bool,
+    /// net-conf in the store, if it is not [`CONFIG`].
+    config: Option<String>,
+    /// The net-conf in the file of saved peers, if it is not [`CONFIG`].
+    saved_config: Option<String>,
+    /// The type of our lease and its data, in the store and in the file, if it is not one of ipip.
+    content: Option<(&'static str, String)>,
+    /// The files with private keys of WireGuard: `flannel`, `kept` for the one in the state directory, and `next` for the one of a change.
+    keys: Vec<(&'static str, String)>,
 }
 
 /// What subnet.env says after an earlier run.
@@ -166,14 +184,49 @@ const ENV: Option<[&str; 2]> = Some(["10.5.0.0/16", "10.5.7.1/24"]);
 impl Default for Case {
     fn default() -> Case {
         let (choice, saved) = (UplinkChoice::default(), Some(used("")));
-        let (others, earlier) = (Vec::new(), Vec::new());
-        Case { choice, saved, store: true, env: None, published: "192.168.0.1", others, earlier, guard: false }
+        let (others, earlier, keys) = (Vec::new(), Vec::new(), Vec::new());
+        let (config, saved_config, content) = (None, None, None);
+        let (store, env, published, guard) = (true, None, "192.168.0.1", false);
+        Case { choice, saved, store, env, published, others, earlier, guard, config, saved_config, content, keys }
     }
 }
 
 fn write_env(subnet_file: &Path, [network, subnet]: [&str; 2]) {
     let text = format!("FLANNEL_NETWORK={network}\nFLANNEL_SUBNET={subnet}\nFLANNEL_MTU=1500\nFLANNEL_IPMASQ=false\n");
     std::fs::write(subnet_file, text).unwrap();
+}
+
+/// Writes the keys of a case. Returns the places of secrets, and what is in which file.
+fn write_keys(
+    keys: Vec<(&'static str, String)>,
+    dir: &Path,
+    subnet_file: &Path,
+) -> (SecretFiles, Vec<(PathBuf, String)>) {
+    let state = dir.join("state");
+    std::fs::create_dir_all(&state).unwrap();
+    let secrets = SecretFiles::new(Some(&state)).with_wireguard_keys(&dir.join("wgkey"), subnet_file);
+    let file = |name: &str| match (name, secrets.wireguard_key_files().as_slice()) {
+        ("flannel", [flannel, _]) => flannel.clone(),
+        ("kept", [_, kept]) => kept.clone(),
+        (_, [_, kept]) => kept.with_added_extension(name),
+        (_, files) => panic!("{files:?}"),
+    };
+    let keys: Vec<_> = keys.into_iter().map(|(name, key)| (file(name), key)).collect();
+    keys.iter().for_each(|(file, key)| std::fs::write(file, key).unwrap());
+    (secrets, keys)
+}
+
+/// Describes what a start found. The key is shown if `with_key`.
+fn shown(started: &Started, with_key: bool) -> String {
+    let (host, own) = (&started.host, &started.own);
+    let others = own.attrs.other_ways().into_iter().map(|way| format!(", also by {}", way.backend_type));
+    let others = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}")));
+    let earlier = started.earlier.iter().map(|extra| format!(", earlier {}", extra.kind()));
+    let wanted = started.wanted.iter().map(|text| format!(", then {}", Network::parse(text).unwrap().backend_type));
+    let [key, _] = host.identities.public();
+    let key = key.filter(|_| with_key).map(|key| format!(", key {key}"));
+    let others: String = others.chain(earlier).chain(wanted).chain(key).collect();
+    format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets)
 }
 
 /// Returns the uplink of a start, its published address, and the subnet. `None` if the start waits for the store.
@@ -185,19 +238,24 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     }
     let saved_file = SavedFile::new(Some(dir.path()), &subnet_file, Some(STORE.into())).unwrap();
     let mut mine = lease(own(), case.published);
+    if let Some((kind, data)) = case.content {
+        (mine.attrs.backend_type, mine.attrs.backend_data) = (kind.into(), Some(data.into()));
+    }
+    let is_changing = case.keys.iter().any(|(name, _)| *name == "next");
+    let (secrets, keys) = write_keys(case.keys, dir.path(), &subnet_file);
     if !case.others.is_empty() {
         mine.attrs = mine.attrs.with_other_ways(&case.others);
     }
     if let Some(uplink) = case.saved {
         let saved = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
-        let (store, config, own) = (STORE.into(), CONFIG.into(), mine.clone());
+        let (store, config, own) = (STORE.into(), case.saved_config.unwrap_or(CONFIG.into()), mine.clone());
         let (expires, earlier, clear_text) = (Expiry::Never, case.earlier, None);
         let head = Head { store, saved, expires, config, own, public, chosen, uplink, earlier, clear_text };
         saved_peers::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
     let leases = case.store.then(|| RefCell::new(vec![mine]));
-    let store: Rc<dyn Source> = Rc::new(Memories { leases, ..Memories::default() });
+    let store: Rc<dyn Source> = Rc::new(Memories { leases, config: case.config, ..Memories::default() });
     let mut kernel = FakeKernel::new(machine, 90);
     let place = StartContext {
         store: &*store,
@@ -206,7 +264,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         subnet_file: &subnet_file,
         guard: case.guard,
         memory: EarlierRun::new(Some(saved_file)),
-        secrets: SecretFiles::default(),
+        secrets,
         first_command: FirstCommand::default(),
     };
     let (mut notify, readiness) = (Notify::default(), Readiness::new());
@@ -221,12 +279,10 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     tokio::select! {
         biased;
         started = start => {
-            let (host, own) = (started.host, started.own);
-            let others = own.attrs.other_ways().into_iter().map(|way| format!(", also by {}", way.backend_type));
-            let others = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}")));
-            let earlier = started.earlier.iter().map(|extra| format!(", earlier {}", extra.kind()));
-            let others: String = others.chain(earlier).collect();
-            Some(format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets))
+            for (file, key) in &keys {
+                assert_eq!(std::fs::read_to_string(file).ok().as_ref(), Some(key), "{}", file.display());
+            }
+            Some(shown(&started, is_changing))
         }
         () = waits => None,
     }
@@ -362,6 +418,78 @@ async fn only_a_backend_that_the_present_one_does_not_understand_is_an_earlier_o
         let earlier = vec![conf(r#""host-gw""#), conf(r#""ipip","DirectRouting":true"#)];
         let got = starts(Case { others, earlier, ..Case::default() }, machine()).await;
         assert_eq!(got, Some(format!("{KEPT}, also by host-gw, also by ipip, earlier host-gw")));
+    })
+    .await;
+}
+
+/// Returns this machine with a device of this name that an earlier run of this agent made.
+fn with_device(mut machine: Machine, name: &str, mac: Option<Mac>) -> Machine {
+    let name = Name::new(name).unwrap();
+    let link = LinkInfo { index: 9, name, mac, creator: Creator::ThisAgent, ..machine.links[0].clone() };
+    machine.links.push(link);
+    machine
+}
+
+fn net_conf(kind: &str) -> String {
+    format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{kind}"}}}}"#)
+}
+
+/// A restart while net-conf changes the backend: the devices of both backends stand, and the lease in the store is still one of the earlier
+/// backend.
+#[tokio::test]
+async fn a_node_whose_backend_changes_keeps_its_subnet() {
+    local(async {
+        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let key = KeyPair::of(Secret::new([1; 32]));
+        let both = || with_device(with_device(machine(), "flannel-wg", None), "flannel.1", Some(mac));
+        let before = [
+            ("vxlan", format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#)),
+            ("wireguard", format!(r#"{{"PublicKey":"{}","Port":51820}}"#, key.public_key())),
+        ];
+        for (content, next) in before.into_iter().zip(["wireguard", "vxlan"]) {
+            let case = || Case {
+                config: Some(net_conf(next)),
+                env: ENV,
+                content: Some(content.clone()),
+                keys: vec![("flannel", key.private().to_base64())],
+                ..Case::default()
+            };
+            // Without a saved file, as with a directory store.
+            let got = starts(Case { saved: None, ..case() }, both()).await;
+            assert_eq!(got.as_deref(), Some(KEPT), "{content:?}");
+            // The agent was killed before the next backend was in force, and after that, but before the store accepted the lease.
+            let earlier = vec![net_conf(content.0)];
+            for (saved_config, earlier) in [(content.0, Vec::new()), (next, earlier)] {
+                let saved = Case { saved_config: Some(net_conf(saved_config)), earlier, ..case() };
+                let got = starts(saved, both()).await.unwrap();
+                assert_eq!(got, format!("{KEPT}, then {next}"), "{content:?} {saved_config}");
+            }
+        }
+    })
+    .await;
+}
+
+/// An agent that was killed while it changed its key finds both keys. The peers know the one in its lease, with which the node also goes on while
+/// the store is away. Both stay in their files until the store has accepted a lease, so a second start finds the same.
+#[tokio::test]
+async fn a_node_whose_key_changes_keeps_its_subnet_and_the_key_of_its_lease() {
+    local(async {
+        let [one, two] = [1, 2].map(|byte| KeyPair::of(Secret::new([byte; 32])));
+        let text = |pair: &KeyPair| pair.private().to_base64();
+        for (leased, store) in [(&one, true), (&one, false), (&two, true), (&two, false)] {
+            let key = leased.public_key();
+            let case = Case {
+                store,
+                config: Some(net_conf("wireguard")),
+                saved_config: Some(net_conf("wireguard")),
+                env: ENV,
+                content: Some(("wireguard", format!(r#"{{"PublicKey":"{key}","Port":51820}}"#))),
+                keys: vec![("flannel", text(&one)), ("kept", text(&one)), ("next", text(&two))],
+                ..Case::default()
+            };
+            let got = starts(case, with_device(machine(), "flannel-wg", None)).await;
+            assert_eq!(got, Some(format!("{KEPT}, key {key}")), "store {store}");
+        }
     })
     .await;
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_subnet::source::Event;
 
 use super::{TestNode, local};
 use crate::options::OnLostLease;
@@ -30,6 +31,37 @@ async fn the_file_is_not_written_again_while_the_store_is_away() {
         test.node.save(later);
         // The write of a moment ago may still be running, then this one is postponed.
         assert!(!test.node.context.saver.is_old(later));
+    })
+    .await;
+}
+
+/// A start while the store is away would use the backend of the lease in the file, and the peers already use the one of the lease in the store.
+#[tokio::test]
+async fn a_lease_that_names_another_backend_is_saved_at_once() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let dir = test.file.parent().unwrap().join("state");
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = || SavedFile::new(Some(&dir), &test.file, Some("script".into()));
+        let (saved_file, reader) = (file(), file().unwrap());
+        test.node.context.saver = Saver::new(saved_file);
+        test.node.lease_renewed(None);
+        // The next write would wait for half a minute.
+        let deadline = Instant::now() + Duration::from_secs(15);
+        let saves = async |test: &mut TestNode, backend_type: &str| {
+            while reader.read_head().is_none_or(|head| head.own.attrs.backend_type != backend_type) {
+                assert!(Instant::now() < deadline, "no lease with {backend_type} is saved");
+                test.node.tick().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        saves(&mut test, "host-gw").await;
+        let vxlan = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+        test.node.store_changed(vec![Event::Config(vxlan.to_owned())]).await;
+        test.node.tick().await;
+        assert!(test.asked(1).await);
+        test.answer().await;
+        saves(&mut test, "vxlan").await;
     })
     .await;
 }

@@ -2,9 +2,12 @@
 //! A node with WireGuard: its peers are compared often, because the kernel does not announce their changes.
 
 use tokio::time::Instant;
+use weft_backends::host::Host;
+use weft_backends::identity::Secrets;
 use weft_backends::state::ObservedValue;
 use weft_backends::wireguard::key::PublicKey;
 use weft_backends::wireguard::peer::WgPeer;
+use weft_subnet::saved_peers::{Expiry, Head, Saved};
 
 use super::*;
 use crate::kernel::{Kernel, Outcome, Session};
@@ -176,6 +179,7 @@ async fn a_new_key_is_in_the_device_before_the_lease_and_in_the_files_after_it()
         assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("under way already"));
         assert!(test.asked(1).await);
         assert_eq!(device_key(&test), before, "nothing changes before the store has answered once");
+        assert_eq!(key_files(&test), files, "a restart must not find a key that nobody knows");
         assert!(test.store.retakes.borrow()[0].backend_data.as_deref().unwrap().contains(&before));
         test.answer().await;
         let new = device_key(&test);
@@ -268,6 +272,199 @@ async fn a_late_answer_with_the_old_key_does_not_end_the_change() {
         test.node.lease_answered(LeaseAnswer::Held(old)).await;
         assert!(answer.try_recv().is_err(), "the store does not hold the new key yet");
         assert!(key_files(&test).iter().any(|file| files.contains(file)), "the old key is kept until then");
+    })
+    .await;
+}
+
+/// Starts the agent again on this host, with this key and this lease of it. It finds the files. `saved` is given if the store is away.
+fn started_again(test: TestNode, key: &KeyPair, own: Lease, saved: Option<Saved>) -> TestNode {
+    let (network, backend) = acquire::parse(WIREGUARD).unwrap();
+    let host = Host { identities: key.clone().both(), ..test.node.plan.host().clone() };
+    let started = Started {
+        network,
+        config: WIREGUARD.into(),
+        backend,
+        host,
+        own,
+        author: Author::Weft,
+        uplink: UplinkChoice::default(),
+        chosen: [None, None],
+        saved,
+        wanted: None,
+        earlier: Vec::new(),
+        clear_text: None,
+    };
+    let (events, received) = mpsc::channel(8);
+    let (tasks, answers) = LeaseTasks::new(test.store.clone(), events);
+    let node = Node::new(test.node.context, Passer::new(test.kernel.clone()), tasks, started);
+    TestNode { node, answers, _events: received, ..test }
+}
+
+fn pair(byte: u8) -> KeyPair {
+    KeyPair::of(Secret::new([byte; 32]))
+}
+
+fn naming(own: &Lease, pair: &KeyPair) -> Lease {
+    let data = format!(r#"{{"PublicKey":"{}","Port":51820}}"#, pair.public_key());
+    Lease { attrs: Attrs { backend_data: Some(data.into()), ..own.attrs.clone() }, ..own.clone() }
+}
+
+/// A node with the key 1 that an earlier run was about to replace by the key 2.
+async fn changing() -> TestNode {
+    let test = with_key_files().await;
+    let [_, kept] = &test.node.context.secrets.wireguard_key_files()[..] else { panic!() };
+    std::fs::create_dir_all(kept.parent().unwrap()).unwrap();
+    std::fs::write(kept, pair(1).private().to_base64()).unwrap();
+    std::fs::write(kept.with_added_extension("next"), pair(2).private().to_base64()).unwrap();
+    test
+}
+
+#[tokio::test]
+async fn a_change_of_the_key_that_an_earlier_run_left_ends_as_the_lease_in_the_store_says() {
+    local(async {
+        for byte in [1, 2] {
+            let (test, key) = (changing().await, pair(byte));
+            let own = naming(test.node.plan.own(), &key);
+            let test = started_again(test, &key, own, None);
+            assert_eq!(key_files(&test), [key.private().to_base64(), key.private().to_base64()]);
+        }
+    })
+    .await;
+}
+
+/// What an earlier run wrote may have reached the store although its answer was lost. So leases with both keys are ours.
+#[tokio::test]
+async fn without_the_store_both_keys_stay_until_it_has_accepted_the_lease() {
+    local(async {
+        for byte in [1, 2] {
+            let (test, key) = (changing().await, pair(byte));
+            let (own, files) = (naming(test.node.plan.own(), &key), key_files(&test));
+            let peers = test.node.plan.peers().believed().map(|lease| (**lease).clone()).collect();
+            let saved = Some(Saved { head: head(&own), peers });
+            let mut test = started_again(test, &key, own.clone(), saved);
+            assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("under way already"));
+            assert_eq!((key_files(&test), files.len()), (files, 3));
+            test.answer().await;
+            let (asked, was) = test.store.requests.borrow().last().cloned().unwrap();
+            assert_eq!((asked, was), (own.attrs.clone(), Some(naming(&own, &pair(2)).attrs)));
+            assert_eq!(key_files(&test), [key.private().to_base64(), key.private().to_base64()]);
+            let next = rotate(&mut test);
+            test.answer().await;
+            test.answer().await;
+            assert_eq!(next.await.unwrap().unwrap(), device_key(&test), "the next change begins as usual");
+        }
+    })
+    .await;
+}
+
+fn head(own: &Lease) -> Head {
+    Head {
+        store: "script".into(),
+        saved: 1,
+        expires: Expiry::Never,
+        config: WIREGUARD.into(),
+        earlier: Vec::new(),
+        own: own.clone(),
+        public: (own.attrs.public_ip, None),
+        chosen: [None, None],
+        uplink: None,
+        clear_text: None,
+    }
+}
+
+/// Until then the file of the change has the only copy of the key that our lease names.
+#[tokio::test]
+async fn the_key_is_not_changed_again_before_all_its_files_are_written() {
+    local(async {
+        let mut test = with_key_files().await;
+        let [flannels, kept] = &test.node.context.secrets.wireguard_key_files()[..] else { panic!() };
+        let (flannels, kept) = (flannels.clone(), kept.clone());
+        // A directory cannot be replaced by a file.
+        std::fs::remove_file(&flannels).unwrap();
+        std::fs::create_dir(&flannels).unwrap();
+        let answer = rotate(&mut test);
+        test.answer().await;
+        test.answer().await;
+        let second = answer.await.unwrap().unwrap();
+        let private = test.node.plan.secrets().unwrap().private.to_base64();
+        let read = |file: &std::path::Path| std::fs::read_to_string(file).ok();
+        for file in [&kept, &kept.with_added_extension("next")] {
+            assert_eq!(read(file).as_ref(), Some(&private), "{}", file.display());
+        }
+        let refused = rotate(&mut test).await.unwrap().unwrap_err();
+        assert!(refused.contains("there is no new key: cannot write the private key of WireGuard to"), "{refused}");
+        assert_eq!((read(&kept), device_key(&test)), (Some(private), second.clone()));
+        std::fs::remove_dir(&flannels).unwrap();
+        let answer = rotate(&mut test);
+        test.answer().await;
+        test.answer().await;
+        assert_ne!(answer.await.unwrap().unwrap(), second);
+        let private = test.node.plan.secrets().unwrap().private.to_base64();
+        assert_eq!(key_files(&test), [private.clone(), private]);
+    })
+    .await;
+}
+
+/// Returns the type of the lease that the node asked for last, and the key of wireguard among its other ways.
+fn asked_last(test: &TestNode) -> (String, Option<String>) {
+    let attrs = test.store.retakes.borrow().last().cloned().unwrap();
+    let data =
+        attrs.other_ways().into_iter().find(|way| way.backend_type == "wireguard").and_then(|way| way.backend_data);
+    let key = data.map(|data| data.split('"').nth(3).unwrap().to_owned());
+    (attrs.backend_type, key)
+}
+
+#[tokio::test]
+async fn another_backend_ends_a_change_of_the_key_that_has_changed_nothing_yet() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, files) = (device_key(&test), key_files(&test));
+        let mut answer = rotate(&mut test);
+        assert!(test.asked(1).await);
+        test.node.store_changed(vec![Event::Config(CONFIG.into())]).await;
+        let said = answer.try_recv().expect("an answer").unwrap_err();
+        assert!(said.contains("the backend changes"), "{said}");
+        test.answer().await;
+        test.node.tick().await;
+        assert!(test.asked(2).await);
+        assert_eq!(asked_last(&test), ("host-gw".into(), Some(before.clone())));
+        assert_eq!((device_key(&test), key_files(&test)), (before, files));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn another_backend_waits_until_the_store_has_accepted_the_new_key() {
+    local(async {
+        for at_the_end_of_a_pass in [false, true] {
+            let mut test = with_key_files().await;
+            let before = device_key(&test);
+            let answer = rotate(&mut test);
+            if at_the_end_of_a_pass {
+                // It was tried before, and is tried again when the pass that gives the device the new key has ended.
+                test.node.change.tried_again = Some(CONFIG.into());
+            }
+            test.answer().await;
+            assert!(test.asked(2).await);
+            if !at_the_end_of_a_pass {
+                test.node.store_changed(vec![Event::Config(CONFIG.into())]).await;
+            }
+            test.node.tick().await;
+            assert!(!test.node.plan.is_changing());
+            let problem = test.node.net_conf.not_applied.clone().unwrap();
+            assert!(problem.contains("the store has not accepted our lease with it yet"), "{problem}");
+            test.answer().await;
+            let new = answer.await.unwrap().unwrap();
+            assert!(new != before && new == device_key(&test));
+            let kept = key_files(&test);
+            assert!(kept.len() == 2 && kept[0] == kept[1], "{kept:?}");
+            for _ in 0..2 {
+                test.node.tick().await;
+            }
+            assert!(test.asked(3).await);
+            assert_eq!(asked_last(&test), ("host-gw".into(), Some(new)));
+            assert_eq!(test.node.net_conf.not_applied, None);
+        }
     })
     .await;
 }

@@ -96,6 +96,19 @@ pub(super) struct Look {
     pub(super) has_failed: bool,
 }
 
+impl Look {
+    /// Returns the record.
+    ///
+    /// # Errors
+    /// Nothing is known about it, because the disk failed.
+    pub(super) fn known(self) -> Result<Record, Error> {
+        match &self.record.lease {
+            Err(reason) if self.has_failed => Err(Error::Unavailable { what: reason.to_string(), source: None }),
+            _ => Ok(self.record),
+        }
+    }
+}
+
 /// Why a file is not a lease.
 #[derive(Debug, thiserror::Error)]
 enum BadFile {
@@ -224,13 +237,16 @@ impl Files {
         }
     }
 
-    /// Reads one record. Returns `None` if there is no such file. A file that cannot be read is an unreadable record, because it says
-    /// nothing about the others.
-    pub(super) fn read(&self, id: &str) -> Option<Record> {
-        self.look(id).map(|look| look.record)
+    /// Reads one record. Returns `None` if there is no such file. A file whose content is no lease is an unreadable record.
+    ///
+    /// # Errors
+    /// The disk failed, so nothing is known about the lease.
+    pub(super) fn read(&self, id: &str) -> Result<Option<Record>, Error> {
+        self.look(id).map(Look::known).transpose()
     }
 
-    /// Reads one record as [`Files::read`] does, and says whether the disk failed.
+    /// Reads one record, and says whether the disk failed. A file that cannot be read is an unreadable record then, because it says nothing
+    /// about the others.
     pub(super) fn look(&self, id: &str) -> Option<Look> {
         let (path, id) = (self.file(id), Id::from(id));
         let (lease, has_failed) = match read_at_most(&path, MAX_VALUE_BYTES) {
@@ -289,7 +305,7 @@ impl Files {
     fn read_back(&self, id: &str) -> Result<Lease, Error> {
         let synced = File::open(&self.subnets).and_then(|dir| dir.sync_all());
         synced.map_err(|error| failed("sync", &self.subnets, error))?;
-        let lease = self.read(id).ok_or_else(|| self.missing(id))?.lease;
+        let lease = self.read(id)?.ok_or_else(|| self.missing(id))?.lease;
         lease.map_err(|reason| Error::Invalid(format!("{}: {reason}", self.file(id).display())))
     }
 

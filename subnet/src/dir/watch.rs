@@ -255,9 +255,13 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
     let files = &store.files;
     let mut noticed = notice_changes(store).await?;
     store.wrote.borrow_mut().clear();
-    let (records, text, inodes) = files.work(|files| Ok((files.scan()?, files.config()?, inodes(files)?))).await?;
+    let (looks, text, inodes) = files.work(|files| Ok((files.look_at_all()?, files.config()?, inodes(files)?))).await?;
     let reset = reported.inodes.is_some_and(|before| before != inodes);
     reported.inodes = Some(inodes);
+    if reset {
+        reported.records.clear();
+    }
+    let records = first_records(&reported.records, looks);
     reported.records = records.iter().map(|record| (record.id.clone(), Some(record.clone()))).collect();
     if out.send(Event::Snapshot { records, reset }).await.is_err() || !report_config(store, out, text).await {
         return Ok(());
@@ -291,6 +295,15 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
             return Ok(());
         }
     }
+}
+
+/// Returns what the first event of a session reports. A lease whose file cannot be read any more stays as it was reported.
+fn first_records(reported: &BTreeMap<Id, Option<Record>>, looks: Vec<Look>) -> Vec<Record> {
+    let earlier = |look: &Look| {
+        let known = reported.get(&look.record.id)?.as_ref()?;
+        (look.has_failed && known.lease.is_ok()).then(|| known.clone())
+    };
+    looks.into_iter().map(|look| earlier(&look).unwrap_or(look.record)).collect()
 }
 
 /// The files that were read.

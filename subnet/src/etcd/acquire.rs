@@ -7,13 +7,11 @@
 //! its own key, and the younger one deletes its key and chooses again. A comparison over the whole range inside the transaction would
 //! also work, but then all but one of the nodes that start together would fail in each round.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
 use tokio::time::sleep;
 
-use crate::allocate;
 use crate::attrs::Attrs;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
@@ -23,12 +21,16 @@ use crate::source::{Error, LeaseRequest};
 
 use super::EtcdStore;
 use super::keys::{LeaseList, Stored};
+use super::leases::Leases;
 
 /// How many times another node may be faster before an operation fails.
 const ATTEMPTS: u32 = 30;
 
 /// How many times in a row another node may have taken the chosen subnet before everything is read again.
 const LOST_RACES: u32 = 3;
+
+/// How many leases of ours one transaction replaces. A transaction of etcd has at most 128 operations by default.
+const MAX_REPLACED: usize = 16;
 
 /// Returns the delays between these attempts.
 fn backoff() -> Backoff {
@@ -58,59 +60,14 @@ impl Attempt {
     }
 }
 
-/// What a new key is judged by after it was created.
+/// What a new key is based on.
 struct Basis<'a> {
     /// Which leases are ours.
     evidence: &'a Evidence,
     /// The revision at which the other keys were read.
     revision: i64,
-}
-
-/// The leases in the store as one attempt to acquire a subnet sees them.
-struct Leases<'a> {
-    request: &'a LeaseRequest,
-    all: &'a LeaseList,
-    /// Those that are ours, the one with the best evidence first.
-    ours: Vec<&'a Stored>,
-    our_ids: HashSet<&'a Id>,
-}
-
-impl<'a> Leases<'a> {
-    fn new(request: &'a LeaseRequest, all: &'a LeaseList, evidence: &Evidence) -> Leases<'a> {
-        let ours = all.ours(evidence);
-        let our_ids = ours.iter().map(|own| &own.record.id).collect();
-        Leases { request, all, ours, our_ids }
-    }
-
-    fn others(&self) -> impl Iterator<Item = &'a Stored> {
-        self.all.stored.iter().filter(|stored| !self.our_ids.contains(&stored.record.id))
-    }
-
-    /// Returns true if net-conf allows a lease of these subnets.
-    fn is_compatible(&self, stored: &Stored) -> bool {
-        stored.subnets.is_some_and(|subnets| allocate::is_compatible(&self.request.network, &subnets))
-    }
-
-    /// Returns true if an older lease of another node overlaps this one of ours. Then ours came second in a race, and we ended before
-    /// we could delete it.
-    fn lost_a_race(&self, own: &Stored) -> bool {
-        self.others().any(|other| {
-            other.created < own.created && self.is_compatible(other) && other.lease().is_some() && overlap(own, other)
-        })
-    }
-
-    /// Returns a lease of ours that can be used as it is.
-    fn usable(&self) -> Option<&'a Stored> {
-        self.ours.iter().copied().find(|own| self.is_compatible(own) && !self.lost_a_race(own))
-    }
-
-    /// Chooses a free subnet.
-    fn choose(&self) -> Result<Subnets, Error> {
-        let taken = self.others().filter_map(|stored| stored.subnets).collect();
-        let nodes = self.others().filter_map(Stored::lease).map(|lease| &lease.attrs);
-        let ours = self.ours.iter().filter_map(|own| own.subnets);
-        self.request.choose(taken, nodes, ours)
-    }
+    /// The leases of ours that the new key replaces. The same transaction deletes them.
+    replaced: &'a [&'a Stored],
 }
 
 fn contended(what: &str) -> Error {
@@ -172,7 +129,8 @@ impl EtcdStore {
         Err(contended("acquire a subnet"))
     }
 
-    /// Makes one attempt: confirms a lease that is ours, or deletes those that cannot be used and creates a new one.
+    /// Makes one attempt: confirms a lease that is ours, or replaces those that cannot be used by a new one. If no subnet is free, ours stay:
+    /// the pods of this node may still use one of them.
     async fn acquire_once(
         &self,
         request: &LeaseRequest,
@@ -184,16 +142,18 @@ impl EtcdStore {
         if let Some(own) = leases.usable() {
             return self.rewrite(own, &request.attrs, granted).await;
         }
-        for own in &leases.ours {
+        let subnets = leases.choose()?;
+        let (replaced, surplus) = leases.ours.split_at(leases.ours.len().min(MAX_REPLACED));
+        for own in surplus {
             if !self.delete_unchanged(own).await? {
                 return Ok(Attempt::Lost);
             }
         }
-        let basis = Basis { evidence: &evidence, revision: all.revision };
-        self.create(&leases.choose()?, &request.attrs, &basis, granted).await
+        let basis = Basis { evidence: &evidence, revision: all.revision, replaced };
+        self.create(&subnets, &request.attrs, &basis, granted).await
     }
 
-    /// Creates a key. Deletes it again if an older key overlaps it.
+    /// Creates a key instead of those that it replaces. Deletes it again if an older key overlaps it.
     async fn create(
         &self,
         subnets: &Subnets,
@@ -205,8 +165,12 @@ impl EtcdStore {
         let key = self.keys.lease(&id);
         let etcd_lease = self.grant(granted).await?;
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(PutOptions::new().with_lease(etcd_lease)));
-        let is_free = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
-        let own = match self.put_if(&format!("create {key}"), &key, is_free, put).await? {
+        let mut when = vec![Compare::create_revision(key.as_str(), CompareOp::Equal, 0)];
+        when.extend(basis.replaced.iter().map(|own| self.is_unchanged(own)));
+        let delete = |own: &&Stored| TxnOp::delete(self.keys.lease(&own.record.id), None);
+        let mut writes: Vec<TxnOp> = basis.replaced.iter().map(delete).collect();
+        writes.push(put);
+        let own = match self.write_if(&format!("create {key}"), &key, when, writes).await? {
             Attempt::Won(own) => own,
             // It may be ours, if the answer to an earlier attempt was lost.
             Attempt::Taken(other) if other.belongs_to(basis.evidence) => return Ok(Attempt::Lost),
@@ -236,10 +200,18 @@ impl EtcdStore {
         }))
     }
 
-    /// Writes a key if the comparison `when` holds. Returns the new content, or else what the key contains instead.
-    async fn put_if(&self, what: &str, key: &str, when: Compare, put: TxnOp) -> Result<Attempt, Error> {
+    /// Makes these writes, one of which puts `key`, if all comparisons hold. Returns the new content of the key, or else what it contains
+    /// instead.
+    async fn write_if(
+        &self,
+        what: &str,
+        key: &str,
+        when: Vec<Compare>,
+        mut writes: Vec<TxnOp>,
+    ) -> Result<Attempt, Error> {
         let get = TxnOp::get(key, None);
-        let txn = Txn::new().when([when]).and_then([put, get.clone()]).or_else([get]);
+        writes.push(get.clone());
+        let txn = Txn::new().when(when).and_then(writes).or_else([get]);
         let answer = self.pool.transact(what, &txn).await?;
         let read = answer.op_responses().into_iter().find_map(|part| match part {
             TxnOpResponse::Get(read) => read.kvs().first().and_then(|kv| self.keys.stored(kv)),
@@ -270,20 +242,23 @@ impl EtcdStore {
             PutOptions::new().with_lease(self.grant(granted).await?)
         };
         let key = self.keys.lease(&own.record.id);
-        let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, own.modified);
         let put = TxnOp::put(key.as_str(), attrs.to_wire(), Some(options));
-        let attempt = self.put_if(&format!("rewrite {key}"), &key, is_unchanged, put).await?;
+        let when = vec![self.is_unchanged(own)];
+        let attempt = self.write_if(&format!("rewrite {key}"), &key, when, vec![put]).await?;
         if matches!(attempt, Attempt::Won(_)) && !is_alive {
             *granted = None;
         }
         Ok(attempt)
     }
 
+    /// Compares a key with what was read from it.
+    fn is_unchanged(&self, stored: &Stored) -> Compare {
+        Compare::mod_revision(self.keys.lease(&stored.record.id), CompareOp::Equal, stored.modified)
+    }
+
     /// Deletes a key. Returns false if it is not as it was read.
     async fn delete_unchanged(&self, stored: &Stored) -> Result<bool, Error> {
-        let key = self.keys.lease(&stored.record.id);
-        let is_unchanged = Compare::mod_revision(key.as_str(), CompareOp::Equal, stored.modified);
-        self.delete_if(&key, is_unchanged).await
+        self.delete_if(&self.keys.lease(&stored.record.id), self.is_unchanged(stored)).await
     }
 
     /// Deletes a key if the comparison holds. Returns false if it does not.
@@ -343,7 +318,8 @@ impl EtcdStore {
                 (Some(other), _) => return Err(Error::Taken { subnet: *subnets, owner: other.owner(&evidence) }),
                 (None, revision) => {
                     self.refuse_overlap(subnets, &evidence).await?;
-                    self.create(subnets, attrs, &Basis { evidence: &evidence, revision }, granted).await?
+                    let basis = Basis { evidence: &evidence, revision, replaced: &[] };
+                    self.create(subnets, attrs, &basis, granted).await?
                 }
             };
             if let (Attempt::Won(own), Some(lease)) = (&attempt, attempt.lease()) {
@@ -388,8 +364,4 @@ impl EtcdStore {
         }
         Err(contended(&format!("release {}", lease.subnets)))
     }
-}
-
-fn overlap(one: &Stored, other: &Stored) -> bool {
-    matches!((one.subnets, other.subnets), (Some(one), Some(other)) if one.overlaps(&other))
 }

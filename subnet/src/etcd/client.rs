@@ -13,7 +13,7 @@ use crate::retry::chain;
 use crate::source::Error;
 
 use super::EtcdOptions;
-use super::fault::{Fault, failure, is_about_auth, may_succeed_elsewhere};
+use super::fault::{Fault, failure, is_about_auth, is_auth_off, may_succeed_elsewhere};
 use super::tls::{self, BadOptions, Stamp};
 
 /// How long one call to one endpoint may take.
@@ -46,6 +46,8 @@ pub(super) struct Pool {
     current: Cell<usize>,
     options: EtcdOptions,
     user: Option<(String, String)>,
+    /// The last login found that etcd has authentication off. This is logged once.
+    auth_is_off: Cell<bool>,
     /// The options for each endpoint, from the last version of the files that was valid.
     valid: RefCell<Vec<ConnectOptions>>,
     /// What is wrong with the present version of the files. Each problem is logged once.
@@ -96,6 +98,7 @@ impl Pool {
             current: Cell::new(0),
             options,
             user,
+            auth_is_off: Cell::new(false),
             valid,
             problem: RefCell::new(None),
             #[cfg(feature = "etcd-channel")]
@@ -160,11 +163,34 @@ impl Pool {
         }
     }
 
+    /// Connects to an endpoint, and logs in if there is a user.
+    ///
+    /// If etcd has its authentication off, it refuses the login, and the client has no user, as with flannel. When authentication is turned
+    /// on, etcd refuses the next call of that client, and [`Pool::call`] connects again.
     async fn client(&self, index: usize) -> Result<Client, Fault> {
-        let mut how = self.valid.borrow()[index].clone();
-        if let Some((name, password)) = self.user.clone() {
-            how = how.with_user(name, password).with_auto_token_refresh(true);
+        let how = self.valid.borrow()[index].clone();
+        let Some((name, password)) = self.user.clone() else { return self.client_with(index, how).await };
+        let with_user = how.clone().with_user(name, password).with_auto_token_refresh(true);
+        match self.client_with(index, with_user).await {
+            Err(Fault::Etcd(error)) if is_auth_off(&error) => {
+                if !self.auth_is_off.replace(true) {
+                    tracing::warn!(
+                        "etcd has authentication turned off: --etcd-username is not used, and everybody may write leases"
+                    );
+                }
+                self.client_with(index, how).await
+            }
+            Ok(client) => {
+                if self.auth_is_off.replace(false) {
+                    tracing::info!("etcd has authentication turned on again: --etcd-username is used");
+                }
+                Ok(client)
+            }
+            failed => failed,
         }
+    }
+
+    async fn client_with(&self, index: usize, how: ConnectOptions) -> Result<Client, Fault> {
         #[cfg(feature = "etcd-channel")]
         if let Some(channels) = &self.channels {
             return limited(Client::from_channel(channels(&self.endpoints[index].url), Some(how))).await;

@@ -10,9 +10,16 @@ use super::client::CALL_LIMIT;
 const CANCELLED: i32 = 1;
 const UNKNOWN: i32 = 2;
 const DEADLINE_EXCEEDED: i32 = 4;
+const RESOURCE_EXHAUSTED: i32 = 8;
+const FAILED_PRECONDITION: i32 = 9;
 const OUT_OF_RANGE: i32 = 11;
 const INTERNAL: i32 = 13;
 const UNAVAILABLE: i32 = 14;
+
+/// The codes with which one member of etcd refuses what another one may do. A learner answers with FAILED_PRECONDITION, a member with too
+/// many requests with RESOURCE_EXHAUSTED.
+const ELSEWHERE: [i32; 7] =
+    [CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE];
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
@@ -63,9 +70,7 @@ fn explain(error: &etcd_client::Error) -> String {
 /// Returns true if the same call may succeed on another endpoint.
 pub(super) fn may_succeed_elsewhere(error: &etcd_client::Error) -> bool {
     match error {
-        etcd_client::Error::GRpcStatus(status) => {
-            [CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE].contains(&(status.code() as i32))
-        }
+        etcd_client::Error::GRpcStatus(status) => ELSEWHERE.contains(&(status.code() as i32)) && !is_auth_off(error),
         etcd_client::Error::InvalidArgs(_) | etcd_client::Error::InvalidUri(_) => false,
         _ => true,
     }
@@ -76,6 +81,12 @@ pub(super) fn is_about_auth(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     let text = status.message();
     text.contains("auth") || text.contains("permission denied") || text.contains("user name")
+}
+
+/// Returns true if etcd refused a login because it has authentication turned off.
+pub(super) fn is_auth_off(error: &etcd_client::Error) -> bool {
+    let etcd_client::Error::GRpcStatus(status) = error else { return false };
+    status.code() as i32 == FAILED_PRECONDITION && status.message().contains("authentication is not enabled")
 }
 
 /// Returns true if the answer was larger than [`super::client::MESSAGE_LIMIT`]. It was not read into memory, and another endpoint would send the same.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use crate::evidence::Evidence;
-use crate::lease::Lease;
+use crate::lease::{Lease, Record};
 use crate::retry::{Backoff, Failures, jitter};
 use crate::source::{Error, Event, RecordChange};
 
@@ -23,12 +23,22 @@ const SHORTEST: Duration = Duration::from_millis(200);
 
 /// The result of one renewal of our key.
 enum Renewal {
-    /// The key is missing, belongs to another node, or its etcd lease has expired. Nothing was renewed.
-    NotOurs,
+    /// The key is missing, or its etcd lease has expired. Nothing was renewed.
+    Gone,
+    /// The key has the lease of another node. Nothing was renewed.
+    OfAnotherNode(Box<Record>),
     /// The key has no etcd lease and never expires: it is a reservation.
     Permanent,
     /// The key expires after this time, unless it is renewed again.
     For(Duration),
+}
+
+/// What was read under our key.
+enum OwnKeyRead {
+    Missing,
+    /// The etcd lease that the key is attached to.
+    Ours(i64),
+    OfAnotherNode(Box<Record>),
 }
 
 impl EtcdStore {
@@ -63,26 +73,33 @@ impl EtcdStore {
         let etcd_lease = match self.own_key.etcd_lease(&lease.id) {
             Some(known) => known,
             None => match self.read_own(lease).await? {
-                Some(read) => read,
-                None => return Ok(Renewal::NotOurs),
+                OwnKeyRead::Ours(etcd_lease) => etcd_lease,
+                OwnKeyRead::OfAnotherNode(record) => return Ok(Renewal::OfAnotherNode(record)),
+                OwnKeyRead::Missing => return Ok(Renewal::Gone),
             },
         };
         if etcd_lease == 0 {
             return Ok(Renewal::Permanent);
         }
-        // If the etcd lease has expired, etcd has deleted the key, too. [`run`] reports that, and the key is created again.
-        let ttl = self.keep_alive_once(etcd_lease).await?;
-        Ok(ttl.map_or(Renewal::NotOurs, Renewal::For))
+        if let Some(ttl) = self.keep_alive_once(etcd_lease).await? {
+            return Ok(Renewal::For(ttl));
+        }
+        // The etcd lease has expired, and etcd has deleted the key, or is about to. [`run`] reports that, and the key is created again.
+        // Only if another node has created it since, its record must not be reported as gone.
+        Ok(match self.read_own(lease).await? {
+            OwnKeyRead::OfAnotherNode(record) => Renewal::OfAnotherNode(record),
+            OwnKeyRead::Ours(_) | OwnKeyRead::Missing => Renewal::Gone,
+        })
     }
 
-    /// Reads the etcd lease that our key is attached to. Returns `None` if the key is missing or belongs to another node.
-    async fn read_own(&self, lease: &Lease) -> Result<Option<i64>, Error> {
-        let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(None) };
+    /// Reads our key.
+    async fn read_own(&self, lease: &Lease) -> Result<OwnKeyRead, Error> {
+        let Some(stored) = self.read_one(&lease.id).await?.0 else { return Ok(OwnKeyRead::Missing) };
         if stored.lease().is_some() && !stored.belongs_to(&Evidence::of(self.types, lease.subnets, &lease.attrs)) {
-            return Ok(None);
+            return Ok(OwnKeyRead::OfAnotherNode(Box::new(stored.record)));
         }
         self.own_key.set(&stored);
-        Ok(Some(stored.etcd_lease))
+        Ok(OwnKeyRead::Ours(stored.etcd_lease))
     }
 }
 
@@ -118,9 +135,10 @@ pub(super) async fn run(store: &EtcdStore, lease: &Lease, out: mpsc::Sender<Even
                 failures.reset();
                 let ttl = if let Renewal::For(ttl) = renewal { Some(ttl) } else { None };
                 expires = ttl.map(|ttl| Instant::now() + ttl);
-                // A watch that was interrupted while the store was replaced may not know that our key is gone.
+                // A watch that was interrupted while the store was replaced may not know this of our key.
                 let event = match renewal {
-                    Renewal::NotOurs => Event::Changes(vec![RecordChange::Removed(lease.id.clone())]),
+                    Renewal::Gone => Event::Changes(vec![RecordChange::Removed(lease.id.clone())]),
+                    Renewal::OfAnotherNode(record) => Event::Changes(vec![RecordChange::Written(*record)]),
                     Renewal::Permanent | Renewal::For(_) => Event::Renewed(ttl),
                 };
                 if out.send(event).await.is_err() {

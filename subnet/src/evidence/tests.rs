@@ -25,7 +25,7 @@ fn lease(subnet: &str, address: &str, mac: &str) -> Lease {
 fn evidence(subnet_env: bool, device: bool) -> Evidence {
     Evidence {
         previous: subnet_env.then(|| Subnets::from_key("10.5.1.0-24").unwrap()),
-        identities: [device.then(|| PublicIdentity::new(OURS)), None],
+        identities: [device.then(|| PublicIdentity::new("vxlan", OURS)), None],
         public: vec![(Some([192, 0, 2, 1].into()), None)],
         ..Evidence::none(FOR_TESTS)
     }
@@ -70,6 +70,46 @@ fn every_row_of_the_table() {
         let got = evidence(subnet_env, device).proof(&lease(subnet, address, mac));
         assert_eq!(got, wanted, "subnet.env {subnet_env}, device {device}: lease {subnet} {address} {mac}");
     }
+}
+
+/// While net-conf changes the backend, a node has a device of the next type before its lease names that type. A restart in this moment must
+/// not take the own lease for that of another node.
+#[test]
+fn a_lease_of_another_type_says_nothing_about_our_device() {
+    use Proof::{Address, SubnetAndAddress, SubnetAndIdentity};
+    let key = |key: &str| {
+        let mut lease = lease("=", "=", "-");
+        lease.attrs.backend_type = "wireguard".into();
+        lease.attrs.backend_data = Some(format!(r#"{{"PublicKey":"{key}"}}"#).into());
+        lease
+    };
+    let keyed = |subnet_env| Evidence {
+        identities: [Some(PublicIdentity::new("wireguard", "ours")), None],
+        ..evidence(subnet_env, false)
+    };
+    let table = [
+        (true, "=", "=", Some(SubnetAndAddress)),
+        (true, "=", "x", None),
+        (true, "x", "=", None),
+        (false, "x", "=", Some(Address)),
+        (false, "x", "x", None),
+    ];
+    for (subnet_env, subnet, address, wanted) in table {
+        for mac in ["=", "x"] {
+            let got = keyed(subnet_env).proof(&lease(subnet, address, mac));
+            assert_eq!(got, wanted, "subnet.env {subnet_env}: lease {subnet} {address} {mac}");
+        }
+    }
+    assert_eq!(evidence(true, true).proof(&key("any")), Some(SubnetAndAddress), "the other way round");
+    assert_eq!(keyed(true).proof(&key("ours")), Some(SubnetAndIdentity));
+    assert_eq!(keyed(true).proof(&key("of another node")), None);
+    // The write of a lease of the other type may have been carried out although its answer was lost.
+    let was = lease("=", "=", "=");
+    let changing = Evidence::of(FOR_TESTS, was.subnets, &was.attrs).with_next(&key("ours").attrs);
+    assert_eq!(changing.proof(&was), Some(SubnetAndIdentity));
+    assert_eq!(changing.proof(&lease("=", "=", "x")), None);
+    assert_eq!(changing.proof(&key("ours")), Some(SubnetAndIdentity));
+    assert_eq!(changing.proof(&key("of another node")), None);
 }
 
 #[test]
@@ -124,7 +164,7 @@ fn a_store_that_knows_its_nodes_is_believed() {
 #[test]
 fn dual_stack_needs_both_identities() {
     let mut ours = evidence(true, true);
-    ours.identities[1] = Some(PublicIdentity::new("02:00:00:00:00:06"));
+    ours.identities[1] = Some(PublicIdentity::new("vxlan", "02:00:00:00:00:06"));
     let with_v6 = |last: u8| {
         let mut lease = lease("=", "x", "=");
         lease.attrs.backend_v6_data = Some(format!(r#"{{"VtepMAC":"02:00:00:00:00:0{last}"}}"#).into());
@@ -171,7 +211,7 @@ fn our_address_with_another_port_is_that_of_another_node() {
     let with_port = |port: u16| {
         let mut lease = lease("=", "=", "-");
         lease.attrs.backend_type = "wireguard".into();
-        lease.attrs.backend_data = Some(format!(r#"{{"PublicKey":"x","Port":{port}}}"#).into());
+        lease.attrs.backend_data = Some(format!(r#"{{"Port":{port}}}"#).into());
         lease
     };
     let ours = |subnet_env| Evidence { ports: vec![[Some(51820), None]], ..evidence(subnet_env, false) };

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::json::Members;
+use crate::network::Network;
 use crate::source::{Error, Event, LastNetConf};
 
 /// How often the file is read. The kubelet updates a ConfigMap by swapping symbolic links, which inotify does not follow well.
@@ -55,6 +56,11 @@ impl Conf {
         }
     }
 
+    /// Reads net-conf as it is now. [`Conf::follow`] reports a change all the same. Returns `None` if it cannot be read or is not valid.
+    pub(super) fn network(&self) -> Option<Network> {
+        Network::parse(&self.read_file().ok()?).ok()
+    }
+
     /// Reports every change of the text as [`Event::Config`]. Returns when nobody receives the events any more.
     pub(super) async fn follow(&self, out: &mpsc::Sender<Event>) {
         loop {
@@ -79,7 +85,6 @@ fn without_ignored(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::Network;
 
     /// The file is read on this thread, so the paused clock moves on by itself.
     #[tokio::test(start_paused = true)]

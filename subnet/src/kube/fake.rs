@@ -190,6 +190,13 @@ impl Stream {
         self.object("ERROR", &status(code, reason)).await;
     }
 
+    /// Sends an event of this Node with a status of `bytes` bytes.
+    pub(super) async fn large_event(&mut self, kind: &str, node: &FakeNode, bytes: usize) {
+        let mut node = node.json();
+        node["status"] = "x".repeat(bytes).into();
+        self.object(kind, &node).await;
+    }
+
     /// Sends the first part of an event.
     pub(super) async fn half_an_event(&mut self) {
         let _ = self.stream.write_all(br#"{"type":"MODIFIED","object":{"kind":"No"#).await;

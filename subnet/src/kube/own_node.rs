@@ -74,6 +74,15 @@ pub(super) fn in_families_of(networks: &Subnets, lease: Lease) -> Lease {
     Lease { subnets: lease.subnets.in_families_of(networks), ..lease }
 }
 
+/// Returns true if these networks have the same families as the others, and contain them.
+fn is_wider(networks: &Subnets, than: &Subnets) -> bool {
+    [Family::V4, Family::V6].into_iter().all(|family| match (networks.of(family), than.of(family)) {
+        (Some(network), Some(than)) => network.contains(&than),
+        (None, None) => true,
+        _ => false,
+    })
+}
+
 /// Checks that every network of net-conf contains a pod CIDR of the Node.
 fn check_pod_cidrs(name: &str, subnets: &Subnets, network: &Network) -> Result<(), Error> {
     for family in [Family::V4, Family::V6] {
@@ -177,6 +186,12 @@ impl KubeStore {
             let missing = || Error::Invalid("this agent has not acquired a lease that it could renew".to_owned());
             let publication = publication.as_mut().ok_or_else(missing)?;
             publication.attrs = attrs.clone();
+            // The Network may have become wider since the lease was acquired, and the Node may have been registered again since.
+            if let Some(now) = self.conf.network()
+                && is_wider(&now.networks, &publication.network.networks)
+            {
+                publication.network.networks = now.networks;
+            }
             publication.network.clone()
         };
         let node = self.read_own().await?;

@@ -114,7 +114,7 @@ struct Watch<'a> {
     records: BTreeMap<Id, Record>,
     /// Everything up to this version was reported. `None` before the first list, and if a new one is needed.
     version: Option<String>,
-    /// When the server was last seen to have no streaming lists.
+    /// When the server was last seen to have no streaming lists, or a line of its watch was too long.
     without_streaming: Option<Instant>,
     /// The next list is from another store than the one before.
     reset: bool,
@@ -238,6 +238,7 @@ impl Watch<'_> {
                     last_event = Instant::now();
                     self.event(event, &mut list).await
                 }
+                Ok(Err(ApiError::TooLarge)) => return self.line_too_long(),
                 Ok(Err(error)) => return End::Failed(WATCH, error),
                 Err(_) if last_event.elapsed() >= SILENCE_LIMIT => return End::Failed(WATCH, ApiError::NoBookmark),
                 Err(_) => self.ask_whether_it_lives().await,
@@ -250,6 +251,17 @@ impl Watch<'_> {
                 return End::NoStreaming;
             }
         }
+    }
+
+    /// The next watch would get the same line again: a watch from the same version, and a streaming list, too. A list in pages has no
+    /// lines. What follows the list is watched again.
+    fn line_too_long(&mut self) -> End {
+        if self.version.take().is_none() {
+            tracing::debug!("the streaming list has too long a line: listing in pages from now on");
+            return End::NoStreaming;
+        }
+        self.without_streaming = Some(Instant::now());
+        End::Failed(WATCH, ApiError::TooLarge)
     }
 
     async fn ask_whether_it_lives(&mut self) -> Result<(), End> {

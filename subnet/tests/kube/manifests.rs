@@ -306,6 +306,29 @@ async fn the_health_port_answers_outside_of_the_node_unless_its_address_is_given
     }
 }
 
+/// Users of flannel's chart write the port into the arguments, because it has no value for it.
+#[tokio::test]
+async fn the_flag_of_the_health_port_counts_for_the_probes_too() {
+    let server = server().await;
+    for (values, port) in [
+        ("flannel.healthz.port=9000", Some(9000)),
+        ("flannel.args={--kube-subnet-mgr,--healthz-port=9000}", Some(9000)),
+        ("flannel.args={-healthz-port,9000,--kube-subnet-mgr}", Some(9000)),
+        ("flannel.args={--kube-subnet-mgr,--healthz-port=0}", None),
+    ] {
+        let yaml = chart(&format!("--set {values}")).unwrap();
+        let set = yaml.split("\n---\n").find(|one| one.contains("kind: DaemonSet")).unwrap();
+        let object: Value =
+            serde_json::from_str(&kubectl(&server, "apply --dry-run=server -o json -f -", set)).unwrap();
+        let agent = &object["spec"]["template"]["spec"]["containers"][0];
+        let args: Vec<&str> = agent["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
+        let last = args.iter().rfind(|arg| arg.contains("healthz-port"));
+        assert_eq!(last, Some(&&*format!("--healthz-port={}", port.unwrap_or(0))), "{values}: {args:?}");
+        assert_eq!(agent["ports"][0]["containerPort"].as_i64(), port, "{values}");
+        assert_eq!(agent["livenessProbe"].is_null(), port.is_none(), "{values}");
+    }
+}
+
 /// Helm and kubectl take the files of a release as they take this tree.
 #[tokio::test]
 async fn the_files_of_a_release_are_the_same_objects() {

@@ -171,6 +171,39 @@ pub async fn a_family_that_is_turned_on_or_off_leaves_the_subnet_of_the_other(sh
     assert_eq!(left, [again.id]);
 }
 
+/// The pods of the node still use the lease that does not fit net-conf.
+pub async fn a_lease_that_no_other_can_replace_is_kept(shared: &impl SharedStore) {
+    let store = shared.open();
+    let single = store.acquire(&request(1)).await.unwrap();
+    let net = "fd00:12::/48".parse().unwrap();
+    let only = "fd00:12:0:1::".parse().unwrap();
+    let dual = |last| {
+        let mut dual = LeaseRequest { was: Some(attrs(last)), ..request(last) };
+        dual.network.networks.v6 = Some(net);
+        dual.network.v6 = Some(Range { network: net, len: 64, min: only, max: only });
+        dual
+    };
+    let other = shared.open_for(2).acquire(&dual(2)).await.unwrap();
+    let error = store.acquire(&dual(1)).await.unwrap_err();
+    assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
+    let ids = async || store.list().await.unwrap().into_iter().map(|record| record.id).collect::<BTreeSet<_>>();
+    assert_eq!(ids().await, BTreeSet::from([single.id.clone(), other.id.clone()]));
+    store.remove(&other.id).await.unwrap();
+    let both = store.acquire(&dual(1)).await.unwrap();
+    assert_eq!((both.subnets.v4, both.subnets.v6), (single.subnets.v4, other.subnets.v6));
+    assert_eq!(ids().await, BTreeSet::from([both.id]), "the new one replaces the old one");
+}
+
+pub async fn many_leases_of_ours_are_replaced_by_one(shared: &impl SharedStore) {
+    for number in 0..200 {
+        shared.put(&format!("subnets/10.5.{number}.64-26"), &attrs(1).to_wire()).await;
+    }
+    let store = shared.open();
+    let lease = store.acquire(&LeaseRequest { was: Some(attrs(1)), ..request(1) }).await.unwrap();
+    let left: Vec<_> = store.list().await.unwrap().into_iter().map(|record| record.id).collect();
+    assert_eq!(left, [lease.id]);
+}
+
 pub async fn nodes_that_start_together_get_distinct_subnets(shared: &impl SharedStore) {
     let tasks = tokio::task::LocalSet::new();
     // There are 24 subnets for 20 nodes, so collisions are certain.

@@ -4,6 +4,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
 use nix::sys::stat::Mode;
@@ -11,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
+use weft_subnet::evidence::Evidence;
 use weft_subnet::retry::chain;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
@@ -216,6 +218,92 @@ async fn what_is_not_a_regular_file_is_set_aside_with_the_reason() {
     assert_eq!(again.attrs, attrs(2));
     timeout(LIMIT, store.remove("10.6.1.0-24")).await.unwrap().unwrap();
     assert!(!file(1).exists(), "it can be removed by its id");
+}
+
+/// A file that cannot be read for a moment, and the value that it has before and afterwards.
+struct Failing {
+    path: PathBuf,
+    value: Vec<u8>,
+}
+
+impl Failing {
+    /// Makes the file one that cannot be read: a symbolic link that leads to itself.
+    fn begin(path: PathBuf) -> Failing {
+        let value = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        symlink(path.file_name().unwrap(), &path).unwrap();
+        Failing { path, value }
+    }
+
+    fn end(self) {
+        let aside = self.path.with_file_name(".aside");
+        fs::write(&aside, self.value).unwrap();
+        fs::rename(aside, &self.path).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_fails_for_a_moment_costs_the_node_no_lease() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into(), TYPES);
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let failing = Failing::begin(dir.path().join(format!("subnets/{}.json", lease.id)));
+    let restarted = LeaseRequest { previous: Some(lease.subnets), was: Some(attrs(1)), ..request(1) };
+    let evidence = Evidence::of(TYPES, lease.subnets, &lease.attrs);
+    let errors = [
+        ("own", store.own(&evidence).await.unwrap_err()),
+        ("acquire", store.acquire(&restarted).await.unwrap_err()),
+        ("retake", store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap_err()),
+        ("release", store.release(&lease).await.unwrap_err()),
+    ];
+    for (what, error) in errors {
+        assert!(matches!(error, Error::Unavailable { .. }), "{what}: {error:?}");
+        let text = format!("cannot read {}: Too many levels of symbolic links", failing.path.display());
+        assert!(error.to_string().contains(&text), "{what}: {error}");
+    }
+    // A node that knows no subnet takes another one.
+    let other = store.acquire(&request(2)).await.unwrap();
+    assert_ne!(other.subnets, lease.subnets);
+    failing.end();
+    assert_eq!(store.own(&evidence).await.unwrap().as_ref(), Some(&lease));
+    assert_eq!(store.acquire(&restarted).await.unwrap(), lease, "with its age");
+}
+
+#[tokio::test]
+async fn a_lease_stays_if_its_file_cannot_be_read_when_the_watch_begins_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, away) = (dir.path().join("store"), dir.path().join("away"));
+    let store = DirStore::new(path.clone(), TYPES);
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        fs::rename(&path, &away).unwrap();
+        while !matches!(events.recv().await.unwrap(), Event::Unreachable(_)) {}
+        let file = format!("subnets/{}.json", lease.id);
+        Failing::begin(away.join(&file));
+        fs::rename(&away, &path).unwrap();
+        let Event::Snapshot { records, reset } = next(&mut events).await else { panic!("a snapshot") };
+        assert_eq!((records.len(), reset), (1, false));
+        assert_eq!(records[0].lease.as_ref(), Ok(&lease));
+        // When the file is read again, what changed meanwhile is reported.
+        Failing { path: path.join(&file), value: attrs(2).to_wire().into_bytes() }.end();
+        let Event::Changes(changes) = next(&mut events).await else { panic!("changes") };
+        assert_eq!(changes.last().unwrap().written().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
+        // Of another store nothing is known.
+        let new = dir.path().join("new");
+        fs::create_dir_all(new.join("subnets")).unwrap();
+        fs::write(new.join(&file), attrs(2).to_wire()).unwrap();
+        Failing::begin(new.join(&file));
+        fs::rename(&path, &away).unwrap();
+        fs::rename(&new, &path).unwrap();
+        let Event::Snapshot { records, reset } = next(&mut events).await else { panic!("a snapshot") };
+        assert!(reset && records[0].lease.is_err(), "{records:?}");
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
 }
 
 #[tokio::test]

@@ -111,18 +111,78 @@ async fn endpoint(silent: bool) -> (String, JoinSet<()>) {
     (url, tasks)
 }
 
+/// What a member says that replicates the data and does not vote yet.
+const LEARNER: &str = "etcdserver: rpc not supported for learner";
+/// What a member says that has too much to do.
+const BUSY: &str = "etcdserver: too many requests";
+
+/// Starts an endpoint that answers every call with this status of gRPC.
+async fn refusing(code: u8, message: &'static str) -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // The headers in HPACK: `:status: 200`, which is number 8 of its table, then names and values with their lengths.
+    let mut headers = vec![0x88];
+    let number = code.to_string();
+    for (name, value) in [("content-type", "application/grpc"), ("grpc-status", &number), ("grpc-message", message)] {
+        headers.push(0);
+        for text in [name, value] {
+            headers.push(u8::try_from(text.len()).unwrap());
+            headers.extend(text.as_bytes());
+        }
+    }
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut open = JoinSet::new();
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let headers = headers.clone();
+            open.spawn(async move {
+                let mut preface = [0; PREFACE];
+                if stream.read_exact(&mut preface).await.is_err() {
+                    return;
+                }
+                let mut answer = vec![0, 0, 0, SETTINGS, 0, 0, 0, 0, 0];
+                while stream.write_all(&answer).await.is_ok()
+                    && let Some(frame) = frame(&mut stream).await
+                {
+                    answer = match (frame[3], frame[4]) {
+                        (SETTINGS, 0) => vec![0, 0, 0, SETTINGS, ACK, 0, 0, 0, 0],
+                        (HEADERS, _) => {
+                            let length = u8::try_from(headers.len()).unwrap();
+                            let head = [0, 0, length, HEADERS, END_STREAM | END_HEADERS];
+                            [&head, &frame[5..9], &headers].concat()
+                        }
+                        _ => Vec::new(),
+                    };
+                }
+            });
+        }
+    });
+    (url, tasks)
+}
+
 #[tokio::test]
 async fn every_call_is_tried_on_the_next_endpoint() {
     let live = with_config().await;
     let ((silent, _silent), (rude, _rude)) = (endpoint(true).await, endpoint(false).await);
     let dead = format!("http://127.0.0.1:{}", free_port());
-    let kinds = [("dead", dead), ("silent", silent), ("hangs up", rude)];
+    let ((learner, _learner), (busy, _busy)) = (refusing(9, LEARNER).await, refusing(8, BUSY).await);
+    let kinds = [("dead", dead), ("silent", silent), ("hangs up", rude), ("learner", learner), ("busy", busy)];
     let all = kinds.iter().flat_map(|kind| CALLS.map(|what| (kind, what)));
     let live = &live;
     let calls = all.zip(1..).map(|(((kind, url), what), last)| async move {
         timeout(LIMIT, call(what, url.clone(), live, last)).await.unwrap_or_else(|_| panic!("{what}, {kind}"));
     });
     futures_util::future::join_all(calls).await;
+}
+
+/// No endpoint knows another user, so the others are not asked.
+#[tokio::test]
+async fn a_refusal_of_the_user_is_not_tried_on_the_next_endpoint() {
+    let live = with_config().await;
+    let (url, _tasks) = refusing(9, "etcdserver: authentication is not enabled").await;
+    let error = EtcdStore::new(options(vec![url, live.url()])).unwrap().list().await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
 }
 
 /// Starts an endpoint that forwards everything to etcd until it is dropped. Then its connections break, and it refuses new ones.
@@ -155,6 +215,12 @@ enum Break {
 const PREFACE: usize = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
 /// The type of the frame with which a request or an answer begins.
 const HEADERS: u8 = 1;
+/// The type of the frame that each side sends first.
+const SETTINGS: u8 = 4;
+/// Flags of frames.
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
 
 /// Reads one frame of HTTP/2. Returns `None` if the connection has ended.
 async fn frame(from: &mut (impl AsyncReadExt + Unpin)) -> Option<Vec<u8>> {

@@ -162,9 +162,9 @@ async fn an_incomplete_rotation_does_not_affect_the_connection() {
     answers(&store, "the rotation is complete").await;
 }
 
-#[tokio::test]
-async fn user_logs_in_again_after_a_restart() {
-    let mut server = Server::start().await;
+/// Starts a server with authentication. The user `node` may write leases, the user `root` everything.
+async fn server_with_users() -> Server {
+    let server = Server::start().await;
     let mut client = server.client().await;
     client.user_add("root", "secret", None).await.unwrap();
     client.user_grant_role("root", "root").await.unwrap();
@@ -174,6 +174,41 @@ async fn user_logs_in_again_after_a_restart() {
     client.user_add("node", "word", None).await.unwrap();
     client.user_grant_role("node", "flannel").await.unwrap();
     client.auth_enable().await.unwrap();
+    server
+}
+
+#[tokio::test]
+async fn while_authentication_is_off_the_store_goes_on_without_its_user() {
+    let mut server = server_with_users().await;
+    let (username, password) = (Some("node".into()), Some("word".into()));
+    let store = EtcdStore::new(EtcdOptions { username, password, ..options(vec![server.url()]) }).unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let as_root = ConnectOptions::new().with_user("root", "secret");
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        Client::connect([server.url()], Some(as_root)).await.unwrap().auth_disable().await.unwrap();
+        // The connections end, so the store has to log in again.
+        server.end();
+        server.again();
+        answers(&store, "authentication is off").await;
+        store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
+        let Event::Changes(changes) = next(&mut events).await else { panic!("the watch goes on") };
+        assert_eq!(changes[0].written().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
+        server.client().await.auth_enable().await.unwrap();
+        store.retake(&lease.subnets, &attrs(2), &attrs(3)).await.expect("the next call logs in");
+        let Event::Changes(changes) = next(&mut events).await else { panic!("the watch goes on") };
+        assert_eq!(changes[0].written().unwrap().lease.as_ref().unwrap().attrs, attrs(3));
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+#[tokio::test]
+async fn user_logs_in_again_after_a_restart() {
+    let mut server = server_with_users().await;
     let user = |password: &str| {
         let given = (Some("node".into()), Some(password.into()));
         EtcdStore::new(EtcdOptions { username: given.0, password: given.1, ..options(vec![server.url()]) }).unwrap()

@@ -5,6 +5,7 @@
 //! The store uses the list that [`Source::own`] has read for the next call. So a test can change keys between a list and the write that
 //! follows from it.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use etcd_client::{Client, PutOptions};
@@ -153,16 +154,28 @@ async fn the_lease_of_another_node_is_not_renewed() {
                 let same = PutOptions::new().with_ignore_lease();
                 client.put(key(&own.id), attrs(9).to_wire(), Some(same)).await.unwrap();
                 assert!(matches!(next(&mut events).await, Event::Changes(_)));
-                // The task that renews runs, and lets the lease expire. One renewal may have been under way.
+                // The task that renews runs, and lets the lease expire. One renewal may have been under way. The node must not take the record of
+                // the other node for removed.
+                let (mut client, theirs) = (client.clone(), Cell::new(0));
                 let renewed = async {
                     for _ in 0..10 {
-                        keeps.recv().await;
+                        let Some(Event::Changes(changes)) = keeps.recv().await else { continue };
+                        match &changes[0] {
+                            RecordChange::Written(record) => {
+                                assert_eq!(record.lease.as_ref().unwrap().attrs, attrs(9));
+                                theirs.set(theirs.get() + 1);
+                            }
+                            RecordChange::Removed(id) => {
+                                assert_eq!(stored(&mut client, id).await, None, "reported as removed");
+                            }
+                        }
                     }
                 };
                 tokio::select! {
                     () = renewed => panic!("another node's lease is renewed"),
                     event = next(&mut events) => assert_eq!(event, Event::Changes(vec![RecordChange::Removed(own.id.clone())])),
                 }
+                assert_ne!(theirs.get(), 0, "whose record it is must be reported");
             };
             tokio::select! {
                 () = store.keep(&lease, kept) => panic!("the keeper ended"),
@@ -171,6 +184,35 @@ async fn the_lease_of_another_node_is_not_renewed() {
         }
     })
     .await;
+}
+
+/// Our etcd lease has expired, and another node has created the key. The watch has not reported that yet.
+#[tokio::test]
+async fn the_record_of_the_node_that_created_our_key_is_not_reported_as_removed() {
+    let server = Server::start().await;
+    let mut short = options(vec![server.url()]);
+    short.lease_ttl = Duration::from_secs(2);
+    let store = EtcdStore::new(short).unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    // From its first event on, the watch is not polled any more.
+    let mut watch = store.watch(out);
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        event = next(&mut events) => assert!(matches!(event, Event::Snapshot { .. })),
+    }
+    let mut client = server.client().await;
+    let (_, attached) = stored(&mut client, &lease.id).await.unwrap();
+    client.lease_revoke(attached).await.unwrap();
+    client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
+    let (kept, mut keeps) = mpsc::channel(64);
+    let told = tokio::select! {
+        () = store.keep(&lease, kept) => panic!("the keeper ended"),
+        told = next(&mut keeps) => told,
+    };
+    let Event::Changes(changes) = told else { panic!("{told:?}") };
+    let record = changes[0].written().unwrap_or_else(|| panic!("{changes:?}"));
+    assert_eq!((&record.id, &record.lease.as_ref().unwrap().attrs), (&lease.id, &attrs(9)));
 }
 
 /// Tests each case in which an etcd lease is granted and then not used. It would otherwise remain for a day.

@@ -23,14 +23,14 @@ fn render(reports: &BTreeMap<String, Report>) -> String {
          # Conformance\n\n\
          Kubernetes' own network tests (`[sig-network]` of e2e.test {}) in clusters of three nodes with weft {}, on one machine. Each row is one\n\
          cluster: the families of addresses, the backend, how pods are connected, and the mode of kube-proxy.\n\n\
-         | cluster | passed | failed | fail with flannel, too | skipped themselves | left out | seconds |\n\
-         |---|--:|--:|--:|--:|--:|--:|\n",
+         | cluster | passed | failed | fail with flannel, too | skipped themselves | left out | seconds | day |\n\
+         |---|--:|--:|--:|--:|--:|--:|---|\n",
         first.kubernetes, first.weft
     );
     for (name, report) in reports {
         let counts = [Outcome::Passed, Outcome::Failed, Outcome::KnownFailure, Outcome::Skipped, Outcome::LeftOut]
             .map(|outcome| report.count(outcome).to_string());
-        let _ = writeln!(page, "| {name} | {} | {:.0} |", counts.join(" | "), report.seconds);
+        let _ = writeln!(page, "| {name} | {} | {:.0} | {} |", counts.join(" | "), report.seconds, report.day);
     }
     section(&mut page, reports, Outcome::Failed, "Failed");
     section(&mut page, reports, Outcome::KnownFailure, "Failed as with flannel");

@@ -41,6 +41,8 @@ pub struct Report {
     pub name: String,
     pub kubernetes: String,
     pub weft: String,
+    /// The day of the run in UTC, such as `2026-11-23`.
+    pub day: String,
     pub seconds: f64,
     pub tests: Vec<Test>,
 }

@@ -39,6 +39,7 @@ pub fn run(kind: &Kind, out: &Path, wanted: &Wanted<'_>) -> Report {
         name: kind.name(),
         kubernetes: cluster::version().to_owned(),
         weft: env!("CARGO_PKG_VERSION").to_owned(),
+        day: jiff::Timestamp::now().strftime("%F").to_string(),
         seconds: begin.elapsed().as_secs_f64(),
         tests: Report::tests(&ginkgo, &left_out),
     };

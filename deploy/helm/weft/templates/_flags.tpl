@@ -17,3 +17,8 @@
 {{- $every := ternary "0.0.0.0" "::" (not (empty .Values.podCidr)) -}}
 {{- .Values.flannel.healthz.ip | default (include "weft.flag" (list .Values.flannel.args "healthz-ip")) | default $every -}}
 {{- end -}}
+
+{{- /* The port of /healthz. The flag comes first, because the value has a default. */ -}}
+{{- define "weft.healthz-port" -}}
+{{- include "weft.flag" (list .Values.flannel.args "healthz-port") | default .Values.flannel.healthz.port | int -}}
+{{- end -}}

@@ -33,6 +33,8 @@ pub mod expr {
 
     pub const META_KEY: u16 = 2;
     pub const CT_KEY: u16 = 2;
+    pub const FIB_RESULT: u16 = 2;
+    pub const FIB_FLAGS: u16 = 3;
     pub const PAYLOAD_BASE: u16 = 2;
     pub const PAYLOAD_OFFSET: u16 = 3;
     pub const PAYLOAD_LEN: u16 = 4;

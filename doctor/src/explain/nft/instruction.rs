@@ -13,6 +13,10 @@ use super::attributes::expr;
 const VERDICT_REGISTER: u32 = 0;
 /// NFT_BITWISE_MASK_XOR, the operation of `bitwise` without a shift.
 const MASK_XOR: i32 = 0;
+/// NFT_FIB_RESULT_ADDRTYPE: `fib` loads the kind of an address.
+const FIB_RESULT_ADDRTYPE: u32 = 3;
+/// NFTA_FIB_F_DADDR: `fib` looks up the destination.
+const FIB_DADDR: u32 = 1 << 1;
 /// The bytes of all registers together.
 pub const REGISTERS: usize = 64;
 
@@ -61,6 +65,8 @@ pub enum Field {
     InputName,
     /// The name of the device by which the packet leaves, in 16 bytes.
     OutputName,
+    /// What kind of address the destination is (`RTN_*` of linux/rtnetlink.h), in four bytes.
+    DestinationType,
     /// The state of the connection, as bits.
     ConnectionState,
     /// Something whose value is not known here, by its name.
@@ -243,6 +249,7 @@ fn known(name: &str, data: &Attributes<'_>) -> Option<Instruction> {
             Instruction::Load { field, to: data.place(expr::DREG)?, len: 4 }
         }
         "payload" => return payload(data),
+        "fib" => return fib(data),
         "immediate" if data.number(expr::DREG)? == VERDICT_REGISTER => {
             Instruction::Verdict(verdict(data.get(expr::IMMEDIATE_DATA)?)?)
         }
@@ -303,6 +310,14 @@ fn payload(data: &Attributes<'_>) -> Option<Instruction> {
         _ => Field::Other("payload".to_owned()),
     };
     Some(Instruction::Load { field, to: data.place(expr::DREG)?, len: data.number(expr::PAYLOAD_LEN)? as usize })
+}
+
+/// `fib` asks the routing table. Only the kind of the destination is known here, and only whichever the link is.
+fn fib(data: &Attributes<'_>) -> Option<Instruction> {
+    let is_type = data.number(expr::FIB_RESULT)? == FIB_RESULT_ADDRTYPE;
+    let of_destination = data.number(expr::FIB_FLAGS)? == FIB_DADDR;
+    let to = data.place(expr::DREG)?;
+    (is_type && of_destination).then_some(Instruction::Load { field: Field::DestinationType, to, len: 4 })
 }
 
 /// `lookup` looks for a register in a set, and may use what the set has for it.

@@ -145,6 +145,43 @@ fn nothing_is_certain_behind_a_jump_that_is_not() {
 }
 
 #[test]
+fn what_follows_a_rule_that_may_leave_the_chain_is_not_certain() {
+    let local = u32::from(nix::libc::RTN_LOCAL).to_ne_bytes().to_vec();
+    let fib = || Instruction::Load { field: Field::DestinationType, to: 0, len: 4 };
+    let is_local = || Instruction::Compare { at: 0, comparison: Comparison::Equal, data: local.clone() };
+    let leave = |verdict: Verdict| {
+        vec![vec![fib(), is_local(), Instruction::Verdict(verdict)], vec![Instruction::Verdict(Verdict::Drop)]]
+    };
+    let packet = packet();
+    for verdict in [Verdict::Return, Verdict::Goto("empty".to_owned())] {
+        let jump = vec![vec![Instruction::Verdict(Verdict::Jump("other".to_owned()))]];
+        let mut fake = Fake { chains: HashMap::from([("base", jump), ("other", leave(verdict))]), ..Fake::default() };
+        let mut follow =
+            |to_local| follow(&mut fake, "base", Tested { to_local, ..Tested::new(&packet, None, None) }).unwrap();
+        let outcome = follow(None);
+        assert_eq!(outcome.fate, None, "the kind of the address is not known");
+        assert_eq!(outcome.not_evaluated, Some((Fate::Dropped, "drop (handle 4)".to_owned())));
+        assert_eq!(follow(Some(true)), Outcome::default());
+        assert_eq!(follow(Some(false)).certainly_dropped(), Some("drop (handle 4)"));
+    }
+}
+
+#[test]
+fn a_map_of_verdicts_may_let_a_packet_pass_that_it_may_also_drop() {
+    let verdict = |port: u8, verdict| Element { data: Data::Verdict(verdict), ..element(&[0, port]) };
+    let elements = vec![verdict(22, Verdict::Drop), verdict(80, Verdict::Return)];
+    let lookup = Instruction::Lookup { at: 0, set: "ports".to_owned(), inside: true, into: Destination::Verdict };
+    let load = Instruction::Load { field: Field::Transport(2), to: 0, len: 2 };
+    let mut fake = Fake {
+        chains: HashMap::from([("base", vec![vec![load, lookup], vec![Instruction::Verdict(Verdict::Drop)]])]),
+        sets: HashMap::from([("ports", Set { elements, ..Set::default() })]),
+    };
+    let outcome = outcome(&mut fake, &packet());
+    assert_eq!(outcome.fate, None, "with port 80, the last rule is not asked");
+    assert_eq!(outcome.may_pass.as_deref(), Some("dport vmap @ports (handle 4)"));
+}
+
+#[test]
 fn chains_that_call_each_other_for_ever_end() {
     let jump = |to: &str| vec![vec![Instruction::Verdict(Verdict::Jump(to.to_owned()))]];
     let mut fake = Fake { chains: HashMap::from([("base", jump("a")), ("a", jump("base"))]), ..Fake::default() };

@@ -120,6 +120,7 @@ fn name_of(content: Option<&Content<'_>>) -> String {
         Field::InputName => "iifname",
         Field::OutputName => "oifname",
         Field::ConnectionState => "ct state",
+        Field::DestinationType => "fib daddr type",
         Field::Transport(2) => "dport",
         Field::Transport(0) => "sport",
         Field::Network(9) => "ip protocol",
@@ -159,6 +160,13 @@ fn value(content: &Content<'_>, data: &[u8]) -> Option<String> {
                 None => format!("{:#x}", number(data)?),
             }
         }
+        Field::DestinationType => match u32::from_ne_bytes(data.try_into().ok()?) {
+            1 => "unicast".to_owned(),
+            2 => "local".to_owned(),
+            3 => "broadcast".to_owned(),
+            5 => "multicast".to_owned(),
+            number => number.to_string(),
+        },
         Field::L4Proto | Field::Network(6 | 9) => match data.first()? {
             1 => "icmp".to_owned(),
             6 => "tcp".to_owned(),

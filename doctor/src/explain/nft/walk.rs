@@ -68,14 +68,14 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     /// Follows the packet through a chain. `certain` is `Unknown` behind a rule that was not evaluated: nothing is decided then.
-    fn chain(&mut self, name: &str, depth: u32, certain: Matches) -> io::Result<End> {
+    fn chain(&mut self, name: &str, depth: u32, mut certain: Matches) -> io::Result<End> {
         if depth > MAX_DEPTH {
-            self.outcome.doubt(Fate::Dropped, format!("chain {name}, which is {MAX_DEPTH} jumps deep"));
+            self.outcome.not_followed(format!("chain {name}, which is {MAX_DEPTH} jumps deep"));
             return Ok(End::Goes);
         }
         for rule in self.table.rules(name)?.iter() {
             if self.left == 0 {
-                self.outcome.doubt(Fate::Dropped, format!("everything after {MAX_RULES} rules"));
+                self.outcome.not_followed(format!("everything after {MAX_RULES} rules"));
                 return Ok(End::Goes);
             }
             self.left -= 1;
@@ -87,21 +87,32 @@ impl Walk<'_> {
             }
             self.outcome.untracked |= is_match == Matches::Yes && rule.instructions.contains(&Instruction::Untrack);
             let quoted = || format!("{} (handle {})", text::of(rule, &registers, self.tested.packet), rule.handle);
+            if is_match == Matches::Unknown && chooses_verdict(rule) {
+                // Another element of the map may accept the packet, or leave this chain.
+                self.outcome.may_pass.get_or_insert_with(quoted);
+                certain = Matches::Unknown;
+            }
             let fate = match action {
                 Action::Nothing | Action::Goes(Verdict::Continue) => continue,
                 Action::Unknown => {
-                    let quoted = quoted();
-                    self.outcome.doubt(Fate::Dropped, quoted);
+                    self.outcome.not_followed(quoted());
                     continue;
                 }
                 Action::Goes(Verdict::Return) if is_match == Matches::Yes => return Ok(End::Goes),
-                Action::Goes(Verdict::Return) => continue,
+                // The packet may not come to the rules behind it.
+                Action::Goes(Verdict::Return) => {
+                    certain = Matches::Unknown;
+                    continue;
+                }
                 Action::Goes(Verdict::Jump(to)) => match self.chain(&to, depth + 1, is_match)? {
                     End::Goes => continue,
                     end => return Ok(end),
                 },
                 Action::Goes(Verdict::Goto(to)) => match self.chain(&to, depth + 1, is_match)? {
-                    End::Goes if is_match == Matches::Unknown => continue,
+                    End::Goes if is_match == Matches::Unknown => {
+                        certain = Matches::Unknown;
+                        continue;
+                    }
                     end => return Ok(end),
                 },
                 Action::Goes(Verdict::Accept) => Fate::Accepted,
@@ -212,6 +223,12 @@ const EFFECTS: [&str; 12] = [
     "immediate",
 ];
 
+/// Returns true if a map has the verdict of this rule.
+fn chooses_verdict(rule: &Rule) -> bool {
+    let is_map = |one: &Instruction| matches!(one, Instruction::Lookup { into: Destination::Verdict, .. });
+    rule.instructions.iter().any(is_map)
+}
+
 fn not(matches: Matches) -> Matches {
     match matches {
         Matches::Yes => Matches::No,
@@ -255,6 +272,7 @@ fn load(field: &Field, len: usize, tested: Tested<'_>) -> Option<Vec<Option<u8>>
         Field::EtherType if packet.to.is_ipv4() => vec![0x08, 0x00],
         Field::EtherType => vec![0x86, 0xdd],
         Field::L4Proto => vec![protocol(packet)?],
+        Field::DestinationType => u32::from(tested.destination_type()?).to_ne_bytes().to_vec(),
         Field::Family => vec![if packet.to.is_ipv4() { 2 } else { 10 }],
         Field::InputName => name(tested.input),
         Field::OutputName => name(tested.output),

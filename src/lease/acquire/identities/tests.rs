@@ -23,7 +23,7 @@ struct Key(Vec<u8>);
 
 impl Identity for Key {
     fn public(&self) -> PublicIdentity {
-        PublicIdentity::new(format_args!("key of {} bytes", self.0.len()))
+        PublicIdentity::new("keyed", format_args!("key of {} bytes", self.0.len()))
     }
     fn name(&self) -> &'static str {
         "PublicKey"
@@ -124,7 +124,7 @@ fn a_device_counts_by_who_made_it() {
         Machine { links: vec![link], ..Machine::default() }
     };
     let secrets = SecretFiles::default();
-    let ours = Some(PublicIdentity::new(mac));
+    let ours = Some(PublicIdentity::new("vxlan", mac));
     for (creator, proves, adopted) in
         [(Creator::ThisAgent, true, true), (Creator::Unknown, false, true), (Creator::AnotherAgent, false, false)]
     {

@@ -2,7 +2,7 @@
 //! Writes of our own Node, request by request: what is written, where, on which condition, and what is never written.
 
 use super::super::annotations::Prefix;
-use super::super::fake::{Clock, Fake, FakeNode, PREFIX, Request};
+use super::super::fake::{Clock, Fake, FakeNode, LIMIT, PREFIX, Request};
 use super::*;
 use crate::connected::Connected;
 use crate::network::Range;
@@ -281,6 +281,52 @@ async fn a_pod_cidr_is_waited_for_until_the_node_has_one() {
     let request = request();
     let (lease, ()) = tokio::join!(store.take(&request), serve);
     assert_eq!(lease.unwrap().subnets.to_string(), "10.5.1.0/24");
+}
+
+/// The agent applies a wider Network without a restart. Then the Node is deleted, and registered again with a pod CIDR of the new part.
+#[tokio::test]
+async fn a_pod_cidr_may_lie_in_a_network_that_became_wider() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    std::fs::write(fake.net_conf(), r#"{"Network":"10.5.0.0/16"}"#).unwrap();
+    store.conf.read().unwrap();
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), reads(&mut fake, FakeNode::new(1, 5)));
+    lease.unwrap();
+    let attrs = attrs();
+    // net-conf, the pod CIDR, and what is wrong with it.
+    let table = [
+        (r#"{"Network":"10.5.0.0/16"}"#, "10.6.1.0/24", Err("lies outside 10.5.0.0/16")),
+        (r#"{"Network":"10.5.0.0/17"}"#, "10.5.200.0/24", Ok(())),
+        (r#"{"Network":"10.6.0.0/16"}"#, "10.6.1.0/24", Err("lies outside 10.5.0.0/16")),
+        (r#"{"Network":"10.4.0.0/14"}"#, "10.6.1.0/24", Ok(())),
+        ("half a te", "10.6.1.0/24", Ok(())),
+        ("half a te", "10.9.1.0/24", Err("lies outside 10.4.0.0/14")),
+    ];
+    for (version, (text, cidr, wanted)) in (6..).zip(table) {
+        std::fs::write(fake.net_conf(), text).unwrap();
+        let node = FakeNode { cidr: cidr.to_owned(), ..FakeNode::new(1, version) };
+        let (lease, ()) = tokio::join!(store.take_again(&attrs), reads(&mut fake, node));
+        match wanted {
+            Ok(()) => assert_eq!(lease.unwrap().subnets.to_string(), cidr, "{text}"),
+            Err(words) => {
+                let error = lease.unwrap_err().to_string();
+                assert!(error.contains(words), "{text}: {error}");
+            }
+        }
+    }
+    // The agent must still hear of the change.
+    std::fs::write(fake.net_conf(), r#"{"Network":"10.4.0.0/14"}"#).unwrap();
+    let (lease, ()) = tokio::join!(store.take_again(&attrs), reads(&mut fake, FakeNode::new(1, 20)));
+    lease.unwrap();
+    let (out, mut events) = tokio::sync::mpsc::channel(8);
+    tokio::select! {
+        () = store.conf.follow(&out) => panic!("it ended"),
+        event = timeout(LIMIT, events.recv()) => {
+            let event = event.expect("the change is reported");
+            assert_eq!(event, Some(crate::source::Event::Config(r#"{"Network":"10.4.0.0/14"}"#.to_owned())));
+        }
+    }
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 //! the agent gets.
 
 use super::super::fake::{Clock, Fake, FakeNode, LIMIT};
+use super::super::watch_stream::MAX_LINE;
 use super::*;
 use crate::source::{Error, Source};
 
@@ -244,6 +245,40 @@ async fn a_streaming_list_that_does_not_end_is_replaced_by_pages() {
             assert_eq!(events.recv().await, Some(Event::Answered));
         }
         assert_eq!(snapshot(&mut events, false).await, ["n3"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_streaming_list_with_a_line_that_is_too_long_is_replaced_by_pages() {
+    let mut fake = Fake::start().await;
+    watching(&fake.store(), |mut events| async move {
+        let mut stream = fake.watch(None).await;
+        stream.large_event("ADDED", &FakeNode::new(2, 5), MAX_LINE).await;
+        let large = FakeNode::new(2, 5);
+        fake.expect("GET", "/api/v1/nodes?limit=500&").await.page(10, "", &[large, FakeNode::new(3, 6)]).await;
+        assert_eq!(snapshot(&mut events, false).await, ["n2", "n3"]);
+        fake.watch(Some(10)).await;
+    })
+    .await;
+}
+
+/// If the watch began again at the same version, the same line would come again, for as long as the server knows that version.
+#[tokio::test]
+async fn after_a_change_with_a_line_that_is_too_long_the_nodes_are_listed_in_pages() {
+    let mut fake = Fake::start().await;
+    watching(&fake.store(), |mut events| async move {
+        let mut stream = fake.list(10, &[FakeNode::new(2, 5)]).await;
+        assert_eq!(snapshot(&mut events, false).await, ["n2"]);
+        stream.large_event("MODIFIED", &FakeNode::new(2, 11), MAX_LINE).await;
+        failure(&mut events, "a line of more than 16 MiB").await;
+        fake.history_check(12).await;
+        let large = FakeNode::new(2, 11);
+        fake.expect("GET", "/api/v1/nodes?limit=500&").await.page(12, "", &[large, FakeNode::new(3, 12)]).await;
+        assert_eq!(snapshot(&mut events, false).await, ["n2", "n3"]);
+        let mut stream = fake.watch(Some(12)).await;
+        stream.event("DELETED", &FakeNode::new(3, 13)).await;
+        assert_eq!(change(&mut events).await.removed().unwrap().as_ref(), "n3");
     })
     .await;
 }

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a chain of a firewall does with a packet, and how certain that is.
+
+use super::{State, Step};
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It goes on unchanged.
+    Accepted,
+    /// It is dropped.
+    Dropped,
+    /// Its source address is translated.
+    SourceTranslated,
+    /// Its destination address is translated.
+    DestinationTranslated,
+}
+
+/// What a chain does with a packet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// What becomes of the packet if no rule matches that was not evaluated, with the deciding rule or policy. `None` if the chain ends without a
+    /// decision.
+    pub fate: Option<(Fate, String)>,
+    /// The first rule that was not evaluated and could decide otherwise, with its decision.
+    pub not_evaluated: Option<(Fate, String)>,
+    /// The first rule that was not evaluated and may let the packet pass before it is dropped. [`Outcome::not_evaluated`] may quote another one.
+    pub may_pass: Option<String>,
+    /// The first rule that drops those of these packets that are beyond a rate.
+    pub limited: Option<String>,
+    /// A rule takes the packet out of connection tracking.
+    pub untracked: bool,
+}
+
+impl Outcome {
+    /// Remembers a rule that was not evaluated. The first one is quoted, but one that drops packets matters more.
+    pub fn doubt(&mut self, fate: Fate, rule: String) {
+        if fate != Fate::Dropped {
+            self.may_pass.get_or_insert_with(|| rule.clone());
+        }
+        let is_worse = |(before, _): &(Fate, String)| fate == Fate::Dropped && *before != Fate::Dropped;
+        if self.not_evaluated.as_ref().is_none_or(is_worse) {
+            self.not_evaluated = Some((fate, rule));
+        }
+    }
+
+    /// Remembers rules of which nothing is known: they may drop the packet or let it pass.
+    pub fn not_followed(&mut self, rules: String) {
+        self.may_pass.get_or_insert_with(|| rules.clone());
+        self.doubt(Fate::Dropped, rules);
+    }
+
+    /// Returns the rule that certainly drops the packet.
+    pub fn certainly_dropped(&self) -> Option<&str> {
+        match &self.fate {
+            Some((Fate::Dropped, rule)) if self.may_pass.is_none() => Some(rule),
+            _ => None,
+        }
+    }
+
+    /// Returns the outcome of a chain that translates source addresses, as a step.
+    pub fn nat_step(self, name: &str) -> Step {
+        let mut text = match &self.fate {
+            Some((Fate::SourceTranslated, rule)) => format!("{name}: the source address is translated: {rule}"),
+            _ => format!("{name}: the source address stays"),
+        };
+        if let Some((_, unread)) = &self.not_evaluated {
+            text.push_str(&format!("; not evaluated: {unread}"));
+        }
+        Step::ok("rules", text)
+    }
+
+    /// Returns the outcome as a step. `name` says which chain it is, and `remedy` what to do if it drops the packet.
+    pub fn step(self, name: &str, remedy: &str) -> Step {
+        let decided = |text: &str| match text {
+            "" => "no rule decides".to_owned(),
+            text => text.to_owned(),
+        };
+        let (fate, rule) = self.fate.map_or((Fate::Accepted, String::new()), |(fate, rule)| (fate, rule));
+        let word = match fate {
+            Fate::Accepted => "accepted",
+            Fate::Dropped => "dropped",
+            Fate::SourceTranslated => "source address translated",
+            Fate::DestinationTranslated => "destination address translated",
+        };
+        let mut text = format!("{name}: {word}: {}", decided(&rule));
+        let other = match fate {
+            Fate::Dropped => self.may_pass.map(|rule| (Fate::Accepted, rule)),
+            _ => self.not_evaluated.filter(|(other, _)| *other != fate),
+        };
+        if let Some((_, unread)) = &other {
+            text.push_str(&format!("; not evaluated: {unread}"));
+        }
+        let step = Step::ok("rules", text);
+        match (fate, other) {
+            (Fate::Accepted, _) if self.limited.is_some() => Step {
+                state: State::Doubt,
+                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate: {rule}")),
+                remedy: Some(remedy.to_owned()),
+                ..step
+            },
+            (Fate::Dropped, None) => step.broken(format!("{name} drops the packet: {rule}"), remedy),
+            (Fate::Dropped, Some((_, unread))) => Step {
+                state: State::Doubt,
+                because: Some(format!(
+                    "{name} drops the packet unless this rule accepts it, which is not evaluated: {unread}"
+                )),
+                remedy: Some(remedy.to_owned()),
+                ..step
+            },
+            (_, Some((Fate::Dropped, _))) => Step { state: State::Unknown, ..step },
+            _ => step,
+        }
+    }
+}

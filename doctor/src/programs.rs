@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Runs a program that lists something, and ends it if it takes too long.
+
+use std::io::{self, Read};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+
+/// The time limit for one program. Another program may hold the lock of iptables meanwhile.
+pub const LIMIT: Duration = Duration::from_secs(15);
+
+/// Why the output of a program is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// It is not installed.
+    #[error("{0} is not installed")]
+    NotInstalled(String),
+    /// It cannot be started.
+    #[error("{program}: {source}")]
+    Start { program: String, source: io::Error },
+    /// It failed.
+    #[error("{program}: {status}: {first_line}")]
+    Failed { program: String, status: ExitStatus, first_line: String },
+    /// It did not end in time.
+    #[error("{program} did not end within {} s", limit.as_secs())]
+    Late { program: String, limit: Duration },
+}
+
+/// Returns what a program prints.
+///
+/// # Errors
+/// It is not installed, fails, or does not end in time.
+pub fn run(program: &str, args: &[&str], limit: Duration) -> Result<String, ProgramError> {
+    let name = || program.to_owned();
+    let start = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => ProgramError::NotInstalled(name()),
+        _ => ProgramError::Start { program: name(), source },
+    };
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(start)?;
+    let deadline = Instant::now() + limit;
+    let ended = ends(Pid::from_raw(child.id().cast_signed()));
+    let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
+    let (Some(()), Some(stdout), Some(stderr)) =
+        (until(deadline, &ended), until(deadline, &stdout), until(deadline, &stderr))
+    else {
+        // It may have ended just now.
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(ProgramError::Late { program: name(), limit });
+    };
+    let status = child.wait().map_err(start)?;
+    if !status.success() {
+        let first_line = text(&stderr).lines().next().unwrap_or_default().to_owned();
+        return Err(ProgramError::Failed { program: name(), status, first_line });
+    }
+    Ok(text(&stdout))
+}
+
+/// Does something in a thread of its own, which hands over the result.
+fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (sender, receiver) = mpsc::channel();
+    // Nobody receives the result once the time is over.
+    thread::spawn(move || sender.send(work()));
+    receiver
+}
+
+/// Waits for the end of a program, and leaves its status to others.
+fn ends(pid: Pid) -> Receiver<()> {
+    apart(move || {
+        let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+    })
+}
+
+/// Reads an output until it is closed. A program that prints much waits for its reader.
+fn drain(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    apart(move || {
+        let mut data = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What was read before an error is better than nothing.
+            let _ = pipe.read_to_end(&mut data);
+        }
+        data
+    })
+}
+
+/// Returns a result that comes in time.
+fn until<T>(deadline: Instant, result: &Receiver<T>) -> Option<T> {
+    result.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+}
+
+fn text(output: &[u8]) -> String {
+    String::from_utf8_lossy(output).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(line: &str, limit: Duration) -> Result<String, String> {
+        run("sh", &["-c", line], limit).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pid");
+        let begin = Instant::now();
+        let line = format!("echo $$ > {}; exec sleep 600", file.display());
+        let limit = Duration::from_secs(3);
+        assert_eq!(shell(&line, limit), Err("sh did not end within 3 s".to_owned()));
+        assert!(begin.elapsed() < Duration::from_secs(300), "it was not awaited");
+        let pid = std::fs::read_to_string(file).unwrap();
+        assert!(!std::path::Path::new("/proc").join(pid.trim()).exists(), "{pid} still runs");
+        let silent = "exec >&- 2>&-; exec sleep 600";
+        assert_eq!(shell(silent, Duration::from_millis(100)), Err("sh did not end within 0 s".to_owned()));
+    }
+
+    #[test]
+    fn everything_that_a_program_prints_is_read_and_its_error_is_quoted() {
+        let printed = shell("seq 100000 >&2; seq 100000", LIMIT).unwrap();
+        assert_eq!(printed.lines().last(), Some("100000"));
+        assert_eq!(shell("echo no; echo bad >&2; exit 3", LIMIT), Err("sh: exit status: 3: bad".to_owned()));
+        let missing = run("/nonexistent/program", &[], LIMIT).map_err(|error| error.to_string());
+        assert_eq!(missing, Err("/nonexistent/program is not installed".to_owned()));
+    }
+}

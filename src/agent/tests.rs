@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent from its start to its end, with a store and a kernel in memory.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use weft_backends::host::Reach;
+use weft_backends::state::Name;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::evidence::Evidence;
+use weft_subnet::lease::{Age, Lease, Record};
+use weft_subnet::source::{Capabilities, Error, FaultNotice, LeaseRequest, Local};
+
+use super::*;
+use crate::kernel::fake::FakeKernel;
+use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
+use crate::options::{NetConfCommands, OnLostLease, RuleOptions, UplinkChoice};
+
+/// A store that does not know at first what identifies it, as one whose kubeconfig is not there yet. The second question has no answer.
+#[derive(Default)]
+struct Late {
+    asked: Cell<u32>,
+    asked_again: Notify,
+}
+
+impl Source for Late {
+    fn describe(&self) -> String {
+        "memory".into()
+    }
+    fn fingerprint(&self) -> Local<'_, Option<String>> {
+        self.asked.set(self.asked.get() + 1);
+        if self.asked.get() == 1 {
+            return Box::pin(async { None });
+        }
+        self.asked_again.notify_one();
+        Box::pin(std::future::pending())
+    }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { expires: false, assigned: false }
+    }
+    fn config(&self) -> Local<'_, Result<String, Error>> {
+        Box::pin(async { Ok(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"ipip"}}"#.to_owned()) })
+    }
+    fn own<'a>(&'a self, _: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
+        Box::pin(async { Ok(None) })
+    }
+    fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
+        let subnets = Subnets::from_key("10.5.7.0-24").unwrap();
+        let lease = Lease { id: subnets.to_key().into(), subnets, attrs: request.attrs.clone(), age: Age::default() };
+        Box::pin(async { Ok(lease) })
+    }
+    fn retake<'a>(&'a self, _: &'a Subnets, _: &'a Attrs, _: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
+        unreachable!("nothing has changed")
+    }
+    fn release<'a>(&'a self, _: &'a Lease) -> Local<'a, Result<(), Error>> {
+        unreachable!("no part of a run")
+    }
+    fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {
+        unreachable!("no part of a run")
+    }
+    fn remove<'a>(&'a self, _: &'a str) -> Local<'a, Result<(), Error>> {
+        unreachable!("no part of a run")
+    }
+    fn watch(&self, _: mpsc::Sender<Event>) -> Local<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+    fn write_notice<'a>(&'a self, _: &'a FaultNotice) -> Local<'a, Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+fn machine() -> Machine {
+    let name = Name::new("eth0").unwrap();
+    let (up, carrier, loopback, creator) = (true, true, false, Creator::Unknown);
+    let link = LinkInfo { index: 2, name, mtu: 1500, mac: None, up, carrier, loopback, creator };
+    let net = "192.168.0.1/24".parse().unwrap();
+    let (dev, via, reach, protocol) = (Some(name), None, Reach::Gateway, 3);
+    let route = RouteInfo { net: "0.0.0.0/0".parse().unwrap(), metric: 100, dev, via, reach, protocol };
+    let addrs = vec![AddrInfo { index: 2, net, scope: 0, flags: 0x80 }];
+    Machine { links: vec![link], addrs, routes: vec![route], lookup: None }
+}
+
+fn options(dir: &Path) -> Options {
+    Options {
+        store: Store::Dir(dir.into()),
+        uplink: UplinkChoice::default(),
+        subnet_file: dir.join("subnet.env"),
+        socket: dir.join("socket"),
+        health: None,
+        resync: Duration::from_secs(3600),
+        nexthop_objects: true,
+        hold_removals: Duration::from_secs(300),
+        change_grace: Duration::ZERO,
+        net_conf_commands: NetConfCommands::Refuse,
+        on_lost_lease: OnLostLease::Hold,
+        manage_sysctls: false,
+        tx_checksum_off: false,
+        state_dir: Some(dir.into()),
+        wireguard_key: "/nonexistent/wgkey".into(),
+        probe: false,
+        unwell_after: Duration::from_secs(30),
+        rules: RuleOptions::default(),
+        cni: None,
+    }
+}
+
+/// Without its identity, nothing would be saved for the next start until the agent is restarted.
+#[tokio::test]
+async fn a_store_that_did_not_know_its_identity_is_asked_again_when_there_is_a_lease() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Rc::new(Late::default());
+    let (_requests, requests) = mpsc::channel(1);
+    let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
+    let surroundings = Surroundings { requests, readiness, metrics, traffic_rules: false };
+    let kernel = FakeKernel::new(machine(), PROTOCOL);
+    let asked = store.clone();
+    let shutdown = async move { asked.asked_again.notified().await };
+    let agent = serve_in(surroundings, options(dir.path()), store.clone(), (kernel.clone(), kernel), shutdown);
+    let ended = timeout(Duration::from_secs(30), LocalSet::new().run_until(agent)).await;
+    ended.expect("the store is asked again").unwrap();
+    assert_eq!(store.asked.get(), 2);
+}
