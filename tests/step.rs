@@ -18,6 +18,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 fn becomes_true(condition: impl Fn() -> bool) -> bool {
     let deadline = Instant::now() + LIMIT;
     while !condition() && Instant::now() < deadline {
+        #[expect(clippy::disallowed_methods, reason = "the condition is looked at again after a moment")]
         std::thread::sleep(Duration::from_millis(10));
     }
     condition()
