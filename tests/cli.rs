@@ -153,6 +153,28 @@ fn a_forgotten_sudo_is_named() {
     assert!(text.contains("Permission denied") && text.contains("put sudo before the command"), "{text}");
 }
 
+/// The file of a lab is below a /run of the test's own. Everybody may write there, so that a deleted file would be seen.
+#[test]
+fn a_lab_of_root_is_neither_denied_nor_forgotten_by_another_user() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("weft");
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_weft")).arg(&program).status().unwrap().success());
+    let script = r#"mount -t tmpfs none /run && mkdir -m 777 /run/weft-lab || exit 9
+        echo "{\"pid\":$$,\"mounts\":\"$(readlink /proc/$$/ns/mnt)\",\"dir\":\"/nonexistent\"}" >/run/weft-lab/$$.json
+        setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; code=$?
+        ls /run/weft-lab; exit $code"#;
+    for words in [&["shell", "n1"][..], &["mesh"], &["ui", "--port=0"]] {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]).arg(&program).arg("lab").args(words);
+        let out = run(&mut command, &[("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")]);
+        let (text, files) = (String::from_utf8(out.stderr).unwrap(), String::from_utf8(out.stdout).unwrap());
+        assert_eq!(out.status.code(), Some(1), "{words:?}: {text}");
+        assert!(text.contains("put sudo before the command"), "{words:?}: {text}");
+        assert!(files.ends_with(".json\n"), "{words:?}: the file is gone: {files}");
+    }
+}
+
 #[test]
 fn a_mistyped_directory_is_not_created() {
     let place = tempfile::tempdir().unwrap();

@@ -173,7 +173,13 @@ async fn large_cluster() -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}/", listener.local_addr()?);
     let mesh = large_mesh();
-    let status = r#"{"version":"1","node":"n0","subnet":"10.0.0.0/24","network":"10.0.0.0/8","peers":[]}"#;
+    let peer = |subnet: &str| serde_json::json!({ "subnet": subnet, "public": "192.168.0.2", "state": "programmed" });
+    // Anybody who may write to the store may write the last ones, and they must not harm the page.
+    let subnets =
+        ["10.0.1.0/24", "::/300", "10.0.2.0/33", "10.0.256.0/24", "10.0.3/24", "1:2:3:4:5:6:7:8:9::/64", "::1::/64"];
+    let status = serde_json::json!({ "version": "1", "node": "n0", "subnet": "10.0.0.0/24", "network": "10.0.0.0/8",
+        "peers": subnets.map(peer) })
+    .to_string();
     tokio::spawn(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else { continue };
@@ -186,7 +192,7 @@ async fn large_cluster() -> Result<String> {
                 Some("/page.js") => ("text/javascript", file("page.js")),
                 Some("/page.css") => ("text/css", file("page.css")),
                 Some("/mesh.json") => ("application/json", mesh.clone()),
-                Some("/status.json") => ("application/json", status.to_owned()),
+                Some("/status.json") => ("application/json", status.clone()),
                 _ => ("application/json", "[]".to_owned()),
             };
             let head = format!(
@@ -211,6 +217,8 @@ fn a_thousand_nodes_are_drawn() {
         ensure!(broken > 900, "{broken}");
         let nodes = open(Command::new("chromium"), dir.path(), &format!("{url}#nodes")).await?;
         ensure!(nodes.contains("1000 of 1000 nodes"));
+        let space = open(Command::new("chromium"), dir.path(), &format!("{url}#space")).await?;
+        ensure!(data(&space, "taken") == Some("2"), "this node and the one peer with a subnet: {space}");
         picture(Command::new("chromium"), dir.path(), &url, "mesh-1000").await
     });
 }

@@ -162,6 +162,10 @@ pub trait Backend {
     }
     /// Returns the largest packet of this family that a pod may send over this backend, in bytes.
     fn mtu(&self, host: &Host, family: Family) -> u32;
+    /// Returns the MTU of the underlay from which [`Backend::mtu`] is computed: that of the uplink, unless `Backend.MTU` is smaller.
+    fn underlay_mtu(&self, host: &Host) -> u32 {
+        host.uplink.mtu
+    }
     /// Returns what net-conf asks for and this host cannot do, and what is done instead, as text for people.
     fn remark(&self, _host: &Host) -> Option<String> {
         None

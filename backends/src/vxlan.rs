@@ -272,6 +272,10 @@ impl Backend for Vxlan {
         lease.backend_type == KIND && self.families.iter().all(is_ours)
     }
 
+    fn underlay_mtu(&self, host: &Host) -> u32 {
+        self.mtu.on(&host.uplink)
+    }
+
     fn mtu(&self, host: &Host, family: Family) -> u32 {
         self.mtu.on(&host.uplink).saturating_sub(overhead::vxlan(family))
     }

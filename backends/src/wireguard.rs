@@ -266,6 +266,10 @@ impl Backend for Wireguard {
         Some(DeviceSecrets { private: pair(host)?.private().clone(), preshared: self.preshared.clone() })
     }
 
+    fn underlay_mtu(&self, host: &Host) -> u32 {
+        self.mtu.on(&host.uplink)
+    }
+
     fn mtu(&self, host: &Host, _family: Family) -> u32 {
         self.mtu.on(&host.uplink).saturating_sub(overhead::wireguard())
     }

@@ -61,10 +61,18 @@ pub async fn matrix(nodes: &[Node]) -> Result<Vec<Ping>> {
 /// The result of a stream of pings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Loss {
-    /// Number of requests up to the last one that was answered.
+    /// Number of requests from the first to the last one that was answered.
     pub sent: usize,
     /// Number of these requests that were not answered.
     pub lost: usize,
+}
+
+impl Loss {
+    /// Counts the answers with these sequence numbers. iputils begins with 1, and busybox with 0.
+    fn of(seen: &BTreeSet<usize>) -> Loss {
+        let sent = seen.first().zip(seen.last()).map_or(0, |(first, last)| last - first + 1);
+        Loss { sent, lost: sent - seen.len() }
+    }
 }
 
 /// A ping with 100 packets per second that runs while something else happens.
@@ -121,8 +129,7 @@ impl Stream {
         if let Some(mut child) = self.child.take() {
             child.wait().await.context("wait for ping")?;
         }
-        let sent = self.seen.last().copied().unwrap_or(0);
-        Ok(Loss { sent, lost: sent - self.seen.len() })
+        Ok(Loss::of(&self.seen))
     }
 
     async fn drain(&mut self) {
@@ -133,21 +140,32 @@ impl Stream {
     }
 }
 
-/// Parses the sequence number of an answer: `64 bytes from 10.1.2.3: icmp_seq=7 ttl=62 time=0.1 ms`. Lines about errors
-/// have no time.
+/// Parses the sequence number of an answer: `64 bytes from 10.1.2.3: icmp_seq=7 ttl=62 time=0.1 ms`. That of
+/// busybox prints `seq=7`. Lines about errors have no time.
 fn sequence(line: &str) -> Option<usize> {
     line.contains(" time=").then_some(())?;
-    line.split_once("icmp_seq=")?.1.split(' ').next()?.parse().ok()
+    line.split_once("seq=")?.1.split(' ').next()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::sequence;
+    use super::{Loss, sequence};
 
     #[test]
     fn only_answers_have_a_sequence_number() {
         assert_eq!(sequence("64 bytes from 10.1.2.3: icmp_seq=17 ttl=62 time=0.112 ms"), Some(17));
+        assert_eq!(sequence("64 bytes from 10.1.2.3: seq=0 ttl=64 time=0.050 ms"), Some(0));
         assert_eq!(sequence("From 10.1.2.1 icmp_seq=18 Destination Host Unreachable"), None);
         assert_eq!(sequence("PING 10.1.2.3 (10.1.2.3) 56(84) bytes of data."), None);
+    }
+
+    #[test]
+    fn requests_without_an_answer_are_counted_wherever_the_numbers_begin() {
+        for first in [0, 1] {
+            let loss = |seen: &[usize]| Loss::of(&seen.iter().map(|seq| seq + first).collect());
+            assert_eq!(loss(&[]), Loss { sent: 0, lost: 0 });
+            assert_eq!(loss(&[0]), Loss { sent: 1, lost: 0 });
+            assert_eq!(loss(&[0, 1, 4]), Loss { sent: 5, lost: 2 });
+        }
     }
 }

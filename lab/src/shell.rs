@@ -2,6 +2,7 @@
 //! `weft lab shell`, `weft lab mesh` and `weft lab ui`: find a running lab by its file below /run/weft-lab, and enter one of its namespaces.
 
 use std::fs::{self, File};
+use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -46,7 +47,11 @@ impl Drop for Announced {
 /// /run cannot be written.
 pub fn announce(lab: &Lab) -> Result<Announced> {
     let pid = std::process::id();
-    let entry = Entry { pid, mounts: mounts_of("self")?, dir: lab.dir().to_owned() };
+    let entry = Entry {
+        pid,
+        mounts: mounts_of("self").context("read this process's mount namespace")?,
+        dir: lab.dir().to_owned(),
+    };
     let text = serde_json::to_string(&entry).with_context(|| format!("describe the lab in {}", lab.dir().display()))?;
     fs::create_dir_all(LABS).with_context(|| format!("create {LABS}"))?;
     let path = Path::new(LABS).join(format!("{pid}.json"));
@@ -126,14 +131,24 @@ fn has(pid: u32, name: &str) -> bool {
 
 /// Returns the running labs. Files of labs that were killed are removed.
 fn running() -> Result<Vec<Entry>> {
-    let Ok(files) = fs::read_dir(LABS) else { return Ok(Vec::new()) };
+    let files = match fs::read_dir(LABS) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        files => files.with_context(|| format!("read {LABS}"))?,
+    };
     let mut labs = Vec::new();
     for file in files {
         let path = file.with_context(|| format!("read {LABS}"))?.path();
-        let text = fs::read_to_string(&path).unwrap_or_default();
-        match serde_json::from_str::<Entry>(&text) {
-            Ok(entry) if mounts_of(&entry.pid.to_string()).is_ok_and(|mounts| mounts == entry.mounts) => {
-                labs.push(entry)
+        let text = match fs::read_to_string(&path) {
+            // The lab has ended meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            text => text.with_context(|| format!("read {}", path.display()))?,
+        };
+        // A lab that is just starting has not written all of its file.
+        let Ok(entry) = serde_json::from_str::<Entry>(&text) else { continue };
+        match mounts_of(&entry.pid.to_string()) {
+            Ok(mounts) if mounts == entry.mounts => labs.push(entry),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("look for the lab of process {}", entry.pid));
             }
             _ => drop(fs::remove_file(&path)),
         }
@@ -141,6 +156,6 @@ fn running() -> Result<Vec<Entry>> {
     Ok(labs)
 }
 
-fn mounts_of(process: &str) -> Result<PathBuf> {
-    fs::read_link(format!("/proc/{process}/ns/mnt")).context("read the mount namespace of a process")
+fn mounts_of(process: &str) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/{process}/ns/mnt"))
 }

@@ -115,7 +115,14 @@ impl Netlink {
     /// The datagram cannot be sent, or the replies cannot be read. It is then unknown which messages were carried out.
     pub fn exchange(&mut self, datagram: &[u8], last: u32) -> io::Result<Replies> {
         let fd = self.socket.as_raw_fd();
-        send(fd, datagram, MsgFlags::empty())?;
+        match send(fd, datagram, MsgFlags::empty()) {
+            // A datagram must fit into the send buffer, and the usual size of that is 208 KiB.
+            Err(Errno::EMSGSIZE) => {
+                force_send_buffer(&self.socket, datagram.len());
+                send(fd, datagram, MsgFlags::empty())?
+            }
+            sent => sent?,
+        };
         let mut replies = Replies::default();
         let (mut answered, mut lost) = (false, false);
         loop {
@@ -266,6 +273,13 @@ impl Netlink {
 pub fn force_buffer(socket: &Socket, bytes: usize) {
     if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {
         let _ = setsockopt(socket, sockopt::RcvBuf, &bytes);
+    }
+}
+
+/// Sets the size of the send buffer. Without CAP_NET_ADMIN the system's limit (`net.core.wmem_max`) applies.
+fn force_send_buffer(socket: &Socket, bytes: usize) {
+    if setsockopt(socket, sockopt::SndBufForce, &bytes).is_err() {
+        let _ = setsockopt(socket, sockopt::SndBuf, &bytes);
     }
 }
 

@@ -211,12 +211,17 @@ impl<K: Kernel> Node<K> {
                 published.unwrap_or(address)
             ),
             (Cause::Mtu(mtu), _) => {
-                let overhead = uplink.mtu.saturating_sub(target.mtu.into());
-                let value = u32::from(mtu) + overhead;
+                let underlay = self.plan.underlay_mtu();
+                let value = u32::from(mtu) + underlay.saturating_sub(target.mtu.into());
+                // To lower the MTU of the uplink would do, too, but the operator has chosen to set the option.
+                let setting = match underlay < uplink.mtu {
+                    true => format!("Backend.MTU in net-conf to {value}"),
+                    false => format!("the MTU of the uplink {} to {value} on every node", uplink.name),
+                };
                 format!(
                     "packets of {mtu} bytes reach it, and larger ones do not, although the MTU is {}: some link of the path carries \
-                     only {value} bytes. Raise its MTU, or set the MTU of the uplink {} to {value} on every node",
-                    target.mtu, uplink.name
+                     only {value} bytes. Raise its MTU, or set {setting}",
+                    target.mtu
                 )
             }
         }

@@ -19,6 +19,11 @@ impl Plan {
             .unwrap_or(self.host.uplink.mtu)
     }
 
+    /// Returns the MTU of the underlay that counts for our backend, in bytes.
+    pub fn underlay_mtu(&self) -> u32 {
+        self.backend.underlay_mtu(&self.host)
+    }
+
     /// Returns the content of subnet.env. `ipmasq` is always false, because the plan does not know whether traffic rules are in place.
     pub fn env(&self) -> SubnetEnv {
         SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }

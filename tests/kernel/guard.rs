@@ -7,6 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use weft::firewall::guard::table as guard;
+use weft::firewall::nft::connection;
+use weft::firewall::nft::generation::generation;
 use weft::instance::Instance;
 use weft::kernel::{Kernel, LinuxKernel, LinuxMonitor, LinuxOptions, Monitor, MonitorOptions, Notice};
 use weft_backends::diff::Op;
@@ -211,5 +213,22 @@ fn many_peers_are_added_at_once() {
         assert_eq!(observed(&mut k), peers);
         remove(&mut k, &peers[..4000]);
         assert_eq!(observed(&mut k), &peers[4000..]);
+    });
+}
+
+/// The transaction is larger than the usual send buffer of a socket (208 KiB).
+#[test]
+fn a_large_cluster_of_both_families_is_one_transaction() {
+    in_namespace(|| async {
+        let mut k = kernel();
+        let mut netlink = connection::open().unwrap();
+        let all = (0..20_000u32).map(|n| std::net::Ipv4Addr::from_bits(0x0a00_0000 + n));
+        let peers: Vec<(Key, Value)> =
+            all.clone().map(|ip| peer(&ip.to_string())).chain(all.map(|ip| peer(&format!("fd09::{ip}")))).collect();
+        let ops: Vec<Op> = peers.iter().map(|(key, value)| Op::Ensure(*key, value.clone())).collect();
+        let before = generation(&mut netlink).unwrap();
+        all_done(&ops, k.apply(&ops));
+        assert_eq!(generation(&mut netlink).unwrap() - before, 1, "transactions");
+        assert_eq!(observed(&mut k), peers);
     });
 }

@@ -2,6 +2,7 @@
 //! The rules in nftables: `nft` shows what was written, equal rules are not written again, and changes by other programs are found and
 //! repaired.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -152,6 +153,23 @@ fn other_nodes_change_only_the_set() {
         }
         assert_eq!(nft.ensure(&with(&["fd00::8"])).await.unwrap(), Ensured::Written);
         assert_eq!(elements(&handles()), ["elements = { fd00::8 }"], "without nodes there is no rule");
+    });
+}
+
+/// The table is larger than the usual send buffer of a socket (208 KiB).
+#[test]
+fn the_nodes_of_a_large_cluster_are_written() {
+    in_namespace(|| async {
+        let with = |count: u32| {
+            let v4 = (0..count).map(|n| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + n)));
+            let v6 = (0..count).map(|n| IpAddr::from(Ipv6Addr::from_bits((0xfd09 << 112) + u128::from(n))));
+            rules(Some(Masquerade { nodes: v4.chain(v6).collect(), ..Masquerade::default() }), true)
+        };
+        let mut nft = open();
+        for count in [5_000, 50_000, 1] {
+            assert_eq!(nft.ensure(&with(count)).await.unwrap(), Ensured::Written, "{count}");
+            assert_eq!(nft.ensure(&with(count)).await.unwrap(), Ensured::Unchanged, "{count}");
+        }
     });
 }
 

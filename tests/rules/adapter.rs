@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use crate::namespace::alone;
 use crate::patience::PATIENCE;
 use weft::firewall::carrier::{Carrier, Ensured};
@@ -69,11 +71,15 @@ fn lines_with(flavour: &str, word: &str) -> Vec<String> {
 }
 
 fn dual() -> Rules {
+    dual_with(vec!["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()])
+}
+
+fn dual_with(except: Vec<IpNet>) -> Rules {
     let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd05::/48".parse().ok() };
     let own = Subnets { v4: "10.5.7.0/24".parse().ok(), v6: "fd05:0:0:7::/64".parse().ok() };
     let masquerade = Masquerade {
         fully_random: true,
-        except: vec!["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()],
+        except,
         nodes: vec!["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), "fd00::1".parse().unwrap()],
     };
     rules(&networks, &own, &Policy { masquerade: Some(masquerade), forward: true })
@@ -85,6 +91,20 @@ fn instance() -> Instance {
 
 async fn ensure(iptables: &mut impl Carrier, rules: &Rules, expected: Ensured, what: &str) {
     assert_eq!(iptables.ensure(rules).await.unwrap(), expected, "{what}");
+}
+
+/// iptables-save leaves a network out that contains all addresses.
+#[test]
+fn exceptions_for_all_addresses_are_written_once() {
+    each_flavour(async |flavour| {
+        let except = ["0.0.0.0/0", "::/0"].map(|net| net.parse().unwrap()).to_vec();
+        let (rules, mut iptables) = (dual_with(except), Iptables::new(&instance()));
+        ensure(&mut iptables, &rules, Ensured::Written, "nothing was there").await;
+        ensure(&mut iptables, &rules, Ensured::Unchanged, "all is there").await;
+        for net in ["10.5.0.0/16", "fd05::/48"] {
+            assert_eq!(lines_with(flavour, &format!("-A WEFT-POSTRTG -s {net} -j RETURN")).len(), 1, "{net}");
+        }
+    });
 }
 
 #[test]

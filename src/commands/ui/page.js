@@ -263,20 +263,25 @@ function describeWay(x, y) {
 
 // ---- The address space
 
-// Returns the first and the last address of a prefix and the number of bits of an address.
+// Returns the first and the last address of a prefix and the number of bits of an address. The text may be of another node, and what
+// is no prefix has no bits.
 function range(prefix) {
+  const none = { bits: 0, first: 0n, last: -1n, length: 0 };
   const [text, length] = prefix.split('/');
-  let [bits, value] = [32, 0n];
-  if (text.includes(':')) {
-    bits = 128;
-    const [head, tail] = text.split('::');
-    const groups = (part) => (part ? part.split(':') : []);
-    const [before, after] = [groups(head), groups(tail)];
-    const middle = text.includes('::') ? new Array(8 - before.length - after.length).fill('0') : [];
-    for (const group of [...before, ...middle, ...after]) value = (value << 16n) | BigInt(parseInt(group, 16));
-  } else {
-    for (const byte of text.split('.')) value = (value << 8n) | BigInt(Number(byte));
+  const [bits, step, radix] = text.includes(':') ? [128, 16, 16] : [32, 8, 10];
+  let parts = text.split('.');
+  if (bits === 128) {
+    const halves = text.split('::');
+    const [before, after] = [halves[0], halves[1]].map((half) => (half ? half.split(':') : []));
+    const missing = halves.length === 2 ? 8 - before.length - after.length : 0;
+    if (halves.length > 2 || missing < 0) return none;
+    parts = [...before, ...new Array(missing).fill('0'), ...after];
   }
+  const digits = radix === 16 ? /^[0-9a-f]{1,4}$/i : /^[0-9]{1,3}$/;
+  const numbers = parts.map((part) => (digits.test(part) ? parseInt(part, radix) : -1));
+  const fits = (number) => number >= 0 && number < 2 ** step;
+  if (numbers.length !== bits / step || !numbers.every(fits) || !(Number(length) >= 0 && Number(length) <= bits)) return none;
+  const value = numbers.reduce((sum, number) => (sum << BigInt(step)) | BigInt(number), 0n);
   const size = 1n << BigInt(bits - Number(length));
   const first = value / size * size;
   return { bits, first, last: first + size - 1n, length: Number(length) };
@@ -295,7 +300,7 @@ function spread_space() {
   if (!network || !status.subnet) return null;
   const net = range(network);
   const own = status.subnet.split(',').map(range).find((one) => one.bits === net.bits);
-  if (!own) return null;
+  if (!net.bits || !own) return null;
   // At most 65,536 cells. In a larger network a cell stands for several subnets.
   const depth = Math.min(Math.max(own.length - net.length, 0), 16);
   const size = (net.last - net.first + 1n) >> BigInt(depth);

@@ -162,6 +162,8 @@ fn lines(rule: &Rule, random_fully: bool) -> Vec<String> {
     let mut all = vec![String::new()];
     for test in &rule.tests {
         let words: BTreeSet<String> = match test {
+            // Every packet is from and to this network. iptables-save does not print such an option, so a rule that has it is never found again.
+            Test::From(net) | Test::To(net) if net.prefix_len() == 0 => [String::new()].into(),
             Test::Mark(bits) => [format!("-m mark --mark {bits:#x}/{bits:#x} ")].into(),
             Test::From(net) => [format!("-s {net} ")].into(),
             Test::NotFrom(net) => [format!("! -s {net} ")].into(),

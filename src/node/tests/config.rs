@@ -5,8 +5,9 @@ use tokio::time::Instant;
 use weft_subnet::source::Event;
 
 use super::{CONFIG, TestNode, local, removed};
-use crate::options::OnLostLease;
+use crate::options::{OnLostLease, RuleOptions};
 use crate::pass::Cause;
+use crate::probe::Target;
 
 #[tokio::test]
 async fn net_conf_keys_that_need_a_restart_are_named() {
@@ -98,6 +99,28 @@ async fn an_option_that_needs_the_device_anew_is_refused_with_the_way() {
         for options in [r#","MTU":1400"#, r#","DirectRouting":true"#, r#","Port":4789,"VNI":7"#] {
             test.node.store_changed(vec![Event::Config(conf(options))]).await;
             assert_eq!(test.node.net_conf.not_applied, None, "{options}");
+        }
+    })
+    .await;
+}
+
+/// 1354 bytes are 1404 on the link, whether the uplink or `Backend.MTU` is what the MTU is computed from.
+#[tokio::test]
+async fn the_remedy_for_a_small_link_names_what_limits_the_mtu() {
+    local(async {
+        for (option, wanted) in [
+            ("", "or set the MTU of the uplink eth0 to 1404 on every node"),
+            (r#","MTU":1450"#, "or set Backend.MTU in net-conf to 1404"),
+            (r#","MTU":9000"#, "or set the MTU of the uplink eth0 to 1404 on every node"),
+        ] {
+            let own = super::lease("10.5.1.0-24", "192.168.0.1");
+            let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan"{option}}}}}"#);
+            let test = TestNode::of((&conf, own), OnLostLease::Hold, RuleOptions::default());
+            let (peer, address) = (super::lease("10.5.2.0-24", "192.168.0.2"), "10.5.2.0".parse().unwrap());
+            let mtu = u16::try_from(test.node.plan.mtu()).unwrap();
+            let target = Target { place: 0, tag: 1, address, published: None, mtu };
+            let reason = test.node.unreachable_reason(&peer, &target, crate::probe::cause::Cause::Mtu(1354));
+            assert!(reason.ends_with(wanted), "{option}: {reason}");
         }
     })
     .await;

@@ -41,7 +41,7 @@ fn remedy(url: &str, text: &str) -> &'static str {
     let is_tls = url.starts_with("https://");
     if is_one_of(&["onnection refused"]) {
         " (nothing listens there: check --etcd-endpoints, and whether etcd runs)"
-    } else if is_tls && is_one_of(&["InvalidContentType", "handshake eof"]) {
+    } else if is_tls && is_one_of(&["InvalidContentType", "handshake eof", "onnection reset", "broken pipe"]) {
         " (if no TLS is spoken there, write http:// in --etcd-endpoints)"
     } else if is_tls && is_one_of(&["invalid peer certificate"]) {
         " (its certificate must be signed by the CA of --etcd-cafile, and name this host)"
@@ -113,6 +113,20 @@ pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
             let remedy = remedy(url, &chain(&fault));
             let fault = if remedy.is_empty() { fault } else { Fault::Connection { fault: Box::new(fault), remedy } };
             Error::Unavailable { what, source: Some(Box::new(fault)) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::remedy;
+
+    /// A server without TLS may close the connection before it answers, after which the kernel reports a reset.
+    #[test]
+    fn a_connection_that_is_reset_names_the_other_scheme() {
+        for text in ["Connection reset by peer (os error 104)", "broken pipe"] {
+            assert!(remedy("https://10.0.0.1:2379", text).contains("write http://"), "{text}");
+            assert!(remedy("http://10.0.0.1:2379", text).contains("write https://"), "{text}");
         }
     }
 }

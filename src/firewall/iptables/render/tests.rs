@@ -145,6 +145,18 @@ fn exceptions_come_before_the_masquerade_rules() {
     assert_eq!(text.lines().filter(|line| line.contains("/32")).count(), 2, "one rule for each node");
 }
 
+/// iptables-save leaves `-d 0.0.0.0/0` out.
+#[test]
+fn an_exception_for_all_addresses_is_found_again() {
+    let exception = "-A WEFT-POSTRTG -s 10.5.0.0/16 -j RETURN\n";
+    let part = part(&["0.0.0.0/0"], &[]);
+    let text = changes(&Saved::default(), &ours(), &part, true).unwrap();
+    assert!(text.contains(exception), "{text}");
+    let masquerade = "-A WEFT-POSTRTG -s 10.5.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE";
+    let saved = IN_PLACE.replace(masquerade, &format!("{exception}{masquerade}"));
+    assert_eq!(changes(&Saved::parse(&saved), &ours(), &part, true), None);
+}
+
 #[test]
 fn an_old_iptables_masquerades_without_random_fully() {
     let text = changes(&Saved::default(), &ours(), &part(&[], &[]), false).unwrap();
