@@ -52,6 +52,10 @@ fn leases_are_released_removed_and_acquired_again() {
         site.families = Families::V4;
         site.lab.settle().await?;
         site.reach_all().await?;
+        // An agent writes the condition of its Node a moment after it is ready. That changes the version of the Node, too.
+        for node in 1..=3 {
+            site.conditioned(node, "False", "FlannelIsUp").await?;
+        }
         let file = format!("--subnet-file={}", site.lab.nodes[0].subnet_file().display());
         let state = format!("--state-dir={}", site.lab.nodes[0].state_dir().display());
         site.lab.nodes[0].stop(Signal::SIGTERM).await?;
