@@ -301,7 +301,7 @@ fn a_lease_that_cannot_be_replaced_leaves_no_second_one() {
             mount(Some(&file), &file, nothing, MsFlags::MS_BIND, nothing).unwrap();
             for _ in 0..3 {
                 store.acquire(&dual(1)).await.unwrap_err();
-                assert_eq!(ids().await, [single.id.clone()]);
+                assert_eq!(ids().await, std::slice::from_ref(&single.id));
             }
             umount(&file).unwrap();
             let both = store.acquire(&dual(1)).await.unwrap();
