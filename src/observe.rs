@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What others see of the agent: readiness, `weft status`, metrics, systemd's status and the condition of the Kubernetes Node.
 
+pub mod clients_by_age;
 pub mod entries;
 pub mod fault_events;
 pub mod health;

@@ -215,7 +215,7 @@ pub trait Backend {
     fn next_identities(&self, _found: &Found<'_>) -> Result<Option<Identities>, Skip> {
         Ok(None)
     }
-    /// Ends a change of the identities: those of [`Backend::new_identities`] are in use and in our lease if they were `accepted`, and
+    /// Ends a change of the identities: those of [`Backend::begin_change`] are in use and in our lease if they were `accepted`, and
     /// are forgotten otherwise.
     ///
     /// # Errors

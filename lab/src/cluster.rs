@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use tempfile::TempDir;
 
 use super::change;
-use super::netns::{Netns, make_names_private, require};
+use super::netns::{Netns, has_ipv6, make_names_private, require};
 use super::network::VethEnd;
 use super::node::{Node, PATIENCE};
 use super::options::LabOptions;
@@ -155,7 +155,7 @@ impl Lab {
 /// Creates the fabric: a bridge for each half. With two halves, the namespace is the router between them.
 async fn build_fabric(options: &LabOptions) -> Result<Netns> {
     let fabric = Netns::add("fabric", &options.launcher()?).await?;
-    fabric.sysctl(&["ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1"])?;
+    forward(&fabric)?;
     let network = fabric.network()?;
     for (half, byte) in HALVES.into_iter().enumerate().take(if options.router { 2 } else { 1 }) {
         let bridge = bridge_name(half);
@@ -172,9 +172,21 @@ async fn build_node(fabric: &Netns, number: u8, far: bool) -> Result<(Netns, Vec
     let ns = fabric.add_other(&format!("n{}", number + 1)).await?;
     let half = usize::from(far);
     connect(fabric, &ns, half).await?;
-    ns.sysctl(&["ipv4/ip_forward=1", "ipv6/conf/all/forwarding=1", "ipv6/conf/eth0/keep_addr_on_down=1"])?;
+    forward(&ns)?;
+    if has_ipv6() {
+        ns.sysctl(&["ipv6/conf/eth0/keep_addr_on_down=1"])?;
+    }
     let uplink = configure(&ns, half, 11 + number).await?;
     Ok((ns, uplink))
+}
+
+/// Lets a namespace forward packets of all families of this machine.
+fn forward(ns: &Netns) -> Result<()> {
+    ns.sysctl(&["ipv4/ip_forward=1"])?;
+    if has_ipv6() {
+        ns.sysctl(&["ipv6/conf/all/forwarding=1"])?;
+    }
+    Ok(())
 }
 
 /// Connects a namespace to a bridge of the fabric by the link eth0, which stays down.
@@ -186,9 +198,9 @@ async fn connect(fabric: &Netns, ns: &Netns, half: usize) -> Result<()> {
 /// Makes a connected namespace host number `host` of the bridge's networks. Returns its addresses, IPv4 first.
 async fn configure(ns: &Netns, half: usize, host: u8) -> Result<Vec<IpAddr>> {
     let network = ns.network()?;
-    let addresses = addresses(HALVES[half], host);
-    for address in addresses {
-        network.add_address("eth0", address).await?;
+    let addresses = usable(addresses(HALVES[half], host), has_ipv6());
+    for address in &addresses {
+        network.add_address("eth0", *address).await?;
     }
     network.set_up("eth0").await?;
     add_default_routes(ns, addresses[0].addr()).await?;
@@ -206,8 +218,13 @@ fn addresses(byte: u8, host: u8) -> [IpNet; 2] {
     [IpNet::new_assert(v4.into(), 24), IpNet::new_assert(v6.into(), 64)]
 }
 
-fn gateways(byte: u8) -> [IpNet; 2] {
-    addresses(byte, 1)
+/// Leaves IPv6 out on a machine without it.
+fn usable(addresses: [IpNet; 2], ipv6: bool) -> Vec<IpNet> {
+    addresses.into_iter().filter(|address| ipv6 || address.addr().is_ipv4()).collect()
+}
+
+fn gateways(byte: u8) -> Vec<IpNet> {
+    usable(addresses(byte, 1), has_ipv6())
 }
 
 /// Reads the decimal digits of a number as hexadecimal digits, so that the addresses of both families look alike: 11
@@ -233,12 +250,18 @@ pub async fn add_default_routes(ns: &Netns, uplink: IpAddr) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::addresses;
+    use super::{addresses, usable};
 
     #[test]
     fn the_addresses_of_both_families_look_alike() {
         let text = |byte, host| addresses(byte, host).map(|address| address.to_string());
         assert_eq!(text(77, 1), ["192.168.77.1/24", "fd77::1/64"]);
         assert_eq!(text(78, 210), ["192.168.78.210/24", "fd78::210/64"]);
+    }
+
+    #[test]
+    fn a_machine_without_ipv6_gets_the_ipv4_address_alone() {
+        assert_eq!(usable(addresses(77, 1), true), addresses(77, 1));
+        assert_eq!(usable(addresses(77, 1), false), addresses(77, 1)[..1]);
     }
 }

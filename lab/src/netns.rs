@@ -37,6 +37,11 @@ pub fn make_names_private() -> Result<()> {
         .with_context(|| format!("mount a tmpfs on {NAMES}"))
 }
 
+/// Returns true if the kernel of this machine has IPv6. It has none with `ipv6.disable=1` on its command line.
+pub fn has_ipv6() -> bool {
+    Path::new("/proc/sys/net/ipv6/conf").exists()
+}
+
 /// A named network namespace.
 #[derive(Debug, Clone)]
 pub struct Netns {

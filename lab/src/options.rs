@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 use super::cni::Pods;
+use super::netns::has_ipv6;
 use super::store::StoreKind;
 
 /// The backend of every node.
@@ -152,10 +153,10 @@ impl LabOptions {
         conf.to_string()
     }
 
-    /// Checks that the options can be combined, before anything is created.
+    /// Checks that the options can be combined and that this machine can do what they ask for, before anything is created.
     ///
     /// # Errors
-    /// The message names the options that exclude each other.
+    /// The message names the options that exclude each other, or what the machine lacks.
     pub fn check(&self) -> Result<()> {
         if [Some(self.backend), self.change_backend].contains(&Some(BackendKind::HostGw)) && self.router {
             bail!("--backend host-gw needs all nodes on one link: leave --router out");
@@ -173,6 +174,11 @@ impl LabOptions {
         let only_v4 = kinds.find(|kind| matches!(kind, BackendKind::Ipip | BackendKind::Udp));
         if let Some(kind) = only_v4.filter(|_| self.families() != Families::V4) {
             bail!("--backend {} carries IPv4 only: leave --ipv6 out", kind.wire());
+        }
+        if self.families() != Families::V4 && !has_ipv6() {
+            bail!(
+                "--ipv6: the kernel of this machine has no IPv6 (often ipv6.disable=1 in /proc/cmdline): leave --ipv6 out"
+            );
         }
         if self.families() == Families::V6 && self.store == StoreKind::Etcd {
             bail!("etcd keys need IPv4 (as flannel's): IPv6 alone works with the directory store");

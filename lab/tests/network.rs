@@ -11,9 +11,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::Result;
+use nix::mount::{MsFlags, mount};
+use weft_lab::cluster::Lab;
 use weft_lab::fault::entries;
 use weft_lab::netns::{Netns, make_names_private};
 use weft_lab::network::VethEnd;
+use weft_lab::options::LabOptions;
+use weft_lab::store::StoreKind;
 
 /// Runs a test in a thread with a private directory of namespace names.
 fn in_private<T: Future<Output = Result<()>>>(test: impl FnOnce() -> T + Send + 'static) {
@@ -121,6 +125,30 @@ fn the_entries_that_others_add_are_read_and_deleted() {
         assert_eq!(network.fdb().await?, []);
         let left = entries(&node).await?;
         assert!(left.iter().all(|text| text.starts_with("neigh ")), "{left:#?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_machine_without_ipv6_gets_a_lab_of_ipv4_alone() {
+    in_private(|| async {
+        // What ipv6.disable=1 leaves of this directory.
+        mount(Some("none"), "/proc/sys/net/ipv6", Some("tmpfs"), MsFlags::empty(), None::<&str>)?;
+        let exe = Some("/nonexistent".into());
+        let options = LabOptions { nodes: 2, router: true, store: StoreKind::Dir, exe, ..LabOptions::default() };
+        let lab = Lab::build(&options).await?;
+        for node in &lab.nodes {
+            assert!(matches!(node.uplink[..], [IpAddr::V4(_)]), "{:?}", node.uplink);
+            let addresses = node.ns.ip("-6 address show dev eth0 scope global").await?;
+            assert_eq!(addresses, "");
+            assert_eq!(node.ns.ip("-6 route show default").await?, "");
+            assert!(node.ns.ip("route show default").await?.starts_with("default via 192.168.7"));
+            let settings = node.ns.ip("-6 netconf show dev eth0").await?;
+            assert!(settings.contains("eth0 forwarding off"), "{settings}");
+        }
+        assert!(!lab.fabric.ip("-6 address show scope global").await?.contains("fd77"));
+        let refused = LabOptions { ipv6: true, ..options }.check().unwrap_err().to_string();
+        assert!(refused.contains("no IPv6") && refused.contains("leave --ipv6 out"), "{refused}");
         Ok(())
     });
 }

@@ -10,7 +10,7 @@ use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{self, Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -29,6 +29,7 @@ use crate::cli::explain::{ExplainTask, packet};
 use crate::cli::questions::UiTask;
 use crate::commands::explain;
 use crate::commands::mesh::ask;
+use crate::observe::clients_by_age::ClientsByAge;
 use crate::observe::history::Query;
 use crate::observe::mesh::Mesh;
 use crate::observe::mesh::cluster::{Cluster, KnownNode};
@@ -65,6 +66,8 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(90);
 /// Maximum number of clients that are answered at once.
 const MAX_CLIENTS: usize = 16;
+/// Maximum number of clients that have not shown the word of the page. A further one disconnects the oldest of them.
+const MAX_STRANGERS: usize = 32;
 /// The page shows the history of this time.
 const HISTORY: Duration = Duration::from_hours(24);
 /// Maximum number of records that it shows.
@@ -96,19 +99,19 @@ pub async fn run(task: UiTask) -> anyhow::Result<ExitCode> {
 }
 
 async fn serve(listener: TcpListener, ui: Arc<Ui>) -> anyhow::Result<ExitCode> {
-    let room = Arc::new(Semaphore::new(MAX_CLIENTS));
     loop {
-        let permit = room.clone().acquire_owned().await?;
         let Ok((stream, _)) = listener.accept().await else {
             // The usual reason is that there are no file descriptors left.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
+        // The lock is held until the client is in the list, so that it cannot leave the list before.
+        let mut strangers = ui.strangers.lock().unwrap_or_else(PoisonError::into_inner);
         let ui = ui.clone();
-        tokio::spawn(async move {
+        let client = tokio::spawn(async move {
             let _ = tokio::time::timeout(LIMIT, client(stream, &ui)).await;
-            drop(permit);
         });
+        strangers.add(client.abort_handle());
     }
 }
 
@@ -131,11 +134,23 @@ struct Ui {
     mesh: Mutex<Option<(Instant, Bytes)>>,
     /// One packet is explained at a time, because all rules of this node are read for it.
     explaining: Mutex<()>,
+    /// The clients that have not shown the word. Every user of the host can be one of them.
+    strangers: sync::Mutex<ClientsByAge>,
+    /// The room for clients that have shown the word.
+    room: Semaphore,
 }
 
 impl Ui {
     fn new(task: UiTask, token: String) -> Ui {
-        Ui { task, token, mesh: Mutex::default(), explaining: Mutex::default() }
+        let strangers = sync::Mutex::new(ClientsByAge::new(MAX_STRANGERS));
+        Ui {
+            task,
+            token,
+            mesh: Mutex::default(),
+            explaining: Mutex::default(),
+            strangers,
+            room: Semaphore::new(MAX_CLIENTS),
+        }
     }
 
     async fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
@@ -149,6 +164,13 @@ impl Ui {
         let Some(name) = path.strip_prefix('/').and_then(|path| path.strip_prefix(&*self.token)?.strip_prefix('/'))
         else {
             return text(StatusCode::NOT_FOUND, "weft ui has printed the address of the page\n");
+        };
+        // All nodes may be asked for the answer, which takes its time. Strangers must not end that.
+        if let Some(id) = tokio::task::try_id() {
+            self.strangers.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        }
+        let Ok(_permit) = self.room.acquire().await else {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "weft ui is ending\n");
         };
         if let Some((_, kind, content)) = FILES.iter().find(|(file, ..)| *file == name) {
             return reply(StatusCode::OK, kind, Bytes::from_static(content.as_bytes()));
@@ -276,6 +298,8 @@ fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<B
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     fn ui() -> Ui {
@@ -287,6 +311,54 @@ mod tests {
     async fn status_of(method: &str, host: &str, path: &str) -> u16 {
         let request = Request::builder().method(method).uri(path).header(HOST, host).body(()).unwrap();
         ui().answer(&request).await.status().as_u16()
+    }
+
+    /// Serves the page, and returns its address.
+    async fn served(ui: &Arc<Ui>) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, ui.clone()));
+        address
+    }
+
+    async fn ask(address: SocketAddr, file: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET /abc/{file} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_new_client_is_answered_although_many_are_silent() {
+        let address = served(&Arc::new(ui())).await;
+        let mut silent = Vec::new();
+        // So many that waiting for the end of each one's time would take longer than the limit below.
+        for _ in 0..20 * MAX_CLIENTS {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        let answer = tokio::time::timeout(Duration::from_secs(15), ask(address, "")).await;
+        assert!(answer.expect("silent clients keep this one out").starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn silent_clients_do_not_disconnect_one_that_has_shown_the_word() {
+        let ui = Arc::new(ui());
+        let address = served(&ui).await;
+        let asking_nodes = ui.mesh.lock().await;
+        let answer = tokio::spawn(ask(address, "mesh.json"));
+        while ui.room.available_permits() == MAX_CLIENTS {
+            tokio::task::yield_now().await;
+        }
+        let mut silent = Vec::new();
+        for _ in 0..=MAX_STRANGERS {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        // The first one is disconnected when all are in the list.
+        assert_eq!(silent[0].read(&mut [0]).await.unwrap_or_default(), 0);
+        drop(asking_nodes);
+        assert!(answer.await.unwrap().starts_with("HTTP/1.1 502"), "no agent answers");
     }
 
     #[test]

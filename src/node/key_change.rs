@@ -281,7 +281,7 @@ impl<K: Kernel> Node<K> {
 
 fn log_files(error: &dyn fmt::Display) {
     tracing::warn!(
-        "the key of this node changed, and its files are not up to date: {error}. The next start of the agent tries again"
+        "the files with the key of this node are not up to date: {error}. The next start of the agent tries again"
     );
 }
 

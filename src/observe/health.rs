@@ -6,7 +6,7 @@
 //! The server must not harm the agent. If the port is in use, the server tries again. It disconnects slow clients. If
 //! there are too many clients, it disconnects the oldest one, so that new clients are always answered.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,9 +18,10 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::observe::clients_by_age::ClientsByAge;
 use crate::observe::mesh::page::{MeshPage, MeshPageError};
 use crate::observe::metrics::Metrics;
 
@@ -109,7 +110,7 @@ pub async fn serve(address: SocketAddr, pages: Pages) {
 pub async fn serve_on(listener: TcpListener, pages: Pages) {
     // Dropping the set aborts the clients.
     let mut clients = JoinSet::new();
-    let mut by_age = ByAge::default();
+    let mut by_age = ClientsByAge::new(MAX_CLIENTS);
     loop {
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -125,23 +126,6 @@ pub async fn serve_on(listener: TcpListener, pages: Pages) {
         by_age.add(clients.spawn(async move {
             let _ = tokio::time::timeout(LIMIT, client(stream, address.ip(), pages)).await;
         }));
-    }
-}
-
-/// The clients that are connected, the oldest first.
-#[derive(Default)]
-struct ByAge(VecDeque<AbortHandle>);
-
-impl ByAge {
-    /// Adds a client. If there are too many, the oldest one is disconnected.
-    fn add(&mut self, client: AbortHandle) {
-        self.0.retain(|client| !client.is_finished());
-        if self.0.len() >= MAX_CLIENTS
-            && let Some(oldest) = self.0.pop_front()
-        {
-            oldest.abort();
-        }
-        self.0.push_back(client);
     }
 }
 
@@ -290,27 +274,5 @@ mod tests {
         }
         assert!(get(address, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.contains("flanneld is running"));
         server.abort();
-    }
-
-    #[tokio::test]
-    async fn the_oldest_of_too_many_clients_is_disconnected_and_those_that_ended_do_not_count() {
-        let (mut by_age, mut clients) = (ByAge::default(), Vec::new());
-        let add = |by_age: &mut ByAge, clients: &mut Vec<tokio::task::JoinHandle<()>>| {
-            clients.push(tokio::spawn(std::future::pending()));
-            by_age.add(clients.last().unwrap().abort_handle());
-        };
-        add(&mut by_age, &mut clients);
-        let brief = tokio::spawn(async {});
-        by_age.add(brief.abort_handle());
-        (2..MAX_CLIENTS).for_each(|_| add(&mut by_age, &mut clients));
-        brief.await.unwrap();
-        add(&mut by_age, &mut clients);
-        tokio::task::yield_now().await;
-        assert!(clients.iter().all(|client| !client.is_finished()), "one had ended, so there was room");
-        add(&mut by_age, &mut clients);
-        while !clients[0].is_finished() {
-            tokio::task::yield_now().await;
-        }
-        assert!(clients[1..].iter().all(|client| !client.is_finished()));
     }
 }

@@ -122,7 +122,11 @@ fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result
     let created = files.create(&chosen.to_key(), &request.attrs, now())?;
     // Only now, because the pods of this node may still use one of them.
     for own in &ours {
-        files.delete(&own.id)?;
+        if let Err(error) = files.delete(&own.id) {
+            // Leases of a directory do not end. With the new file, each further attempt would leave one more lease.
+            files.delete(&created.id)?;
+            return Err(error);
+        }
     }
     Ok(created)
 }

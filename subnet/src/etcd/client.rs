@@ -13,7 +13,7 @@ use crate::retry::chain;
 use crate::source::Error;
 
 use super::EtcdOptions;
-use super::fault::{Fault, failure, is_about_auth, is_auth_off, may_succeed_elsewhere};
+use super::fault::{Fault, failure, is_about_auth, is_auth_off, is_refusal, may_succeed_elsewhere};
 use super::tls::{self, BadOptions, Stamp};
 
 /// How long one call to one endpoint may take.
@@ -263,6 +263,11 @@ impl Pool {
     /// Closes the connection of an endpoint that failed. If it is the one in use, the next one comes into use.
     pub(super) fn failed(&self, index: usize) {
         *self.endpoints[index].client.borrow_mut() = None;
+        self.leave(index);
+    }
+
+    /// If this endpoint is the one in use, the next one comes into use.
+    fn leave(&self, index: usize) {
         if self.current.get() == index {
             self.current.set((index + 1) % self.endpoints.len());
         }
@@ -297,7 +302,12 @@ impl Pool {
                     if matches!(&fault, Fault::Etcd(error) if !may_succeed_elsewhere(error)) {
                         return Err(failure(what, url, fault));
                     }
-                    self.failed(index);
+                    if matches!(&fault, Fault::Etcd(error) if is_refusal(error)) {
+                        // A member with too much to do would get still more by new connections and logins.
+                        self.leave(index);
+                    } else {
+                        self.failed(index);
+                    }
                     fault
                 }
                 (Err(fault), None) => fault,

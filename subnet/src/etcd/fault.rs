@@ -67,6 +67,12 @@ fn explain(error: &etcd_client::Error) -> String {
     }
 }
 
+/// Returns true if this is an answer of etcd that refuses the call: the connection works.
+pub(super) fn is_refusal(error: &etcd_client::Error) -> bool {
+    let codes = [RESOURCE_EXHAUSTED, FAILED_PRECONDITION];
+    matches!(error, etcd_client::Error::GRpcStatus(status) if codes.contains(&(status.code() as i32)))
+}
+
 /// Returns true if the same call may succeed on another endpoint.
 pub(super) fn may_succeed_elsewhere(error: &etcd_client::Error) -> bool {
     match error {

@@ -88,6 +88,11 @@ impl EtcdStore {
         // Only if another node has created it since, its record must not be reported as gone.
         Ok(match self.read_own(lease).await? {
             OwnKeyRead::OfAnotherNode(record) => Renewal::OfAnotherNode(record),
+            // Somebody has attached the key to another etcd lease, and the watch has not told it yet.
+            OwnKeyRead::Ours(0) => Renewal::Permanent,
+            OwnKeyRead::Ours(now) if now != etcd_lease => {
+                self.keep_alive_once(now).await?.map_or(Renewal::Gone, Renewal::For)
+            }
             OwnKeyRead::Ours(_) | OwnKeyRead::Missing => Renewal::Gone,
         })
     }

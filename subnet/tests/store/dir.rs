@@ -7,12 +7,15 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
+use nix::mount::{MsFlags, mount, umount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::Mode;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::evidence::Evidence;
+use weft_subnet::network::Range;
 use weft_subnet::retry::chain;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
@@ -267,6 +270,45 @@ async fn a_disk_that_fails_for_a_moment_costs_the_node_no_lease() {
     failing.end();
     assert_eq!(store.own(&evidence).await.unwrap().as_ref(), Some(&lease));
     assert_eq!(store.acquire(&restarted).await.unwrap(), lease, "with its age");
+}
+
+/// Returns what a node asks for when net-conf has been given a range of IPv6.
+fn dual(last: u8) -> LeaseRequest {
+    let network = "fd00:12::/48".parse().unwrap();
+    let mut dual = LeaseRequest { was: Some(attrs(last)), ..request(last) };
+    dual.network.networks.v6 = Some(network);
+    let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:ff::".parse().unwrap());
+    dual.network.v6 = Some(Range { network, len: 64, min, max });
+    dual
+}
+
+/// The old lease cannot be deleted, because its file is the place of a mount. Leases of a directory do not end, so each attempt that left
+/// its new lease behind would take one more subnet for ever.
+#[test]
+fn a_lease_that_cannot_be_replaced_leaves_no_second_one() {
+    // A thread of its own, because the mount is in a namespace of its own.
+    let test = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let nothing = None::<&str>;
+        mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let store = DirStore::new(dir.path().into(), TYPES);
+            let ids = async || store.list().await.unwrap().into_iter().map(|record| record.id).collect::<Vec<_>>();
+            let single = store.acquire(&request(1)).await.unwrap();
+            let file = dir.path().join(format!("subnets/{}.json", single.id));
+            mount(Some(&file), &file, nothing, MsFlags::MS_BIND, nothing).unwrap();
+            for _ in 0..3 {
+                store.acquire(&dual(1)).await.unwrap_err();
+                assert_eq!(ids().await, std::slice::from_ref(&single.id));
+            }
+            umount(&file).unwrap();
+            let both = store.acquire(&dual(1)).await.unwrap();
+            assert_eq!(ids().await, [both.id]);
+        });
+    });
+    test.join().unwrap();
 }
 
 #[tokio::test]
