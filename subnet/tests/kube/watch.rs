@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::lease::{Id, Lease, Record};
+use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::{Event, RecordChange, Source};
 
 use super::contract::{attrs, next, request, watching};
