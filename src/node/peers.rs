@@ -84,6 +84,10 @@ impl<K: Kernel> Node<K> {
                 changed.extend(self.put(record));
             }
         }
+        if is_first {
+            // A start keeps the other ways that our lease names. This run may know nothing of their backends.
+            self.update_own_lease();
+        }
         changed
     }
 

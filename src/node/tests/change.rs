@@ -12,7 +12,7 @@ use weft_subnet::source::{Event, RecordChange};
 
 use super::{CONFIG, Cause, TestNode, VXLAN, lease, local, machine};
 use crate::kernel::{Notice, Outcome, RouteInfo};
-use crate::options::OnLostLease;
+use crate::options::{OnLostLease, RuleOptions};
 
 const VNI_7: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":7}}"#;
 const PEER: &str = "10.5.2.0-24";
@@ -196,6 +196,22 @@ async fn a_net_conf_that_an_earlier_device_prevents_is_applied_when_that_device_
         test.peer_says(vxlan(7).with_other_ways(&[vxlan(1)])).await;
         test.accepted().await;
         assert_eq!(test.node.net_conf.not_applied, None, "no peer needs VNI 1 any more");
+    })
+    .await;
+}
+
+/// A node with a new disk knows nothing of the backends before. Its lease would go on naming one of them, and the peers would keep theirs for it.
+#[tokio::test]
+async fn a_start_that_knows_no_earlier_backend_takes_it_out_of_the_lease() {
+    local(async {
+        let mut own = lease("10.5.1.0-24", "192.168.0.1");
+        own.attrs = own.attrs.with_other_ways(&[vxlan(1)]);
+        let mut test = TestNode::of((CONFIG, own.clone()), OnLostLease::Hold, RuleOptions::default());
+        test.node.full_pass(Cause::Start).await;
+        let records = vec![Record { id: own.id.clone(), lease: Ok(own) }];
+        test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+        assert!(test.asked(1).await);
+        assert_eq!(test.accepted().await.2, [""; 0]);
     })
     .await;
 }
