@@ -299,11 +299,13 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
 
 /// Returns what the first event of a session reports. A lease whose file cannot be read any more stays as it was reported.
 fn first_records(reported: &BTreeMap<Id, Option<Record>>, looks: Vec<Look>) -> Vec<Record> {
-    let earlier = |look: &Look| {
-        let known = reported.get(&look.record.id)?.as_ref()?;
-        (look.has_failed && known.lease.is_ok()).then(|| known.clone())
-    };
+    let earlier = |look: &Look| stays(look, reported.get(&look.record.id)).cloned();
     looks.into_iter().map(|look| earlier(&look).unwrap_or(look.record)).collect()
+}
+
+/// Returns the lease that was reported before, if it stays because the disk fails for its file now.
+fn stays<'a>(look: &Look, reported: Option<&'a Option<Record>>) -> Option<&'a Record> {
+    reported?.as_ref().filter(|record| look.has_failed && record.lease.is_ok())
 }
 
 /// The files that were read.
@@ -345,8 +347,7 @@ fn difference(
     };
     let (mut gone, mut put) = (Vec::new(), Vec::new());
     for (id, look) in now {
-        let is_lease = |known: &Option<Record>| known.as_ref().is_some_and(|record| record.lease.is_ok());
-        if look.as_ref().is_some_and(|look| look.has_failed) && reported.get(&id).is_some_and(is_lease) {
+        if look.as_ref().is_some_and(|look| stays(look, reported.get(&id)).is_some()) {
             continue;
         }
         match look.map(|look| look.record) {
