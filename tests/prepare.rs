@@ -4,33 +4,25 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests; clippy exempts only the tests themselves")]
 
+#[path = "common/becomes_true.rs"]
+mod becomes_true;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
 
+use becomes_true::becomes_true;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// How long to wait for a condition at most.
-const LIMIT: Duration = Duration::from_secs(20);
 /// What another program has written to policy-rc.d.
 const FOREIGN: &str = "#!/bin/sh\nexit 0\n";
 /// Notes who calls it and waits while there is a file `hold`.
 const APT_GET: &str = "echo $PPID begin $$ >>$STUBS/calls; while [ -e $STUBS/hold ]; do sleep 0.1; done; echo $PPID end $$ >>$STUBS/calls";
 /// Says that a package is installed if there is a file `complete`.
 const DPKG_QUERY: &str = "if [ -e $STUBS/complete ]; then printf installed; fi";
-
-fn becomes_true(condition: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + LIMIT;
-    while !condition() && Instant::now() < deadline {
-        #[expect(clippy::disallowed_methods, reason = "the condition is looked at again after a moment")]
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    condition()
-}
 
 /// A directory with the programs that `tools/prepare` calls and with the policy.
 struct Machine(TempDir);

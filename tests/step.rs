@@ -3,26 +3,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expected")]
 
+#[path = "common/becomes_true.rs"]
+mod becomes_true;
+
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
+use becomes_true::becomes_true;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-
-/// How long to wait for a condition at most.
-const LIMIT: Duration = Duration::from_secs(20);
-
-fn becomes_true(condition: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + LIMIT;
-    while !condition() && Instant::now() < deadline {
-        #[expect(clippy::disallowed_methods, reason = "the condition is looked at again after a moment")]
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    condition()
-}
 
 #[test]
 fn ctrl_c_ends_the_command_of_a_step() {

@@ -33,7 +33,7 @@ use crate::observe::report::Reporter;
 use crate::observe::systemd::Notify;
 use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
 use crate::pass::{Cause, Passer};
-use crate::saved::Saver;
+use crate::saved::{SavedFile, Saver};
 use crate::subnet_file::Author;
 
 mod begin;
@@ -334,6 +334,16 @@ impl TestNode {
         let records = vec![stored("10.5.1.0-24", "192.168.0.1"), stored("10.5.2.0-24", "192.168.0.2")];
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         test
+    }
+
+    /// Lets the node save its peers from now on. Returns the file, for reading.
+    fn saves(&mut self) -> SavedFile {
+        let dir = self.file.parent().unwrap().join("state");
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = || SavedFile::new(Some(&dir), &self.file, Some("script".into())).unwrap();
+        self.node.context.saver = Saver::new(Some(file()));
+        self.node.lease_renewed(None);
+        file()
     }
 
     /// Lets the store answer one call, and hands the answer to the node.

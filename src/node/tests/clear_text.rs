@@ -17,7 +17,6 @@ use crate::node::clear_text::ClearTextTime;
 use crate::observe::status::PeerState;
 use crate::options::{OnLostLease, RuleOptions};
 use crate::plan::ExtraBackend;
-use crate::saved::{SavedFile, Saver};
 
 const WIREGUARD: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#;
 const ALLOWED: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard","AllowPlaintext":true}}"#;
@@ -138,12 +137,7 @@ async fn with_allow_plaintext_clear_text_does_not_end_and_is_shown() {
 async fn the_beginning_and_the_leases_are_saved_at_once() {
     local(async {
         let mut test = with_flannel().await;
-        let dir = test.file.parent().unwrap().join("state");
-        std::fs::create_dir_all(&dir).unwrap();
-        let file = || SavedFile::new(Some(&dir), &test.file, Some("script".into()));
-        let (saved_file, reader) = (file(), file().unwrap());
-        test.node.context.saver = Saver::new(saved_file);
-        test.node.lease_renewed(None);
+        let reader = test.saves();
         test.node.tick().await;
         let deadline = Instant::now() + Duration::from_secs(30);
         while reader.read_head().is_none() {

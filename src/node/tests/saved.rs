@@ -40,12 +40,7 @@ async fn the_file_is_not_written_again_while_the_store_is_away() {
 async fn a_lease_that_names_another_backend_is_saved_at_once() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
-        let dir = test.file.parent().unwrap().join("state");
-        std::fs::create_dir_all(&dir).unwrap();
-        let file = || SavedFile::new(Some(&dir), &test.file, Some("script".into()));
-        let (saved_file, reader) = (file(), file().unwrap());
-        test.node.context.saver = Saver::new(saved_file);
-        test.node.lease_renewed(None);
+        let reader = test.saves();
         // The next write would wait for half a minute.
         let deadline = Instant::now() + Duration::from_secs(15);
         let saves = async |test: &mut TestNode, backend_type: &str| {
