@@ -209,6 +209,9 @@ fn a_new_version_is_written_everywhere() {
         "deploy",
         "tests/kube/flannel.yml",
         "subnet/tests/kube/policy.rs",
+        "docs/install.md",
+        "docs/cni.md",
+        "docs/testing.md",
         "tools/version",
     ];
     let mut copy = Command::new("cp");
@@ -224,9 +227,11 @@ fn a_new_version_is_written_everywhere() {
     assert!(output.status.success(), "{}", said(&output));
     fs::remove_file(log).expect("remove the log, which names all versions");
     let old = env!("CARGO_PKG_VERSION").replace('.', "\\.");
-    let pattern = format!("weft:{old}|^version = \"{old}\"|ersion: {old}|tag: \"{old}\"");
+    let pattern = format!("weft[a-z-]*[-_:]{old}|(^version = \"|ersion: |tag: \"|tag=|tar:|checkout v|release-){old}");
     let found = Command::new("grep").args(["-rE", "--exclude=Cargo.lock", &pattern]).arg(place.path()).output();
     assert_eq!(said(&found.expect("run grep")), "", "the old version is still there");
+    let install = fs::read_to_string(place.path().join("docs/install.md")).expect("read a page");
+    assert!(install.contains("/weft:98.7.6\n") && !install.contains(env!("CARGO_PKG_VERSION")), "{install}");
     let lock = fs::read_to_string(place.path().join("Cargo.lock")).expect("read the lock");
     let ours = lock.split("[[package]]").filter(|one| one.contains("name = \"weft") && !one.contains("source ="));
     let versions: Vec<bool> = ours.map(|one| one.contains("version = \"98.7.6\"")).collect();
