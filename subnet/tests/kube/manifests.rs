@@ -151,7 +151,11 @@ async fn the_agent_has_no_more_rights_than_it_needs() {
     );
     let installer = hardened(json!({"add": ["DAC_OVERRIDE"], "drop": ["ALL"]}));
     assert_eq!(pod["initContainers"][0]["securityContext"], installer);
-    assert_eq!(pod["securityContext"], json!({"seccompProfile": {"type": "RuntimeDefault"}}));
+    // The usual type of containers may not write into directories of the node where SELinux is enforced.
+    let selinux = json!({"level": "s0", "type": "spc_t"});
+    let wanted = json!({"seccompProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": selinux});
+    assert_eq!(pod["securityContext"], wanted);
+    assert!(!chart("--set flannel.seLinuxOptions=null").unwrap().contains("seLinux"));
 }
 
 /// Returns net-conf.json from the chart with these values.
