@@ -271,6 +271,10 @@ async fn values_of_flannels_chart_are_in_the_daemonset() {
     assert!(pod.to_string().contains(r#""hostPath":{"path":"/bin","#), "{pod}");
     assert_eq!(pod["nodeSelector"], json!({"a": "b"}));
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
+    let ten = set("--set flannel.updateStrategy.rollingUpdate.maxUnavailable=10%")["spec"]["updateStrategy"].take();
+    assert_eq!((&ten["type"], &ten["rollingUpdate"]["maxUnavailable"]), (&json!("RollingUpdate"), &json!("10%")));
+    let by_hand = set("--set flannel.updateStrategy.type=OnDelete")["spec"]["updateStrategy"].take();
+    assert_eq!(by_hand["type"], "OnDelete");
     let flags =
         |values: &str| set(&format!("--set {values}"))["spec"]["template"]["spec"]["containers"][0]["args"].take();
     let (cni, ip, port) = ("--cni-conf=/etc/kube-flannel/cni-conf.json", "--healthz-ip=0.0.0.0", "--healthz-port=8081");
