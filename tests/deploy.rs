@@ -105,6 +105,11 @@ fn the_drop_in_for_udp_shows_one_device() {
 #[test]
 fn the_drop_in_for_extension_sets_the_flag_alone() {
     assert_eq!(settings("weft-extension.conf"), ["[Service]", "Environment=FLANNELD_ALLOW_EXTENSION=true"]);
+    // Whoever takes the mark away from an example must not get a setting that belongs to no section.
+    let text = fs::read_to_string(file("weft-extension.conf")).expect("read drop-in");
+    let before = text.split("[Service]").next().expect("a beginning");
+    let example = |line: &str| line.starts_with('#') && line.contains('=') && !line.starts_with("# ");
+    assert!(!before.lines().any(example) && text.lines().any(example), "{text}");
 }
 
 /// As shipped nothing is switched on: the defaults are those of the agent.
