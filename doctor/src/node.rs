@@ -11,6 +11,8 @@ use anyhow::Context;
 use ipnet::IpNet;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
+use weft_backends::backend::device_kind;
+use weft_backends::vxlan;
 use weft_cni::rtnl::{Addr, Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
 
@@ -35,15 +37,12 @@ use super::ways::{self, WayFacts};
 /// The bridge of flannel's CNI plugin.
 pub const BRIDGE: &str = "cni0";
 
-/// With this backend, or without a known one, packets between nodes are those of a vxlan device.
-const VXLAN: &str = "vxlan";
-
 /// What is examined.
 #[derive(Debug, Default, Clone)]
 pub struct NodeSources {
     /// The subnet file of the agent.
     pub subnet_file: PathBuf,
-    /// The UDP port of the tunnel.
+    /// The UDP port of the tunnel. If weft has a vxlan device, the port of that counts instead.
     pub port: u16,
     /// The socket on which the agent was asked.
     pub socket: PathBuf,
@@ -124,7 +123,7 @@ pub struct NodeFacts {
     pub subnet_file: SubnetFile,
     /// Why the directory of the subnet file cannot be written, if it cannot.
     pub unwritable: Option<String>,
-    /// The UDP port of the tunnel.
+    /// The UDP port of the tunnel: that of weft's vxlan device, if there is one.
     pub port: u16,
     /// The programs that have a socket on this port, with their process IDs.
     pub port_users: Vec<String>,
@@ -180,13 +179,6 @@ pub struct NodeFacts {
     pub not_examined: Vec<(&'static str, String)>,
 }
 
-impl NodeFacts {
-    /// Returns the UDP port of the tunnel: that of weft's device, if there is one.
-    pub fn tunnel_port(&self) -> u16 {
-        self.ways.port().unwrap_or(self.port)
-    }
-}
-
 /// Reads everything.
 ///
 /// # Errors
@@ -204,7 +196,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours };
     let ways = ways::read(&links, &addrs, &routes, &subnets)?;
     let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
-    let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
+    // Where the backend is not known, packets between nodes count as those of a vxlan device.
+    let has_vxlan = sources.backend.is_empty() || device_kind(&sources.backend) == Some(vxlan::DEVICE_KIND);
     let port = ways.port().unwrap_or(sources.port);
     let tunnel = has_vxlan.then_some((sources.peers.as_slice(), port));
     // A kernel without queueing disciplines has none that matters.
@@ -223,7 +216,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         path: sources.subnet_file.clone(),
         subnet_file,
         unwritable: unwritable(&sources.subnet_file),
-        port: sources.port,
+        port,
         port_users: port_users(has_vxlan.then_some(port)).context("look for the programs that use UDP ports")?,
         bridge: bridge(&links, &addrs),
         bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),

@@ -206,7 +206,7 @@ fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
 }
 
 fn port(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let port = facts.tunnel_port();
+    let port = facts.port;
     let one = |user: &String| {
         let remedy = format!("stop {user}, or choose another Port in the net-conf of the whole cluster");
         finding(format!("{user} has a socket on UDP port {port}, so a vxlan device cannot use this port"), remedy)

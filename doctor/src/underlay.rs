@@ -7,13 +7,13 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
+use weft_backends::backend::makes_routes;
 use weft_cni::rtnl::{Addr, Link, Neigh, Route, mac_text};
 
 use super::explain::facts::{self, Lookup, Packet, RouteKind};
 use super::explain::kernel::Kernel;
 use super::node::{NodeFacts, NodeSources};
 use super::node_findings::{NodeFinding, finding};
-use super::way_findings::BY_OTHERS;
 use super::ways::{is_ours, unspecified};
 
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -94,7 +94,7 @@ pub struct Tables<'a> {
 /// The kernel does not answer.
 pub fn read(tables: &Tables<'_>, sources: &NodeSources) -> io::Result<Vec<(IpAddr, Fault)>> {
     let others = sources.peer_addresses.iter().filter(|peer| !sources.published.contains(&peer.addr));
-    if BY_OTHERS.contains(&sources.backend.as_str()) || sources.published.is_empty() {
+    if !makes_routes(&sources.backend) || sources.published.is_empty() {
         return Ok(Vec::new());
     }
     let mut kernel = Kernel::open()?;

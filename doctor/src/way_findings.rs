@@ -5,17 +5,15 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use nix::libc;
+use weft_backends::backend::makes_routes;
+use weft_backends::vxlan::USUAL_VNI;
 
 use super::node::{AgentAnswer, NodeFacts};
 use super::node_findings::{NodeFinding, env, finding};
 use super::ways::{Bypass, OtherRoute};
 
-/// The VNI that net-conf has unless it names another one.
-const USUAL_VNI: u32 = 1;
 /// The value of rp_filter with which a packet must come in over the link by which its source is reached.
 const STRICT: u64 = 1;
-/// With these backends, something else than the agent makes the routes to peers.
-pub(super) const BY_OTHERS: [&str; 2] = ["alloc", "extension"];
 /// Fewer packets with a wrong checksum than this are not reported.
 const MIN_WRONG: u64 = 10;
 /// Packets with a wrong checksum are reported from one in this many.
@@ -49,7 +47,7 @@ pub(super) fn device(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// Routes and addresses of other programs in the address range of pods.
 pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
-    if BY_OTHERS.contains(&facts.backend.as_str()) {
+    if !makes_routes(&facts.backend) {
         return Vec::new();
     }
     // Before the first start, net-conf has the networks.
@@ -270,7 +268,7 @@ mod tests {
             assert!(findings.iter().all(|finding| finding.evidence.contains(dst) && finding.evidence.contains("tun0")));
             let is_of_link = protocol == libc::RTPROT_KERNEL && !has_gateway;
             assert!(findings.iter().all(|finding| finding.evidence.contains("is connected to") == is_of_link));
-            for backend in BY_OTHERS {
+            for backend in ["alloc", "extension"] {
                 facts.backend = backend.to_owned();
                 assert_eq!(network(&facts), [], "with {backend} the routes of others are those to peers");
             }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 use nix::libc;
+use weft_backends::backend::makes_routes;
 use weft_backends::overhead;
 use weft_subnet::cidr::Family;
 
@@ -14,9 +15,6 @@ use super::facts::{
 use super::read::leads_to_pods;
 use super::steps::{REWRITE, down, no_device, planned, publics};
 use super::{State, Step};
-
-/// The backends that write no routes.
-const WITHOUT_ROUTES: [&str; 2] = ["alloc", "extension"];
 
 /// The kernel's answer to the question for a route, and whether it is the route that should be there.
 pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
@@ -50,7 +48,7 @@ pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
 }
 
 fn has_no_routes(facts: &Facts) -> bool {
-    matches!(&facts.agent, Agent::Answers(agent) if WITHOUT_ROUTES.contains(&agent.backend.as_str()))
+    matches!(&facts.agent, Agent::Answers(agent) if !makes_routes(&agent.backend))
 }
 
 /// The kernel would not send the packet at all.
