@@ -10,6 +10,7 @@ pub mod mesh;
 pub mod metrics;
 pub mod node_condition;
 pub mod plan;
+pub mod problem;
 pub mod report;
 pub mod socket;
 pub mod status;

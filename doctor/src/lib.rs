@@ -6,7 +6,7 @@
 //! `weft doctor pods`: finds what deleted pods left behind on a node ([`pods`]).
 
 pub mod absent_agent;
-mod agent_problems;
+pub mod agent_problems;
 mod certificates;
 mod chains;
 pub mod cni_files;

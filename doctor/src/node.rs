@@ -17,6 +17,7 @@ use weft_cni::rtnl::{Addr, Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
 
 use super::absent_agent::{self, AbsentAgent};
+use super::agent_problems::AgentProblem;
 use super::cni_files::{self, CniFiles, CniSources};
 use super::duplicates::{self, Duplicate};
 use super::forwarding::{self, Forwarding};
@@ -81,7 +82,7 @@ pub enum AgentAnswer {
     /// An agent holds the socket, but does not show its status. The text says why.
     Failed(String),
     /// The problems that the agent reports.
-    Problems(Vec<String>),
+    Problems(Vec<AgentProblem>),
 }
 
 /// The subnet file.

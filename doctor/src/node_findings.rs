@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use weft_subnet::env::SubnetEnv;
 
-use super::agent_problems;
+use super::agent_problems::AgentProblem;
 use super::cni_files;
 use super::duplicates;
 use super::forwarding::forwarding;
@@ -186,7 +186,7 @@ fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
             let remedy = "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
-        AgentAnswer::Problems(problems) => problems.iter().map(|problem| agent_problems::reported(problem)).collect(),
+        AgentAnswer::Problems(problems) => problems.iter().map(AgentProblem::finding).collect(),
     }
 }
 
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn only_the_chosen_checks_run_and_problems_of_the_agent_are_findings() {
-        let agent = AgentAnswer::Problems(vec!["no lease".to_owned()]);
+        let agent = AgentAnswer::Problems(vec![AgentProblem::new("no lease")]);
         let not_examined = vec![("port", "other users".to_owned())];
         let port_users = vec!["nc (pid 7)".to_owned()];
         let facts = NodeFacts { agent, port_users, not_examined, ..NodeFacts::default() };

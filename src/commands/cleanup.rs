@@ -75,8 +75,9 @@ pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
         report.failed.push(format!("remove the CNI configuration from {}: {error}", task.cni_conf_dir.display()));
         false
     });
-    report.failed.extend(Loosened::beside(&task.subnet_file).ensure(None, true));
-    report.failed.extend(ChecksumOffload::beside(&task.subnet_file, false).ensure(std::iter::empty()));
+    let loosened = Loosened::beside(&task.subnet_file).ensure(None, true);
+    let offload = ChecksumOffload::beside(&task.subnet_file, false).ensure(std::iter::empty());
+    report.failed.extend(loosened.into_iter().chain(offload).map(|problem| problem.text));
     if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
         report.failed.push(format!("remove the saved peers: {error}"));
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::time::timeout;
 use weft_doctor::absent_agent::AbsentAgent;
+use weft_doctor::agent_problems::{AgentProblem, Hint};
 use weft_doctor::node::{AgentAnswer, NodeSources};
 use weft_doctor::node_findings::CHECKS;
 use weft_doctor::store::{StoreAnswer, StoreSources};
@@ -22,8 +23,9 @@ use crate::cli;
 use crate::cli::doctor::{DoctorTask, FINDINGS};
 use crate::log::text::printable;
 use crate::observe::history::recorder;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::socket;
-use crate::observe::status::{Peer, PeerState, Status};
+use crate::observe::status::{Peer, PeerState, Status, Suspect};
 use crate::options::Store;
 use crate::saved;
 
@@ -75,14 +77,13 @@ async fn ask_agent(sources: &mut NodeSources) {
             return;
         }
     };
-    let (store, peers) = (store_problem(&status), broken_peers(&status.peers));
     sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
     sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
     sources.uplink = status.uplink.split(' ').next().unwrap_or_default().to_owned();
-    sources.agent = AgentAnswer::Problems(status.problems.into_iter().chain(store).chain(peers).collect());
+    sources.agent = AgentAnswer::Problems(problems(&status, &sources.uplink));
     sources.backend = status.backend;
 }
 
@@ -151,6 +152,18 @@ async fn ask_store(store: &dyn Source) -> Result<(String, Vec<Record>, Duration)
     Ok((net_conf, leases, first.max(begin.elapsed().saturating_sub(first))))
 }
 
+/// Returns the problems that the agent reports, and those of its store and its peers.
+fn problems(status: &Status, uplink: &str) -> Vec<AgentProblem> {
+    let hint = |problem: &Problem| match (&problem.command, problem.kind) {
+        (Some(command), _) => Hint::Command(command.clone()),
+        (None, ProblemKind::Unreachable) => Hint::Unreachable,
+        (None, _) => Hint::None,
+    };
+    let reported = status.problems.iter().map(|problem| AgentProblem { text: problem.text.clone(), hint: hint(problem) });
+    let store = store_problem(status).map(|text| AgentProblem { text, hint: Hint::Store });
+    reported.chain(store).chain(broken_peers(&status.peers, uplink)).collect()
+}
+
 /// Describes a store that fails, and until when the own lease lives without it.
 fn store_problem(status: &Status) -> Option<String> {
     let (error, silence) = (status.store_trouble.as_ref()?, status.store_silent_s);
@@ -162,19 +175,31 @@ fn store_problem(status: &Status) -> Option<String> {
 
 /// Describes the peers that this node does not reach, each with its reason. The problems of the status only count some of them,
 /// and name none of the reasons.
-fn broken_peers(peers: &[Peer]) -> Vec<String> {
+fn broken_peers(peers: &[Peer], uplink: &str) -> Vec<AgentProblem> {
     let is_broken =
         |peer: &&Peer| matches!(peer.state, PeerState::SetAside | PeerState::Failed | PeerState::Unreachable);
     let broken: Vec<&Peer> = peers.iter().filter(is_broken).collect();
     let describe = |peer: &&Peer| {
         let reason = peer.reason.as_deref().unwrap_or("no reason is known");
-        format!("peer {} ({}) is {}: {reason}", peer.subnet, peer.public, peer.state.word())
+        let text = format!("peer {} ({}) is {}: {reason}", peer.subnet, peer.public, peer.state.word());
+        AgentProblem { text, hint: peer_hint(peer, uplink) }
     };
-    let mut texts: Vec<String> = broken.iter().take(MAX_PEERS).map(describe).collect();
+    let mut problems: Vec<AgentProblem> = broken.iter().take(MAX_PEERS).map(describe).collect();
     if broken.len() > MAX_PEERS {
-        texts.push(format!("{} more peers are not reached", broken.len() - MAX_PEERS));
+        problems.push(AgentProblem::new(format!("{} more peers are not reached", broken.len() - MAX_PEERS)));
     }
-    texts
+    problems
+}
+
+/// Returns what probes suspect, if packets do not reach the peer.
+fn peer_hint(peer: &Peer, uplink: &str) -> Hint {
+    let suspect = peer.probe.as_ref().and_then(|probe| probe.suspect.clone());
+    match suspect.filter(|_| peer.state == PeerState::Unreachable) {
+        Some(Suspect::Silent(address)) => Hint::Silent(address),
+        Some(Suspect::Dropped(packets)) => Hint::Dropped(packets),
+        Some(Suspect::UplinkMtu(mtu)) => Hint::SmallMtu { uplink: uplink.to_owned(), mtu },
+        None => Hint::None,
+    }
 }
 
 /// Returns the name of every check with what it looks for, a line each.
@@ -207,10 +232,10 @@ pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<A
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::status::PeerProbe;
 
-    #[test]
-    fn both_addresses_of_a_peer_are_followed() {
-        let peer = |public: &str, state| Peer {
+    fn peer(public: &str, state: PeerState) -> Peer {
+        Peer {
             subnet: "10.5.9.0/24".to_owned(),
             public: public.to_owned(),
             backend: "vxlan".to_owned(),
@@ -219,7 +244,40 @@ mod tests {
             reason: None,
             sessions: Vec::new(),
             probe: None,
+        }
+    }
+
+    #[test]
+    fn what_the_agent_knows_of_a_problem_leads_to_its_remedy() {
+        let probe = |suspect| Some(PeerProbe { suspect: Some(suspect), ..PeerProbe::default() });
+        let (silent, small) = (Suspect::Silent([192, 0, 2, 2].into()), Suspect::UplinkMtu(1404));
+        let unreachable = |suspect| Peer { probe: probe(suspect), ..peer("192.0.2.2", PeerState::Unreachable) };
+        let failed = Peer { probe: probe(silent.clone()), ..peer("192.0.2.3", PeerState::Failed) };
+        let status = Status {
+            problems: vec![
+                Problem::new(ProblemKind::Uplink, "eth0 is down").with_command("ip link set eth0 up"),
+                Problem::new(ProblemKind::Unreachable, "packets do not reach 2 of 3 peers"),
+                Problem::new(ProblemKind::Claims, "two nodes publish 192.0.2.9"),
+            ],
+            store_trouble: Some("no answer".to_owned()),
+            peers: vec![unreachable(silent), unreachable(small), failed],
+            ..Status::default()
         };
+        let hints: Vec<Hint> = problems(&status, "eth0").into_iter().map(|problem| problem.hint).collect();
+        let wanted = [
+            Hint::Command("ip link set eth0 up".to_owned()),
+            Hint::Unreachable,
+            Hint::None,
+            Hint::Store,
+            Hint::Silent([192, 0, 2, 2].into()),
+            Hint::SmallMtu { uplink: "eth0".to_owned(), mtu: 1404 },
+            Hint::None,
+        ];
+        assert_eq!(hints, wanted, "another state of a peer has another reason than that of its probe");
+    }
+
+    #[test]
+    fn both_addresses_of_a_peer_are_followed() {
         let peers = [
             peer("192.0.2.1, 2001:db8::1", PeerState::Programmed),
             peer("192.0.2.2,2001:db8::2", PeerState::Unreachable),

@@ -40,7 +40,7 @@ impl<K: Kernel> Node<K> {
         let state = self.state();
         let mut problems = state.blockers();
         let ready = problems.is_empty();
-        problems.extend(self.warnings());
+        problems.extend(self.warnings().into_iter().map(|problem| problem.text));
         let row = Row {
             node: report::node_name(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

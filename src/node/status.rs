@@ -13,6 +13,7 @@ use super::wireguard::Sessions;
 use crate::firewall::guard;
 use crate::kernel::Kernel;
 use crate::observe::fault_events::{Fault, FaultKind};
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::report::{self, NodeDetails, NodeState, PeerCounts, PeerList, PeerRow};
 use crate::observe::status::{PeerState, Status};
 use crate::pass::Pending;
@@ -95,26 +96,28 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns what is wrong although the node can be ready, the most urgent first.
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let mut all: Vec<String> = self.uplink.link_problem.clone().into_iter().collect();
-        all.extend(self.device_warnings());
+    pub(super) fn warnings(&self) -> Vec<Problem> {
+        let mut all: Vec<Problem> = self.uplink.link_problem.clone().into_iter().collect();
+        all.extend(Problem::each(ProblemKind::Device, self.device_warnings()));
         if let PeerList::Saved(text) = &self.peers.list {
-            all.push(text.clone());
+            all.push(Problem::new(ProblemKind::PeerList, text));
         }
-        all.extend(self.context.conflist.problem());
-        all.extend(self.context.store.remark());
-        all.extend(self.own_lease.error.as_ref().map(|text| format!("own lease: {text}")));
-        all.extend(self.own_lease.not_renewed.as_ref().map(|text| format!("own lease is not renewed: {text}")));
-        all.extend(self.net_conf.not_applied.clone());
-        all.extend(self.change_warnings());
+        all.extend(Problem::each(ProblemKind::Cni, self.context.conflist.problem()));
+        all.extend(Problem::each(ProblemKind::Store, self.context.store.remark()));
+        let unwritten = self.own_lease.error.as_ref().map(|text| format!("own lease: {text}"));
+        let not_renewed = self.own_lease.not_renewed.as_ref().map(|text| format!("own lease is not renewed: {text}"));
+        all.extend(Problem::each(ProblemKind::Lease, unwritten.into_iter().chain(not_renewed)));
+        let not_applied = self.net_conf.not_applied.iter().cloned();
+        all.extend(Problem::each(ProblemKind::NetConf, not_applied.chain(self.change_warnings())));
         all.extend(self.sysctls.problems.iter().cloned());
         all.extend(self.rules_warnings());
-        all.extend(self.plan.problems());
-        all.extend(self.fence_problem());
-        all.extend(claims::problems(&self.plan));
-        all.extend(self.extension.removal_problem());
+        all.extend(Problem::each(ProblemKind::LeftOut, self.plan.problems()));
+        all.extend(Problem::each(ProblemKind::Fence, self.fence_problem()));
+        all.extend(Problem::each(ProblemKind::Claims, claims::problems(&self.plan)));
+        all.extend(Problem::each(ProblemKind::Extension, self.extension.removal_problem()));
         all.extend(self.probe_warnings());
-        all.extend(self.guard_problem().map(|text| format!("tunnel guard: {text}")));
+        let guard = self.guard_problem().map(|text| format!("tunnel guard: {text}"));
+        all.extend(Problem::each(ProblemKind::Guard, guard));
         all
     }
 

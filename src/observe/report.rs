@@ -14,6 +14,7 @@ use crate::observe::fault_events::{EventReporter, Fault, FaultKind};
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::{ConditionReporter, Health};
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::status::{
     Failure, Pass, Peer, PeerProbe, PeerSession, PeerState, RuleStatus, Status, TunnelStatus,
 };
@@ -72,11 +73,16 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Returns why the node is not ready. With saved peers it is ready, as an agent that ran before the store failed.
+    /// Returns why the node is not ready, in words. With saved peers it is ready, as an agent that ran before the store failed.
     pub fn blockers(&self) -> Vec<String> {
-        let list =
-            (self.peer_list == PeerList::Missing).then(|| "no complete list of leases from the store yet".to_owned());
-        list.into_iter().chain(self.faults.iter().map(|fault| fault.text.clone())).collect()
+        self.problems().map(|problem| problem.text).collect()
+    }
+
+    /// Returns why the node is not ready.
+    fn problems(&self) -> impl Iterator<Item = Problem> {
+        let list = (self.peer_list == PeerList::Missing)
+            .then(|| Problem::new(ProblemKind::PeerList, "no complete list of leases from the store yet"));
+        list.into_iter().chain(self.faults.iter().map(|fault| Problem::new(fault.kind.into(), &fault.text)))
     }
 
     /// Returns true if pods may start. That is so when the node is ready, and also when it lacks only the list of leases
@@ -164,8 +170,8 @@ impl Reporter {
 /// What `weft status` shows in addition to [`NodeState`]. It is made on request only, because it has a row for each peer.
 #[derive(Debug, Clone, Default)]
 pub struct NodeDetails {
-    /// What is wrong although the node can be ready. One sentence each.
-    pub warnings: Vec<String>,
+    /// What is wrong although the node can be ready.
+    pub warnings: Vec<Problem>,
     /// The addresses that the own lease names.
     pub public: Vec<IpAddr>,
     /// The types of the earlier backends by which peers still reach this node.
@@ -257,14 +263,15 @@ pub fn node_name() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Returns the answer to `weft status` before the agent has a lease.
-pub fn starting(store: String, problems: Vec<String>) -> Status {
+/// Returns the answer to `weft status` before the agent has a lease. `reasons` say why it has none.
+pub fn starting(store: String, reasons: Vec<String>) -> Status {
+    let problems = Problem::each(ProblemKind::Start, reasons).collect();
     Status { version: env!("CARGO_PKG_VERSION").to_owned(), node: node_name(), problems, store, ..Status::default() }
 }
 
 /// Returns the answer to `weft status`.
 pub fn status(state: &NodeState, details: NodeDetails) -> Status {
-    let mut problems = state.blockers();
+    let mut problems: Vec<Problem> = state.problems().collect();
     let ready = problems.is_empty();
     problems.extend(details.warnings);
     let mut peers = details.peers;
@@ -273,6 +280,7 @@ pub fn status(state: &NodeState, details: NodeDetails) -> Status {
     let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     Status {
         ready,
+        problems,
         subnet: state.subnets.to_string(),
         lease_ttl_s: details.lease_ttl.map(|ttl| ttl.as_secs()),
         public: details.public.iter().map(IpAddr::to_string).collect(),
@@ -294,7 +302,7 @@ pub fn status(state: &NodeState, details: NodeDetails) -> Status {
         held: state.peers.held,
         rules: details.rules,
         tunnel: details.tunnel,
-        ..starting(details.store, problems)
+        ..starting(details.store, Vec::new())
     }
 }
 

@@ -31,7 +31,7 @@ struct Run(ChecksumOffload);
 impl Run {
     fn check(&mut self) {
         let problems = self.0.ensure([name(DEVICE), name("flannel.9")].into_iter());
-        assert_eq!(problems, Vec::<String>::new());
+        assert_eq!(problems, []);
     }
 }
 
@@ -133,7 +133,7 @@ fn refused(dir: &Path) {
     events.add_watch(dir, AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE).unwrap();
     let mut offload = ChecksumOffload::beside(&dir.join("subnet.env"), true);
     let problems = offload.ensure([name(DEVICE)].into_iter());
-    assert!(problems.len() == 1 && problems[0].contains("EPERM"), "{problems:?}");
+    assert!(problems.len() == 1 && problems[0].text.contains("EPERM"), "{problems:?}");
     let file = "subnet.env.tx_checksum";
     let its = |name: &Option<std::ffi::OsString>| name.as_ref().is_some_and(|name| name == file);
     let events: Vec<AddWatchFlags> =
@@ -150,17 +150,17 @@ fn a_file_that_cannot_be_written_is_named_once_in_each_check_until_it_can() {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("later");
         let mut offload = ChecksumOffload::beside(&missing.join("subnet.env"), true);
-        assert_eq!(offload.ensure(std::iter::empty()), [""; 0]);
+        assert_eq!(offload.ensure(std::iter::empty()), []);
         // A file is in the place of the directory.
         std::fs::write(&missing, "").unwrap();
         for _ in 0..2 {
             let problems = offload.ensure([name(DEVICE)].into_iter());
-            assert!(problems.len() == 1 && problems[0].contains("subnet.env.tx_checksum"), "{problems:?}");
+            assert!(problems.len() == 1 && problems[0].text.contains("subnet.env.tx_checksum"), "{problems:?}");
             assert!(!is_on());
         }
         std::fs::remove_file(&missing).unwrap();
         std::fs::create_dir(&missing).unwrap();
-        assert_eq!(offload.ensure([name(DEVICE)].into_iter()), [""; 0]);
+        assert_eq!(offload.ensure([name(DEVICE)].into_iter()), []);
         assert_eq!(
             std::fs::read_to_string(missing.join("subnet.env.tx_checksum")).unwrap(),
             format!("{} {DEVICE}\n", index())

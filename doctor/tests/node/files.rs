@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use nix::sched::{CloneFlags, unshare};
+use weft_doctor::agent_problems::AgentProblem;
 use weft_doctor::cni_files::CniSources;
 use weft_doctor::node::{AgentAnswer, NodeSources};
 
@@ -101,7 +102,7 @@ fn a_configuration_that_cannot_be_used_is_named() {
         only_text(&sources, "cni", &["a link that leads nowhere"]);
         sources.agent = AgentAnswer::None;
         assert_eq!(doctor_with(&sources, "cni"), [], "the agent makes the file when it is ready");
-        sources.agent = AgentAnswer::Problems(vec!["waiting".to_owned()]);
+        sources.agent = AgentAnswer::Problems(vec![AgentProblem::new("waiting")]);
         assert_eq!(doctor_with(&sources, "cni"), []);
     });
 }

@@ -97,10 +97,8 @@ async fn rules_that_cannot_be_read_count_as_in_place_for_a_while() {
         let unread = tokio::time::Instant::now();
         let state = handle.state.borrow_and_update().clone();
         assert_eq!((state.in_place, state.error), (Some(some("10.5.1.0/24")), None));
-        assert_eq!(
-            state.warnings,
-            ["rules: they were in place when they were read last, and cannot be read now: run fake: busy"]
-        );
+        let text = "rules: they were in place when they were read last, and cannot be read now: run fake: busy";
+        assert_eq!(state.warnings, [Problem::new(ProblemKind::Rules, text)]);
         handle.state.changed().await.unwrap();
         let state = handle.state.borrow_and_update().clone();
         assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
@@ -131,9 +129,10 @@ async fn rules_that_were_never_read_are_an_error_at_once() {
 async fn warnings_are_checked_again_even_without_rules() {
     struct Busy(u32);
     impl Others for Busy {
-        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
+        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<Problem>> {
             self.0 = self.0.saturating_sub(1);
-            let left = if self.0 > 0 { vec!["rules of the other mode are still there".to_owned()] } else { Vec::new() };
+            let left = (self.0 > 0).then(|| Problem::new(ProblemKind::Rules, "rules of the other mode are still there"));
+            let left = left.into_iter().collect();
             Box::pin(async { left })
         }
     }
@@ -173,7 +172,7 @@ async fn an_error_does_not_matter_when_no_rules_are_wanted() {
 async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
     struct Calls(std::rc::Rc<std::cell::Cell<u32>>);
     impl Others for Calls {
-        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
+        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<Problem>> {
             self.0.set(self.0.get() + 1);
             Box::pin(async { Vec::new() })
         }

@@ -71,7 +71,8 @@ impl TestNode {
     }
 
     fn problems(&mut self) -> String {
-        self.node.status().problems.join("\n")
+        let texts: Vec<String> = self.node.status().problems.into_iter().map(|problem| problem.text).collect();
+        texts.join("\n")
     }
 }
 

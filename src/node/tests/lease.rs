@@ -11,6 +11,7 @@ use super::{TestNode, lease, local, machine, put, removed};
 use crate::lease::tasks::LeaseAnswer;
 use crate::node::NextStep;
 use crate::node::own_lease::SavedEnd;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 
@@ -101,8 +102,9 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_more_and_more_rarely()
         let mut test = in_contest().await;
         assert_eq!(test.store.retakes.borrow().len(), 3, "the first three writes are made at once");
         let status = test.node.status();
-        let names = |text: &&String| text.starts_with("192.168.0.9 writes our lease of 10.5.1.0/24 again and again");
-        assert!(!status.ready && status.problems.iter().any(|text| names(&text)), "{:?}", status.problems);
+        let says = "192.168.0.9 writes our lease of 10.5.1.0/24 again and again";
+        let names = |problem: &Problem| problem.kind == ProblemKind::Lease && problem.text.starts_with(says);
+        assert!(!status.ready && status.problems.iter().any(names), "{:?}", status.problems);
         assert!(test.node.own_lease.lost.is_none());
         // During the pause, it is not written for another reason either.
         test.kernel.set_machine(machine("192.168.0.3"));
@@ -116,7 +118,7 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_more_and_more_rarely()
         test.answer().await;
         test.node.continue_contest(Instant::now() + Duration::from_secs(600));
         assert!(
-            !test.node.status().problems.iter().any(|text| names(&text)),
+            !test.node.status().problems.iter().any(names),
             "the problem must end when the other agent is silent"
         );
         // When our record is gone, no other agent holds it.
@@ -370,8 +372,8 @@ async fn a_renewal_that_fails_is_shown_until_one_succeeds_whatever_else_the_stor
         let mut test = holding().await;
         let text = || "no leader".to_owned();
         test.node.store_changed(vec![Event::NotRenewed(text()), Event::Answered]).await;
-        let is_shown =
-            |test: &TestNode| test.node.warnings().contains(&"own lease is not renewed: no leader".to_owned());
+        let shown = Problem::new(ProblemKind::Lease, "own lease is not renewed: no leader");
+        let is_shown = |test: &TestNode| test.node.warnings().contains(&shown);
         assert!(is_shown(&test) && test.node.store.error.is_none());
         test.node.store_changed(vec![Event::Renewed(Some(Duration::from_secs(60)))]).await;
         assert!(!is_shown(&test));
