@@ -81,7 +81,7 @@ pub fn read(sources: &CniSources) -> CniFiles {
         confs,
         path: sources.path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":"),
         reserved: names(&sources.networks).into_iter().map(reserved).collect(),
-        has_kubelet: super::processes::running(&["kubelet"]).is_some(),
+        has_kubelet: super::processes::is_running(&["kubelet"]),
     }
 }
 

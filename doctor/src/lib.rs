@@ -23,7 +23,7 @@ mod other_networks;
 pub mod other_rules;
 mod pod_links;
 pub mod pods;
-mod processes;
+pub mod processes;
 mod programs;
 mod rule_findings;
 pub mod store;

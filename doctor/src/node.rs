@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads what `weft doctor` examines: files, sysctls and the kernel's tables, without drawing conclusions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -351,33 +351,25 @@ fn neighbour_tables(all: &[Neigh]) -> Vec<(&'static str, Fill)> {
 /// lowest number.
 fn port_users(port: Option<u16>) -> io::Result<Vec<String>> {
     let Some(port) = port else { return Ok(Vec::new()) };
-    let mut inodes = BTreeSet::new();
+    let mut sockets = BTreeSet::new();
     for file in ["udp", "udp6"] {
         // Without IPv6 in the kernel there is no second file.
         let text = fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-        inodes.extend(text.lines().skip(1).filter_map(|line| socket_on(line, port)));
+        sockets.extend(text.lines().skip(1).filter_map(|line| socket_on(line, port)));
     }
-    if inodes.is_empty() {
+    if sockets.is_empty() {
         return Ok(Vec::new());
     }
-    let mut owners: BTreeMap<String, u32> = BTreeMap::new();
-    for process in fs::read_dir("/proc")?.flatten() {
-        // `self` and `thread-self` would name the same processes again.
-        let Ok(pid) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
-        // A process may end meanwhile.
-        for fd in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
-            let Ok(target) = fs::read_link(fd.path()) else { continue };
-            if let Some(socket) = inodes.get(&*target.to_string_lossy()) {
-                owners.entry(socket.clone()).and_modify(|owner| *owner = pid.min(*owner)).or_insert(pid);
-            }
+    let mut all = processes::all()?;
+    all.sort_unstable_by_key(|process| process.pid);
+    let mut users = Vec::new();
+    for process in all {
+        // A socket that was found is not looked for in later processes.
+        if process.files().filter(|file| sockets.remove(&*file.to_string_lossy())).count() > 0 {
+            users.push(process.to_string());
         }
     }
-    let pids: BTreeSet<u32> = owners.into_values().collect();
-    let named = |pid: u32| {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        format!("{} (pid {pid})", name.trim())
-    };
-    Ok(pids.into_iter().map(named).collect())
+    Ok(users)
 }
 
 /// Returns how /proc/PID/fd shows the socket of a line of /proc/net/udp, if the socket is bound to this port.

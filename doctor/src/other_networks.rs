@@ -67,7 +67,7 @@ pub fn read(links: &[Link], iptables: &[SavedRules]) -> Vec<Leftover> {
         .filter(|left| {
             let programs =
                 KNOWN.iter().find(|known| known.name == left.network).map_or(&[][..], |known| known.programs);
-            processes::running(programs).is_none()
+            !processes::is_running(programs)
         })
         .collect()
 }

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
 
 use ipnet::IpNet;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
@@ -14,6 +13,7 @@ use super::explain::facts::Packet;
 use super::explain::nft;
 use super::explain::rules::{Fate, Tested};
 use super::node::BRIDGE;
+use super::processes::{self, Process};
 use super::programs::{LIMIT, ProgramError, run};
 
 /// Where the kernel lists the tables of iptables-legacy, for IPv4 and IPv6.
@@ -157,13 +157,7 @@ fn nft_masquerades(
 
 fn kube_proxy() -> Option<String> {
     let own = fs::read_link("/proc/thread-self/ns/net").ok()?;
-    let is_kube_proxy = |process: &Path| {
-        fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "kube-proxy")
-            && fs::read_link(process.join("ns/net")).is_ok_and(|netns| netns == own)
-    };
-    let number = |process: &Path| process.file_name()?.to_str()?.parse::<u32>().ok();
-    let mut processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
-    processes.find_map(|process| {
-        number(&process).filter(|_| is_kube_proxy(&process)).map(|pid| format!("kube-proxy (pid {pid})"))
-    })
+    let is_here = |process: &Process| fs::read_link(process.dir.join("ns/net")).is_ok_and(|netns| netns == own);
+    let is_kube_proxy = |process: &Process| process.name() == "kube-proxy" && is_here(process);
+    processes::all().ok()?.into_iter().find(is_kube_proxy).map(|process| process.to_string())
 }
