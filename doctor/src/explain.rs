@@ -6,9 +6,6 @@
 
 pub mod facts;
 pub mod ipvs;
-pub mod kernel;
-pub mod links;
-pub mod nft;
 mod outcome;
 mod pod;
 mod pod_steps;
@@ -22,6 +19,8 @@ mod tests;
 
 use serde::Serialize;
 
+// `tunnel_rules` knows these by these names.
+pub(crate) use crate::kernel::{self, links, nft};
 pub use read::read;
 pub use steps::decide;
 

@@ -4,6 +4,8 @@
 //! `weft explain`: follows one packet through this node ([`explain`]).
 //!
 //! `weft doctor pods`: finds what deleted pods left behind on a node ([`pods`]).
+//!
+//! All of them ask the kernel ([`kernel`]) and read /proc ([`processes`]).
 
 pub mod absent_agent;
 pub mod agent_problems;
@@ -15,6 +17,7 @@ pub mod explain;
 mod forwarding;
 mod host_firewalls;
 pub mod ipsec;
+pub mod kernel;
 mod limits;
 pub mod node;
 pub mod node_findings;

@@ -9,9 +9,9 @@ use ipnet::IpNet;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 
-use super::explain::facts::Packet;
-use super::explain::nft;
 use super::explain::rules::{Fate, Tested};
+use super::kernel::entries::Packet;
+use super::kernel::nft;
 use super::node::BRIDGE;
 use super::processes::{self, Process};
 use super::programs::{LIMIT, ProgramError, run};

@@ -10,8 +10,8 @@ use nix::libc;
 use weft_backends::backend::makes_routes;
 use weft_cni::rtnl::{Addr, Link, Neigh, Route, mac_text};
 
-use super::explain::facts::{self, Lookup, Packet, RouteKind};
-use super::explain::kernel::Kernel;
+use super::kernel::Kernel;
+use super::kernel::entries::{self, Lookup, Packet, RouteKind};
 use super::node::{NodeFacts, NodeSources};
 use super::node_findings::{NodeFinding, finding};
 use super::ways::{is_ours, unspecified};
@@ -169,7 +169,7 @@ impl Tables<'_> {
         (first.refuses && longest.all(|(_, route)| route.refuses)).then_some(net)
     }
 
-    fn wrong_way(&self, to: IpAddr, taken: &facts::Route, sources: &NodeSources) -> Option<Fault> {
+    fn wrong_way(&self, to: IpAddr, taken: &entries::Route, sources: &NodeSources) -> Option<Fault> {
         let link = self.links.iter().find(|link| link.index == taken.device)?;
         let first = self.uplinks(sources).next()?;
         // The check `uplink` looks at links that are a part of another one.

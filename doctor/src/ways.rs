@@ -14,8 +14,8 @@ use weft_backends::owner::{self, PROTOCOL};
 use weft_cni::rtnl::{Addr, Link, Route, Vxlan};
 use weft_cni::veth::ALIAS;
 
-use super::explain::facts::{Lookup, Packet, RouteKind};
-use super::explain::kernel::Kernel;
+use super::kernel::Kernel;
+use super::kernel::entries::{Lookup, Packet, RouteKind};
 use super::node::BRIDGE;
 
 /// A vxlan device.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use weft_cni::rtnl::{Rtnl, in_netns};
 
 use super::facts::{Device, Lookup, Neighbour, Packet, Pod, Read};
-use super::kernel::Kernel;
+use crate::kernel::Kernel;
 use crate::pods::namespaces;
 use crate::processes;
 

@@ -10,9 +10,9 @@ use std::path::Path;
 use super::facts::{
     Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Pod, Read, Route, RouteKind, Tunnel, Way,
 };
-use super::kernel::Kernel;
 use super::pod;
 use super::rules::Connection;
+use crate::kernel::Kernel;
 use crate::node::{SubnetFile, read_subnet_file};
 
 /// Reads everything about a packet.

@@ -7,11 +7,11 @@ use std::rc::Rc;
 
 use weft_netlink::wire::octets;
 
-use super::super::facts::{Packet, Proto};
-use super::super::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
+use super::super::entries::{Packet, Proto};
 use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
 use super::set::{Data, Found, Set};
 use super::text;
+use crate::explain::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
 
 /// The bits of the state of a connection (linux/netfilter/nf_conntrack_common.h): of its first packet, of an answer, and of a packet that is not
 /// tracked.

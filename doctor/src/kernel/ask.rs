@@ -13,7 +13,7 @@ use weft_netlink::rt::{PLAIN, family};
 use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{Writer, attr, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
-use super::facts::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
+use super::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 
 /// Flags of RTM_GETROUTE: name the routing table; name the entry of the table instead of the result for this destination.
 const RTM_F_LOOKUP_TABLE: u32 = 0x1000;

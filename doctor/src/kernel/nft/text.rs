@@ -4,7 +4,7 @@
 use ipnet::IpNet;
 use weft_netlink::wire;
 
-use super::super::facts::Packet;
+use super::super::entries::Packet;
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
 use super::walk::Registers;
 

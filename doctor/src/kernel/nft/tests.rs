@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 
-use super::super::facts::{Packet, Proto};
-use super::super::rules::{Fate, Outcome, Tested};
+use super::super::entries::{Packet, Proto};
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
 use super::set::{Data, Element, Found, Set};
 use super::walk::{Table, follow};
+use crate::explain::rules::{Fate, Outcome, Tested};
 
 fn element(key: &[u8]) -> Element {
     Element { key: Some(key.to_vec()), last: None, is_end: false, data: Data::Nothing }
