@@ -188,7 +188,7 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Returns what else is wrong with the rules, one sentence each.
+    /// Returns what else is wrong with the rules.
     pub(super) fn rules_warnings(&self) -> Vec<Problem> {
         let Some(reconciler) = &self.rules.reconciler else { return Vec::new() };
         let state = reconciler.state.borrow();

@@ -127,6 +127,21 @@ mod tests {
         assert_eq!(serde_json::from_str::<Problem>(json).unwrap(), down);
     }
 
+    #[test]
+    fn the_page_for_operators_lists_the_kinds_as_they_are_written() {
+        let page = include_str!("../../docs/operations.md");
+        let (_, table) = page.split_once("| kind | concerns |\n|---|---|\n").unwrap();
+        let rows = table.lines().map_while(|line| line.strip_prefix("| `")?.split('`').next());
+        let kinds: Vec<&str> = rows.collect();
+        assert!(kinds.len() > 20, "{kinds:?}");
+        for kind in kinds {
+            let json = format!("\"{kind}\"");
+            let known: ProblemKind = serde_json::from_str(&json).unwrap();
+            assert_eq!(serde_json::to_string(&known).unwrap(), json);
+            assert_ne!(known, ProblemKind::Other);
+        }
+    }
+
     /// The agent may be of a later version than the program that asks it.
     #[test]
     fn a_kind_of_a_later_version_is_no_error() {
