@@ -159,7 +159,8 @@ fn problems(status: &Status, uplink: &str) -> Vec<AgentProblem> {
         (None, ProblemKind::Unreachable) => Hint::Unreachable,
         (None, _) => Hint::None,
     };
-    let reported = status.problems.iter().map(|problem| AgentProblem { text: problem.text.clone(), hint: hint(problem) });
+    let reported =
+        status.problems.iter().map(|problem| AgentProblem { text: problem.text.clone(), hint: hint(problem) });
     let store = store_problem(status).map(|text| AgentProblem { text, hint: Hint::Store });
     reported.chain(store).chain(broken_peers(&status.peers, uplink)).collect()
 }

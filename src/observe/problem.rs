@@ -120,7 +120,8 @@ mod tests {
     fn a_program_reads_the_kind_and_the_command() {
         let down = Problem::new(ProblemKind::Uplink, "eth0 is down; run: ip link set eth0 up");
         let down = down.with_command("ip link set eth0 up");
-        let json = r#"{"kind":"uplink","text":"eth0 is down; run: ip link set eth0 up","command":"ip link set eth0 up"}"#;
+        let json =
+            r#"{"kind":"uplink","text":"eth0 is down; run: ip link set eth0 up","command":"ip link set eth0 up"}"#;
         assert_eq!(serde_json::to_string(&down).unwrap(), json);
         let other = Problem::new(ProblemKind::NetConf, "not applied");
         assert_eq!(serde_json::to_string(&other).unwrap(), r#"{"kind":"net-conf","text":"not applied"}"#);

@@ -114,7 +114,10 @@ fn the_default_route_of_another_link_stays_when_forwarding_is_turned_on() {
         }
         let problems = sysctls::ensure(&plan, false);
         let [first, second] = &problems[..] else { panic!("{problems:?}") };
-        assert!(first.text.contains(&format!("it is 1; run: sysctl -w {accept_ra}=2 (forwarding makes")), "{problems:?}");
+        assert!(
+            first.text.contains(&format!("it is 1; run: sysctl -w {accept_ra}=2 (forwarding makes")),
+            "{problems:?}"
+        );
         assert!(second.text.contains(&format!("run: sysctl -w {FORWARDING}=1")), "{problems:?}");
 
         assert_eq!(sysctls::ensure(&plan, true), [], "written");
@@ -236,7 +239,9 @@ fn rp_filter_gets_its_old_value_back_only_if_that_is_known() {
         let mut loosened = Loosened::beside(&env);
         let problems = loosened.ensure(None, true);
         assert!(
-            problems.len() == 1 && problems[0].text.contains("it is damaged") && problems[0].text.contains("then remove"),
+            problems.len() == 1
+                && problems[0].text.contains("it is damaged")
+                && problems[0].text.contains("then remove"),
             "{problems:?}"
         );
         assert_eq!((filter().as_str(), file.exists()), ("2", true));
@@ -247,7 +252,10 @@ fn rp_filter_gets_its_old_value_back_only_if_that_is_known() {
         set(FILTER, "1");
         let mut loosened = Loosened::beside(std::path::Path::new("/proc/no/subnet.env"));
         let problems = loosened.ensure(wanted.as_ref(), true);
-        assert!(problems.len() == 2 && problems[1].text.contains("write /proc/no/subnet.env.rp_filter"), "{problems:?}");
+        assert!(
+            problems.len() == 2 && problems[1].text.contains("write /proc/no/subnet.env.rp_filter"),
+            "{problems:?}"
+        );
         assert_eq!((filter().as_str(), loosened.ensure(None, true).len()), ("2", 0));
         assert_eq!(filter(), "1");
     });

@@ -15,9 +15,9 @@ use super::facts::{Device, Packet, Proto, RouteKind, Way};
 pub use super::outcome::{Fate, Outcome};
 
 /// How deep jumps are followed, as in nftables (NFT_JUMP_STACK_SIZE of the kernel).
-pub(super) const MAX_DEPTH: u32 = 16;
+pub(crate) const MAX_DEPTH: u32 = 16;
 /// How many rules are read. kube-proxy writes a hundred thousand.
-pub(super) const MAX_RULES: u32 = 200_000;
+pub(crate) const MAX_RULES: u32 = 200_000;
 
 /// The kinds of addresses that are told apart, with the words of iptables.
 const ADDRESS_TYPES: [(&str, u8); 4] = [
@@ -96,7 +96,7 @@ impl<'a> Tested<'a> {
     }
 
     /// Returns what kind of address the destination is (`RTN_*` of linux/rtnetlink.h), if this is known.
-    pub(super) fn destination_type(&self) -> Option<u8> {
+    pub(crate) fn destination_type(&self) -> Option<u8> {
         match self.packet.to {
             to if to.is_multicast() => Some(libc::RTN_MULTICAST),
             IpAddr::V4(to) if to.is_broadcast() => Some(libc::RTN_BROADCAST),
@@ -158,7 +158,7 @@ pub fn follow(chains: &dyn Chains, chain: &str, tested: Tested<'_>) -> Outcome {
 }
 
 /// How a chain ends for a packet.
-pub(super) enum End {
+pub(crate) enum End {
     /// This rule decides.
     Decided(Fate, String),
     /// The packet goes on behind the chain.

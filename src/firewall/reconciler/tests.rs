@@ -131,7 +131,8 @@ async fn warnings_are_checked_again_even_without_rules() {
     impl Others for Busy {
         fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<Problem>> {
             self.0 = self.0.saturating_sub(1);
-            let left = (self.0 > 0).then(|| Problem::new(ProblemKind::Rules, "rules of the other mode are still there"));
+            let left =
+                (self.0 > 0).then(|| Problem::new(ProblemKind::Rules, "rules of the other mode are still there"));
             let left = left.into_iter().collect();
             Box::pin(async { left })
         }

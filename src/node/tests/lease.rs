@@ -117,10 +117,7 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_more_and_more_rarely()
         assert_eq!(test.store.retakes.borrow().last().unwrap().public_ip, "192.168.0.3".parse().ok());
         test.answer().await;
         test.node.continue_contest(Instant::now() + Duration::from_secs(600));
-        assert!(
-            !test.node.status().problems.iter().any(names),
-            "the problem must end when the other agent is silent"
-        );
+        assert!(!test.node.status().problems.iter().any(names), "the problem must end when the other agent is silent");
         // When our record is gone, no other agent holds it.
         for _ in 0..2 {
             test.node.store_changed(rival()).await;

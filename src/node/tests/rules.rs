@@ -72,7 +72,8 @@ async fn subnet_env_waits_for_the_rules() {
         assert_eq!(env(&test), None, "the rules cannot be written");
         let status = test.node.status();
         assert!(
-            !status.ready && status.problems.contains(&Problem::new(ProblemKind::Rules, "rules: run fake: no such table")),
+            !status.ready
+                && status.problems.contains(&Problem::new(ProblemKind::Rules, "rules: run fake: no such table")),
             "{:?}",
             status.problems
         );
