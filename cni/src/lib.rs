@@ -24,6 +24,7 @@ pub mod env;
 pub mod flannel;
 pub mod gc;
 pub mod hostlocal;
+pub mod iptables;
 pub mod masquerade;
 pub mod plugin;
 pub mod record;

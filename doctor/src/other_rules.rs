@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 
 use ipnet::IpNet;
+use weft_cni::iptables::Saved;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 
@@ -29,10 +30,8 @@ pub struct SavedRules {
     pub program: String,
     /// True if its tables are in nftables, too.
     pub in_nftables: bool,
-    /// Table nat, as the program prints it.
-    pub nat: String,
-    /// Table filter, as the program prints it.
-    pub filter: String,
+    /// The tables nat and filter, if they exist.
+    pub tables: Saved,
 }
 
 /// A rule of nftables.
@@ -100,12 +99,13 @@ pub fn read<'a>(
 fn saved(family: &str, legacy: Option<&str>) -> Result<SavedRules, ProgramError> {
     let in_nftables = legacy.is_none();
     let with = |program: String| {
-        let table = |name: &str| {
-            let exists = legacy.is_none_or(|tables| tables.lines().any(|table| table == name));
-            if exists { run(&format!("{program}-save"), &["-t", name], LIMIT) } else { Ok(String::new()) }
-        };
-        let (nat, filter) = (table("nat")?, table("filter")?);
-        Ok(SavedRules { program, in_nftables, nat, filter })
+        let mut text = String::new();
+        for name in LISTED {
+            if legacy.is_none_or(|tables| tables.lines().any(|table| table == name)) {
+                text += &run(&format!("{program}-save"), &["-t", name], LIMIT)?;
+            }
+        }
+        Ok(SavedRules { program, in_nftables, tables: Saved::parse(&text) })
     };
     match with(format!("{family}-{}", if in_nftables { "nft" } else { "legacy" })) {
         // A program that is older than the flavours does not name its own.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of firewalls on this node that drop packets between nodes: those of the tunnel itself, and forwarded packets of pods.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 
@@ -13,7 +12,7 @@ use super::explain::facts::{Device, Lookup, Packet, Proto, RouteKind};
 use super::explain::kernel::Kernel;
 use super::explain::links::{Point, drops};
 use super::explain::nft;
-use super::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
+use super::explain::rules::{Connection, Fate, Outcome, Tested, follow};
 use super::host_firewalls::HostFirewall;
 use super::node::BRIDGE;
 use super::other_rules::{SavedRules, is_listed};
@@ -118,30 +117,6 @@ impl Flow {
             None => (chain, usual()),
         };
         Some(DroppingRule { chain, rule, what: self.what.clone(), remedy, of_tunnel: self.of_tunnel(), beyond_rate })
-    }
-}
-
-/// A table of `iptables-save`.
-struct Saved(HashMap<String, (Option<String>, Vec<String>)>);
-
-impl Saved {
-    fn parse(text: &str) -> Saved {
-        let mut chains: HashMap<String, (Option<String>, Vec<String>)> = HashMap::new();
-        for line in text.lines() {
-            if let Some((name, rest)) = line.strip_prefix(':').and_then(|line| line.split_once(' ')) {
-                let policy = rest.split(' ').next().filter(|policy| *policy != "-").map(str::to_owned);
-                chains.entry(name.to_owned()).or_default().0 = policy;
-            } else if let Some((name, rule)) = line.strip_prefix("-A ").and_then(|line| line.split_once(' ')) {
-                chains.entry(name.to_owned()).or_default().1.push(rule.to_owned());
-            }
-        }
-        Saved(chains)
-    }
-}
-
-impl Chains for Saved {
-    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])> {
-        self.0.get(name).map(|(policy, rules)| (policy.as_deref(), rules.as_slice()))
     }
 }
 
@@ -313,15 +288,16 @@ fn between_ports(ports: &[&Device], own: IpNet) -> Option<Flow> {
 fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
     let mut found = Vec::new();
     for saved in iptables {
-        let (table, program) = (Saved::parse(&saved.filter), &saved.program);
+        let Some(filter) = saved.tables.table("filter") else { continue };
+        let program = &saved.program;
         for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != program.starts_with("ip6")) {
             let chain = flow.builtin;
-            if table.chain(chain).is_none() {
+            if !filter.contains_key(chain) {
                 continue;
             }
             let command = format!("{program} -I {chain} {} -j ACCEPT", flow.tests[0]);
-            let outcome = follow(&table, chain, flow.tested());
-            let firewall = HostFirewall::of_iptables(&table);
+            let outcome = follow(filter, chain, flow.tested());
+            let firewall = HostFirewall::of_iptables(filter);
             found.extend(flow.dropped(outcome, format!("{chain} of {program}"), &command, firewall));
         }
     }
@@ -391,6 +367,7 @@ fn at_links(netlink: &mut Netlink, flows: &[Flow]) -> io::Result<Vec<DroppingRul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weft_cni::iptables::Saved;
 
     const UFW: &str = ":INPUT DROP [0:0]
 -A INPUT -j ufw-before-input
@@ -409,7 +386,8 @@ mod tests {
 ";
 
     fn saved(program: &str, filter: &str) -> SavedRules {
-        SavedRules { program: program.to_owned(), filter: filter.to_owned(), ..SavedRules::default() }
+        let tables = Saved::parse(&format!("*filter\n{filter}"));
+        SavedRules { program: program.to_owned(), tables, ..SavedRules::default() }
     }
 
     #[test]

@@ -8,9 +8,10 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{debug, info};
+use weft_cni::iptables::{Saved, target, words};
 use weft_subnet::cidr::Family;
 
-use super::iptables::{self, Saved};
+use super::iptables;
 use super::iptables_forward;
 use super::nft::connection;
 use super::nft::generation::{Cached, generation};
@@ -84,11 +85,12 @@ impl Snapshot {
             self.kube_proxy = KubeProxy::Iptables;
         }
         let ours = |name: &str| name.starts_with("WEFT-") || name.starts_with("FLANNEL-");
-        self.forward_drops |= saved.forward_drops();
+        self.forward_drops |= iptables::forward_drops(saved);
         for table in ["nat", "filter"] {
             for (name, chain) in saved.table(table).into_iter().flatten() {
                 let foreign = |rule: &&String| {
-                    iptables::target(rule).is_none_or(|target| !ours(&target)) && !iptables_forward::is_ours(rule)
+                    let words = words(rule);
+                    target(&words).is_none_or(|(target, _)| !ours(target)) && !iptables_forward::is_ours(&words)
                 };
                 if !ours(name) {
                     self.rules += chain.rules.iter().filter(foreign).count();
@@ -289,7 +291,7 @@ mod tests {
     use super::{
         CHECK_AGAIN, Choice, Chosen, Instant, KubeProxy, Mode, Snapshot, Survey, Surveyed, VALID, decide, is_final,
     };
-    use crate::firewall::iptables::Saved;
+    use weft_cni::iptables::Saved;
 
     fn node() -> Snapshot {
         Snapshot { iptables: true, nftables: true, ..Snapshot::default() }

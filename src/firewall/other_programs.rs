@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::traffic_rules::{FamilyRules, Rules, Test};
+use weft_cni::iptables::Saved;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
@@ -18,7 +19,7 @@ use super::choice::Mode;
 use super::error::{FirewallError, ProgramError};
 use super::foreign_chains::{self, DroppingChain};
 use super::forward_chain::Ending;
-use super::iptables::{self, Flavour, Iptables, Saved, render};
+use super::iptables::{self, Flavour, Iptables, render};
 use super::iptables_forward;
 use super::nft::generation::{Cached, generation};
 use super::nft::table;
@@ -276,13 +277,13 @@ fn legacy_program(part: &FamilyRules) -> &'static str {
 fn legacy_warning(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<Warning> {
     let program = legacy_program(part);
     let rules = &saved.table("filter")?.get("FORWARD")?.rules;
-    let ending = saved.forward_ending();
+    let ending = iptables::forward_ending(saved);
     if let Ending::Block(_) = ending {
         return Some(Warning::Blocked { program });
     }
     let reached = &rules[..ending.reach(rules.len())];
     let is_accepted = |accept: &String| reached.iter().any(|rule| render::is_same(rule, accept));
-    if mode == Mode::Iptables || !saved.forward_drops() || render::accepts(part).iter().all(is_accepted) {
+    if mode == Mode::Iptables || !iptables::forward_drops(saved) || render::accepts(part).iter().all(is_accepted) {
         return None;
     }
     Some(Warning::Legacy { program, command: legacy_command(part) })

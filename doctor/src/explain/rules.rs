@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nix::libc;
-use weft_cni::masquerade::words;
+use weft_cni::iptables::{Table, target, words};
 
 use super::facts::{Device, Packet, Proto, RouteKind, Way};
 pub use super::outcome::{Fate, Outcome};
@@ -26,12 +26,6 @@ const ADDRESS_TYPES: [(&str, u8); 4] = [
     ("BROADCAST", libc::RTN_BROADCAST),
     ("MULTICAST", libc::RTN_MULTICAST),
 ];
-
-/// The chains of one table of a firewall.
-pub trait Chains {
-    /// Returns the policy of a chain (`None` if it belongs to no hook), and its rules as `iptables-save` prints them, without `-A CHAIN`.
-    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])>;
-}
 
 /// What of a packet rules can test.
 #[derive(Debug, Clone, Copy)]
@@ -143,10 +137,10 @@ impl Matches {
 }
 
 /// Follows a packet through a chain of iptables.
-pub fn follow(chains: &dyn Chains, chain: &str, tested: Tested<'_>) -> Outcome {
-    let mut walk = Walk { chains, tested, left: MAX_RULES, outcome: Outcome::default() };
+pub fn follow(table: &Table, chain: &str, tested: Tested<'_>) -> Outcome {
+    let mut walk = Walk { table, tested, left: MAX_RULES, outcome: Outcome::default() };
     let decided = walk.chain(chain, 0, Matches::Yes);
-    let policy = || match chains.chain(chain)?.0? {
+    let policy = || match table.get(chain)?.policy.as_deref()? {
         "DROP" => Some((Fate::Dropped, format!("policy DROP of {chain}"))),
         policy => Some((Fate::Accepted, format!("policy {policy} of {chain}"))),
     };
@@ -166,7 +160,7 @@ pub(super) enum End {
 }
 
 struct Walk<'a> {
-    chains: &'a dyn Chains,
+    table: &'a Table,
     tested: Tested<'a>,
     left: u32,
     outcome: Outcome,
@@ -175,12 +169,12 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Follows the packet through a chain. `certain` is `Unknown` behind a rule that was not evaluated: nothing is decided then.
     fn chain(&mut self, name: &str, depth: u32, mut certain: Matches) -> End {
-        let Some((_, rules)) = self.chains.chain(name) else { return End::Goes };
+        let Some(chain) = self.table.get(name) else { return End::Goes };
         if depth >= MAX_DEPTH {
             self.outcome.not_followed(format!("chain {name}, which is {MAX_DEPTH} jumps deep"));
             return End::Goes;
         }
-        for rule in rules {
+        for rule in &chain.rules {
             if self.left == 0 {
                 self.outcome.not_followed(format!("everything after {MAX_RULES} rules"));
                 return End::Goes;
@@ -192,7 +186,7 @@ impl Walk<'_> {
                 continue;
             }
             let quoted = format!("-A {name} {rule}");
-            let (target, is_goto) = target(&spec);
+            let (target, is_goto) = target(&spec).unwrap_or(("", false));
             let fate = match target {
                 "ACCEPT" => Fate::Accepted,
                 "DROP" | "REJECT" => Fate::Dropped,
@@ -233,12 +227,6 @@ impl Walk<'_> {
         }
         End::Goes
     }
-}
-
-/// Returns the target of a rule, and whether it is a goto.
-fn target(spec: &[String]) -> (&str, bool) {
-    let at = spec.iter().position(|word| matches!(word.as_str(), "-j" | "-g" | "--jump" | "--goto"));
-    at.and_then(|at| Some((spec.get(at + 1)?.as_str(), spec[at].contains('g')))).unwrap_or(("", false))
 }
 
 /// Returns whether all tests of a rule match.

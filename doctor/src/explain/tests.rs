@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The decisions, from facts that no kernel is needed for.
 
-use std::collections::BTreeMap;
-
 use nix::errno::Errno;
 use nix::libc;
+use weft_cni::iptables::Saved;
 
 use super::facts::{
     Agent, AgentFacts, Device, DeviceKind, Difference, Facts, Hop, Lookup, Mac, Neighbour, Packet, Peer, Place, Proto,
     Read, Route, RouteKind, Tunnel, Way,
 };
-use super::rules::{Chains, Connection, Tested, follow};
+use super::rules::{Connection, Tested, follow};
 use super::{Explanation, State, Step, Verdict, decide};
 use crate::node::SubnetFile;
 
@@ -296,32 +295,23 @@ fn what_the_probes_of_the_agent_found_counts_after_everything_that_the_kernel_sh
     });
 }
 
-/// Chains of iptables: a name, a policy, and rules.
-struct Fake(BTreeMap<&'static str, (Option<&'static str>, Vec<String>)>);
-
-impl Chains for Fake {
-    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])> {
-        self.0.get(name).map(|(policy, rules)| (*policy, &rules[..]))
-    }
-}
-
 /// Returns what FORWARD does with a packet to a TCP port.
-fn forward(policy: &'static str, rules: &[&str]) -> Step {
+fn forward(policy: &str, rules: &[&str]) -> Step {
     forward_to(None, policy, rules)
 }
 
 /// Returns what FORWARD does with a packet of which it is known, or not, whether it is for this host.
-fn forward_to(to_local: Option<bool>, policy: &'static str, rules: &[&str]) -> Step {
-    let mut chains: BTreeMap<&'static str, (Option<&'static str>, Vec<String>)> = BTreeMap::new();
-    chains.insert("FORWARD", (Some(policy), Vec::new()));
+fn forward_to(to_local: Option<bool>, policy: &str, rules: &[&str]) -> Step {
+    let mut text = format!("*filter\n:FORWARD {policy} [0:0]\n");
     for rule in rules {
         let (chain, rule) = rule.split_once(": ").unwrap_or(("FORWARD", rule));
         let name = if chain == "FORWARD" { "FORWARD" } else { "X" };
-        chains.entry(name).or_default().1.push(rule.to_owned());
+        text += &format!("-A {name} {rule}\n");
     }
     let packet = Packet { proto: Some(Proto::Tcp), port: Some(80), ..packet() };
     let tested = Tested { to_local, ..Tested::new(&packet, Some("cni0"), Some("flannel.1")) };
-    follow(&Fake(chains), "FORWARD", tested).step("FORWARD", "remedy")
+    let saved = Saved::parse(&text);
+    follow(saved.table("filter").unwrap(), "FORWARD", tested).step("FORWARD", "remedy")
 }
 
 #[test]

@@ -4,16 +4,17 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use weft_cni::iptables::Saved;
 use weft_doctor::explain::facts::{DeviceKind, Hop, Packet, Pod, Proto, Way};
 use weft_doctor::explain::links::{Drops, Point, drops};
 use weft_doctor::explain::nft;
-use weft_doctor::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
+use weft_doctor::explain::rules::{Connection, Fate, Outcome, Tested, follow};
 use weft_doctor::explain::{State, Step};
 use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;
-use crate::firewall::iptables::{self, Flavour, Saved};
+use crate::firewall::iptables::{self, Flavour};
 use crate::firewall::nft::connection;
 use crate::firewall::nft::tables::Table as Listed;
 use crate::instance::Instance;
@@ -23,16 +24,6 @@ const READ: [&str; 2] = ["filter", "nat"];
 
 /// The tables of iptables where filters are seldom.
 const SIDE: [&str; 3] = ["raw", "mangle", "security"];
-
-/// A table of iptables.
-struct Table<'a>(&'a Saved, &'static str);
-
-impl Chains for Table<'_> {
-    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])> {
-        let chain = self.0.table(self.1)?.get(name)?;
-        Some((chain.policy.as_deref(), &chain.rules))
-    }
-}
 
 /// Returns what all firewalls of this node do with the packet of a way.
 pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
@@ -154,14 +145,17 @@ fn builtin_chain(hook: Hook) -> &'static str {
 fn of_iptables(way: &Way, saved: &Saved, program: &str) -> Vec<Step> {
     let tested = Tested::of(way);
     let mut steps = Vec::new();
-    if saved.table("filter").is_some() {
+    if let Some(filter) = saved.table("filter") {
         let chain = builtin_chain(hook(way));
         let remedy = format!("look at `{program} -S {chain}`; let the packets of pods pass, or remove the rule");
-        steps.push(follow(&Table(saved, "filter"), chain, tested).step(&format!("{program} {chain}"), &remedy));
+        steps.push(follow(filter, chain, tested).step(&format!("{program} {chain}"), &remedy));
     }
     // Chains that translate addresses see the first packet of a connection alone.
-    if saved.table("nat").is_some() && way.hop.device.is_some() && way.connection == Connection::New {
-        steps.push(follow(&Table(saved, "nat"), "POSTROUTING", tested).nat_step(&format!("{program} nat POSTROUTING")));
+    if let Some(nat) = saved.table("nat")
+        && way.hop.device.is_some()
+        && way.connection == Connection::New
+    {
+        steps.push(follow(nat, "POSTROUTING", tested).nat_step(&format!("{program} nat POSTROUTING")));
     }
     steps
 }
@@ -179,7 +173,8 @@ pub async fn service(way: &Way) -> Option<(Step, Option<Endpoint>)> {
     for flavour in iptables::installed() {
         let Ok(saved) = iptables::save(flavour, family).await else { continue };
         has_read_iptables_nft |= flavour != Flavour::Legacy;
-        let outcome = follow(&Table(&saved, "nat"), chain, Tested::of(way));
+        let Some(nat) = saved.table("nat") else { continue };
+        let outcome = follow(nat, chain, Tested::of(way));
         if let Some(found) = translated(outcome, &format!("{flavour} nat {chain}"), way.packet.to) {
             return Some(found);
         }
