@@ -6,9 +6,9 @@
 
 use ipnet::IpNet;
 use serde_json::{Map, Value};
+use weft_netlink::rtnl::{Addr, Link, Rtnl};
 
 use crate::render::{BRIDGE, kind};
-use crate::rtnl::{Addr, Link, Rtnl};
 use crate::spec::{Error, code};
 use crate::subnet_env::SubnetEnv;
 

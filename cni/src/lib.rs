@@ -29,7 +29,6 @@ pub mod masquerade;
 pub mod plugin;
 pub mod record;
 pub mod render;
-pub mod rtnl;
 pub mod spec;
 pub mod status;
 pub mod subnet_env;

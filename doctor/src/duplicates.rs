@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{LinkAddr, bind};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
-use weft_cni::rtnl::{Addr, Link, mac_text};
+use weft_netlink::rtnl::{Addr, Link, mac_text};
 
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, finding};

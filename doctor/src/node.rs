@@ -11,7 +11,7 @@ use anyhow::Context;
 use ipnet::IpNet;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
-use weft_cni::rtnl::{Addr, Link, Neigh, Rtnl};
+use weft_netlink::rtnl::{Addr, Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
 
 use super::absent_agent::{self, AbsentAgent};

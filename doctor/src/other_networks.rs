@@ -2,7 +2,7 @@
 //! Other networks for pods on this node: another agent beside weft, and what such networks left behind.
 
 use weft_cni::iptables::{Saved, target, words};
-use weft_cni::rtnl::Link;
+use weft_netlink::rtnl::Link;
 
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, finding};

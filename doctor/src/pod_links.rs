@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use weft_cni::rtnl::{Addr, BridgePort, Link, Route};
 use weft_cni::veth::ALIAS;
+use weft_netlink::rtnl::{Addr, BridgePort, Link, Route};
 use weft_subnet::env::gateway;
 
 use super::node::{BRIDGE, NodeFacts};

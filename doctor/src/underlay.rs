@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
-use weft_cni::rtnl::{Addr, Link, Neigh, Route, mac_text};
+use weft_netlink::rtnl::{Addr, Link, Neigh, Route, mac_text};
 
 use super::explain::facts::{self, Lookup, Packet, RouteKind};
 use super::explain::kernel::Kernel;

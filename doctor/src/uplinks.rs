@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use weft_cni::rtnl::{Addr, Link, Route};
+use weft_netlink::rtnl::{Addr, Link, Route};
 
 use super::node::{BRIDGE, NodeFacts, sysctl};
 use super::node_findings::{NodeFinding, finding};

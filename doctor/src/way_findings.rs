@@ -221,7 +221,7 @@ mod tests {
     use super::super::node::SubnetFile;
     use super::super::ways::{ChecksumErrors, ReversePath, VxlanDevice};
     use super::*;
-    use weft_cni::rtnl::Vxlan;
+    use weft_netlink::rtnl::Vxlan;
     use weft_subnet::env::SubnetEnv;
 
     fn facts() -> NodeFacts {

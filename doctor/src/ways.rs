@@ -11,8 +11,8 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use weft_backends::owner::{self, PROTOCOL};
-use weft_cni::rtnl::{Addr, Link, Route, Vxlan};
 use weft_cni::veth::ALIAS;
+use weft_netlink::rtnl::{Addr, Link, Route, Vxlan};
 
 use super::explain::facts::{Lookup, Packet, RouteKind};
 use super::explain::kernel::Kernel;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use weft_cni::rtnl::{Rtnl, in_netns};
+use weft_netlink::rtnl::{Rtnl, in_netns};
 
 use super::facts::{Device, Lookup, Neighbour, Packet, Pod, Read};
 use super::kernel::Kernel;

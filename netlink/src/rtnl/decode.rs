@@ -2,9 +2,9 @@
 //! Decodes the kernel's messages (rtnetlink(7)).
 
 use nix::libc;
-use weft_netlink::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
 use super::{Addr, BridgePort, Link, Neigh, Route, Vxlan};
+use crate::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
 /// Attributes of vxlan devices (linux/if_link.h).
 const IFLA_VXLAN_ID: u16 = 1;
