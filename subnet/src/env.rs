@@ -38,7 +38,8 @@ pub fn socket(subnet_file: &Path) -> PathBuf {
     beside(subnet_file, "weft.sock", |name| format!("weft-{name}.sock"))
 }
 
-/// The content of subnet.env.
+/// The content of subnet.env as an agent writes it, or as far as it can be read. The CNI plugin has a type of its own (`CheckedSubnetEnv`),
+/// because it refuses a file in which something is missing or wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetEnv {
     /// The cluster's networks.
