@@ -6,6 +6,7 @@ pub mod table;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use weft_subnet::lease::{Id, Lease};
 use weft_subnet::outside::wall_clock;
 
 /// The whole answer.
@@ -144,6 +145,37 @@ pub struct Peer {
     /// What probes found. `None` if the peer was not asked yet, or if probes are off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<PeerProbe>,
+}
+
+impl Peer {
+    /// Returns a peer whose lease can be read. It has no traffic and no probe yet, and does not go in clear text.
+    pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> Peer {
+        let public: Vec<String> = lease.attrs.published().map(|ip| ip.to_string()).collect();
+        Peer {
+            subnet: lease.subnets.to_string(),
+            public: public.join(","),
+            backend: lease.attrs.backend_type.clone(),
+            state,
+            not_encrypted: false,
+            reason,
+            sessions: Vec::new(),
+            probe: None,
+        }
+    }
+
+    /// Returns a record that cannot be read.
+    pub fn unreadable(id: &Id, reason: String) -> Peer {
+        Peer {
+            subnet: id.to_string(),
+            public: String::new(),
+            backend: String::new(),
+            state: PeerState::SetAside,
+            not_encrypted: false,
+            reason: Some(reason),
+            sessions: Vec::new(),
+            probe: None,
+        }
+    }
 }
 
 /// What probes found about the way to a peer.
