@@ -150,3 +150,35 @@ pub enum OnLostLease {
     /// End with exit code 1.
     Exit,
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Returns the options of an agent that has its store and its files in this directory, and does nothing that is not asked for.
+    pub(crate) fn options(dir: &Path) -> Options {
+        Options {
+            store: Store::Dir(dir.into()),
+            uplink: UplinkChoice::default(),
+            subnet_file: dir.join("subnet.env"),
+            socket: dir.join("socket"),
+            health: None,
+            resync: Duration::from_secs(3600),
+            nexthop_objects: true,
+            hold_removals: Duration::from_secs(300),
+            change_grace: Duration::ZERO,
+            net_conf_commands: NetConfCommands::Refuse,
+            on_lost_lease: OnLostLease::Hold,
+            manage_sysctls: false,
+            tx_checksum_off: false,
+            state_dir: None,
+            wireguard_key: "/nonexistent/wgkey".into(),
+            probe: false,
+            unwell_after: Duration::from_secs(30),
+            rules: RuleOptions::default(),
+            cni: None,
+        }
+    }
+}

@@ -348,4 +348,4 @@ pub fn host(picked: &Picked, machine: &Machine, network: &Network, identities: I
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

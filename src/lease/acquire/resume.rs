@@ -250,8 +250,6 @@ mod tests {
     use std::path::Path;
 
     use weft_backends::backend::TYPES;
-    use weft_backends::host::Reach;
-    use weft_backends::state::Name;
     use weft_subnet::attrs::Attrs;
     use weft_subnet::dir::DirStore;
     use weft_subnet::lease::{Age, Lease};
@@ -259,7 +257,7 @@ mod tests {
     use super::*;
     use crate::extension::FirstCommand;
     use crate::kernel::fake::FakeKernel;
-    use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
+    use crate::kernel::fake::tests::machine;
     use crate::lease::acquire::SecretFiles;
     use crate::options::UplinkChoice;
     use crate::plan::ExtraBackend;
@@ -321,24 +319,6 @@ mod tests {
         let saved = wall_clock().as_secs();
         let public = ("192.168.0.1".parse().ok(), None);
         Head { saved, config: CONFIG.into(), public, ..head(Expiry::Never) }
-    }
-
-    /// Returns a machine whose eth0 has the default route and these addresses, in this order.
-    fn machine(addrs: &[&str]) -> Machine {
-        let eth0 = Name::new("eth0").unwrap();
-        let (carrier, creator) = (true, Creator::Unknown);
-        let link = LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier, loopback: false, creator };
-        let addr = |net: &&str| AddrInfo { index: 2, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
-        let route = |net: &str, reach| RouteInfo {
-            net: net.parse().unwrap(),
-            metric: 0,
-            dev: Some(eth0),
-            via: None,
-            reach,
-            protocol: 2,
-        };
-        let routes = vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))];
-        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes, lookup: None }
     }
 
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, Unusable> {

@@ -108,6 +108,13 @@ fn lease(subnets: Subnets, public: &str) -> Lease {
     Lease { id: subnets.to_key().into(), subnets, attrs, age: Age::default() }
 }
 
+/// Returns a start with this net-conf, on this host and with this lease. The uplink is chosen without flags.
+pub(crate) fn start_with(config: &str, host: Host, own: Lease) -> Started {
+    let (network, backend) = parse(config).unwrap();
+    let leased = Leased { host, own, was: None, uplink: UplinkChoice::default(), chosen: [None, None] };
+    Started::new((config.to_owned(), network, backend), Author::Weft, leased)
+}
+
 fn own() -> Subnets {
     Subnets::from_key("10.5.7.0-24").unwrap()
 }

@@ -278,22 +278,8 @@ async fn a_late_answer_with_the_old_key_does_not_end_the_change() {
 
 /// Starts the agent again on this host, with this key and this lease of it. It finds the files. `saved` is given if the store is away.
 fn started_again(test: TestNode, key: &KeyPair, own: Lease, saved: Option<Saved>) -> TestNode {
-    let (network, backend) = acquire::parse(WIREGUARD).unwrap();
     let host = Host { identities: key.clone().both(), ..test.node.plan.host().clone() };
-    let started = Started {
-        network,
-        config: WIREGUARD.into(),
-        backend,
-        host,
-        own,
-        author: Author::Weft,
-        uplink: UplinkChoice::default(),
-        chosen: [None, None],
-        saved,
-        wanted: None,
-        earlier: Vec::new(),
-        clear_text: None,
-    };
+    let started = Started { saved, ..start_with(WIREGUARD, host, own) };
     let (events, received) = mpsc::channel(8);
     let (tasks, answers) = LeaseTasks::new(test.store.clone(), events);
     let node = Node::new(test.node.context, Passer::new(test.kernel.clone()), tasks, started);
