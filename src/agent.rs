@@ -230,7 +230,7 @@ async fn open_history(options: &Options) -> Recorder {
 fn remove_leftovers(options: &Options) {
     // A simulated disk leaves nothing.
     let Some(directory) = options.state_dir.clone().filter(|_| !is_simulated()) else { return };
-    files::beside(move || match leftovers::remove(&directory) {
+    files::spawn_blocking(move || match leftovers::remove(&directory) {
         Ok(removed) => removed.iter().for_each(|file| {
             tracing::info!(file = %file.display(), "removed a temporary file of an interrupted write");
         }),

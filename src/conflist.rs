@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::time::Instant;
-use weft_subnet::env::beside;
+use weft_subnet::env::sibling_file;
 
 use crate::files;
 use crate::options::CniOptions;
@@ -154,7 +154,7 @@ pub fn remove(dir: &Path, subnet_file: &Path) -> io::Result<bool> {
 /// Returns the path of the file. It is beside subnet.env, so a boot removes both. The path is absolute, because a link is not relative to the
 /// working directory of the agent.
 fn published(subnet_file: &Path) -> PathBuf {
-    let file = beside(subnet_file, NAME, |name| format!("10-flannel_{name}.conflist"));
+    let file = sibling_file(subnet_file, NAME, |name| format!("10-flannel_{name}.conflist"));
     std::path::absolute(&file).unwrap_or(file)
 }
 

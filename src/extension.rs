@@ -347,7 +347,7 @@ impl Extension {
         }
         self.peers.is_changed = false;
         let (peers, fails) = (self.peers.made(), self.save_fails.clone());
-        self.saving = Some(files::beside(move || log_write(&file, memory::write(&file, &peers), &fails)));
+        self.saving = Some(files::spawn_blocking(move || log_write(&file, memory::write(&file, &peers), &fails)));
     }
 }
 

@@ -32,7 +32,7 @@ pub struct ChecksumOffload {
 
 impl ChecksumOffload {
     /// Returns a value that uses the file beside this subnet file. `off` is true with `--tx-checksum-off`.
-    pub fn beside(subnet_file: &Path, off: bool) -> ChecksumOffload {
+    pub fn new(subnet_file: &Path, off: bool) -> ChecksumOffload {
         let mut file = subnet_file.as_os_str().to_owned();
         file.push(".tx_checksum");
         ChecksumOffload { off, file: file.into(), turned_off: BTreeMap::new(), saved: BTreeMap::new(), read: false }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_file_that_is_not_regular_is_a_problem_and_holds_nothing_up() {
         let dir = tempfile::tempdir().unwrap();
-        let mut offload = ChecksumOffload::beside(&dir.path().join("subnet.env"), false);
+        let mut offload = ChecksumOffload::new(&dir.path().join("subnet.env"), false);
         let file = offload.file.clone();
         let problems = with_fifo(&file, move || offload.ensure(std::iter::empty()));
         assert!(problems[0].contains(".tx_checksum: it is not a regular file"), "{problems:?}");

@@ -75,8 +75,8 @@ pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
         report.failed.push(format!("remove the CNI configuration from {}: {error}", task.cni_conf_dir.display()));
         false
     });
-    report.failed.extend(Loosened::beside(&task.subnet_file).ensure(None, true));
-    report.failed.extend(ChecksumOffload::beside(&task.subnet_file, false).ensure(std::iter::empty()));
+    report.failed.extend(Loosened::new(&task.subnet_file).ensure(None, true));
+    report.failed.extend(ChecksumOffload::new(&task.subnet_file, false).ensure(std::iter::empty()));
     if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
         report.failed.push(format!("remove the saved peers: {error}"));
     }

@@ -14,7 +14,7 @@ use super::iptables::{self, Saved};
 use super::iptables_forward;
 use super::nft::connection;
 use super::nft::generation::{Cached, generation};
-use super::nft::tables::{Table, read_by, tables};
+use super::nft::tables::{TableName, read_by, tables};
 use weft_netlink::socket::Netlink;
 
 /// The table of kube-proxy in its nftables mode.
@@ -211,7 +211,7 @@ impl Chosen {
 }
 
 /// The names of the tables of nftables and of iptables-legacy.
-type Names = (Vec<Table>, [String; 2]);
+type Names = (Vec<TableName>, [String; 2]);
 
 /// When the last survey was made, and which tables there were. `None` before the first one.
 #[derive(Debug, Default)]
@@ -234,7 +234,7 @@ impl Surveyed {
 #[derive(Debug, Default)]
 struct Tables {
     netlink: Option<Netlink>,
-    known: Cached<Vec<Table>>,
+    known: Cached<Vec<TableName>>,
 }
 
 impl Tables {
@@ -242,7 +242,7 @@ impl Tables {
         (self.of_nftables().unwrap_or_default(), [Family::V4, Family::V6].map(iptables::legacy_tables))
     }
 
-    fn of_nftables(&mut self) -> io::Result<Vec<Table>> {
+    fn of_nftables(&mut self) -> io::Result<Vec<TableName>> {
         let netlink = connection::open_once(&mut self.netlink)?;
         let generation = generation(netlink);
         if let Some(tables) = self.known.at(generation) {

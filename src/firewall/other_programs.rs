@@ -22,7 +22,7 @@ use super::iptables::{self, Flavour, Iptables, Saved, render};
 use super::iptables_forward;
 use super::nft::generation::{Cached, generation};
 use super::nft::table;
-use super::nft::tables::{Table, tables};
+use super::nft::tables::{TableName, tables};
 use super::nft::{self, Nft, connection};
 use super::reconciler::Others;
 use crate::instance::Instance;
@@ -186,7 +186,7 @@ impl OtherPrograms {
 /// Removes the rules of flannel, unless it runs.
 async fn remove_rules_of_flannel() -> Vec<Warning> {
     // All processes are examined only where flannel can have left rules.
-    let has_no_tables = tables().await.is_ok_and(|tables| !tables.iter().any(Table::is_of_flannel));
+    let has_no_tables = tables().await.is_ok_and(|tables| !tables.iter().any(TableName::is_of_flannel));
     if has_no_tables && !iptables::has_tables().await {
         return Vec::new();
     }

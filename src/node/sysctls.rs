@@ -32,8 +32,8 @@ pub(super) struct Sysctls {
 impl Sysctls {
     /// Returns a state in which a check is due at once. The values that were changed are remembered in files beside subnet.env.
     pub(super) fn new(options: &Options, now: Instant) -> Sysctls {
-        let loosened = Loosened::beside(&options.subnet_file);
-        let offload = ChecksumOffload::beside(&options.subnet_file, options.tx_checksum_off);
+        let loosened = Loosened::new(&options.subnet_file);
+        let offload = ChecksumOffload::new(&options.subnet_file, options.tx_checksum_off);
         Sysctls { problems: Vec::new(), loosened, offload, loosened_for: None, next_check: now }
     }
 

@@ -52,7 +52,7 @@ pub struct Loosened {
 
 impl Loosened {
     /// Returns a value that uses the file beside this subnet file.
-    pub fn beside(subnet_file: &Path) -> Loosened {
+    pub fn new(subnet_file: &Path) -> Loosened {
         let mut file = subnet_file.as_os_str().to_owned();
         file.push(".rp_filter");
         Loosened { file: file.into(), found: BTreeMap::new(), read: false, damaged: None, unsaved: None }
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_file_that_is_not_regular_is_a_problem_and_holds_nothing_up() {
         let dir = tempfile::tempdir().unwrap();
-        let mut loosened = Loosened::beside(&dir.path().join("subnet.env"));
+        let mut loosened = Loosened::new(&dir.path().join("subnet.env"));
         let file = loosened.file.clone();
         let problems = with_fifo(&file, move || loosened.ensure(None, true));
         assert!(problems[0].contains(".rp_filter: it is not a regular file"), "{problems:?}");

@@ -195,41 +195,41 @@ fn rp_filter_gets_its_old_value_back_only_if_that_is_known() {
         let (env, file) = (dir.path().join("subnet.env"), dir.path().join("subnet.env.rp_filter"));
         let wanted = Some(Wanted { names: vec![name("up0"), name("gone0")], why: "lease X uses host-gw".into() });
 
-        let problems = Loosened::beside(&env).ensure(wanted.as_ref(), false);
+        let problems = Loosened::new(&env).ensure(wanted.as_ref(), false);
         assert_eq!((filter().as_str(), file.exists()), ("1", false), "only compared");
         assert!(problems[0].contains("it is 1; run: sysctl -w net/ipv4/conf/up0/rp_filter=2"), "{problems:?}");
 
-        let problems = Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        let problems = Loosened::new(&env).ensure(wanted.as_ref(), true);
         let said = "rp_filter is loosened to 2 while lease X uses host-gw; afterwards the agent sets it back: up0 1";
         assert_eq!((problems, filter().as_str()), (vec![said.to_owned()], "2"));
         // Another program makes it strict again. The old value is still the recorded one.
         set(FILTER, "1");
-        assert_eq!(Loosened::beside(&env).ensure(wanted.as_ref(), true), [said]);
+        assert_eq!(Loosened::new(&env).ensure(wanted.as_ref(), true), [said]);
         assert_eq!(filter(), "2");
-        let problems = Loosened::beside(&env).ensure(None, false);
+        let problems = Loosened::new(&env).ensure(None, false);
         assert!(problems[0].contains("it is 2; run: sysctl -w net/ipv4/conf/up0/rp_filter=1"), "{problems:?}");
-        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        assert_eq!(Loosened::new(&env).ensure(None, true), [""; 0]);
         assert_eq!((filter().as_str(), file.exists()), ("1", false));
 
         // Another program has chosen another value since then, which stays.
-        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        Loosened::new(&env).ensure(wanted.as_ref(), true);
         set(FILTER, "0");
-        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        assert_eq!(Loosened::new(&env).ensure(None, true), [""; 0]);
         assert_eq!((filter().as_str(), file.exists()), ("0", false));
 
         // An interface that was deleted and created again has another filter.
         set(FILTER, "1");
-        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        Loosened::new(&env).ensure(wanted.as_ref(), true);
         ip("link del up0");
         ip("link add between0 type veth peer name between1");
         add_uplink();
         set(FILTER, "2");
-        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        assert_eq!(Loosened::new(&env).ensure(None, true), [""; 0]);
         assert_eq!((filter().as_str(), file.exists()), ("2", false));
 
         // If the record is damaged, nothing is set, and the file stays, so that a person can read it.
         std::fs::write(&file, "boot of another kind").unwrap();
-        let mut loosened = Loosened::beside(&env);
+        let mut loosened = Loosened::new(&env);
         let problems = loosened.ensure(None, true);
         assert!(
             problems.len() == 1 && problems[0].contains("it is damaged") && problems[0].contains("then remove"),
@@ -241,7 +241,7 @@ fn rp_filter_gets_its_old_value_back_only_if_that_is_known() {
 
         // If the record cannot be written, this is reported. This agent nevertheless sets the value back.
         set(FILTER, "1");
-        let mut loosened = Loosened::beside(std::path::Path::new("/proc/no/subnet.env"));
+        let mut loosened = Loosened::new(std::path::Path::new("/proc/no/subnet.env"));
         let problems = loosened.ensure(wanted.as_ref(), true);
         assert!(problems.len() == 2 && problems[1].contains("write /proc/no/subnet.env.rp_filter"), "{problems:?}");
         assert_eq!((filter().as_str(), loosened.ensure(None, true).len()), ("2", 0));
@@ -260,7 +260,7 @@ fn rp_filter_is_read_again_if_the_interface_was_created_again() {
         let wanted = Some(Wanted { names: vec![name("up0")], why: "lease X uses host-gw".into() });
         set(FILTER, "0");
         set("net/ipv4/conf/all/rp_filter", "1");
-        let mut loosened = Loosened::beside(&env);
+        let mut loosened = Loosened::new(&env);
         loosened.ensure(wanted.as_ref(), true);
         assert_eq!(filter(), "2", "the stricter of \"all\" and the interface's own value counts");
         ip("link del up0");
@@ -275,7 +275,7 @@ fn rp_filter_is_read_again_if_the_interface_was_created_again() {
 
         // A damaged record stays, so that a person can read it, although there is a new value to record.
         std::fs::write(&file, "boot of another kind").unwrap();
-        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        Loosened::new(&env).ensure(wanted.as_ref(), true);
         assert_eq!(
             (filter().as_str(), std::fs::read_to_string(&file).unwrap().as_str()),
             ("2", "boot of another kind")

@@ -15,7 +15,7 @@ use weft_subnet::cidr::Family;
 use crate::firewall::error::ProgramError;
 use crate::firewall::iptables::{self, Flavour, Saved};
 use crate::firewall::nft::connection;
-use crate::firewall::nft::tables::Table as Listed;
+use crate::firewall::nft::tables::TableName;
 use crate::instance::Instance;
 
 /// The tables of iptables that are read with its programs. The others are read from nftables.
@@ -230,7 +230,7 @@ fn each_chain(
     let mut netlink = connection::open()?;
     for hook in hooks {
         for chain in base_chains(&mut netlink, *hook)? {
-            let table = Listed { family: chain.number, name: chain.table.clone() };
+            let table = TableName { family: chain.number, name: chain.table.clone() };
             if !chain.sees(family == Family::V4)
                 || (has_read_iptables_nft && table.is_of_iptables(family) && READ.contains(&table.name.as_str()))
             {
