@@ -3,6 +3,7 @@
 
 pub mod clients_by_age;
 pub mod entries;
+pub mod fault;
 pub mod fault_events;
 pub mod health;
 pub mod history;

@@ -12,7 +12,7 @@ use super::Node;
 use super::wireguard::Sessions;
 use crate::firewall::guard;
 use crate::kernel::Kernel;
-use crate::observe::fault_events::{Fault, FaultKind};
+use crate::observe::fault::{Fault, FaultKind};
 use crate::observe::report::{self, NodeState, PeerCounts, PeerList};
 use crate::observe::status::{Peer, PeerState, Status};
 use crate::pass::Pending;

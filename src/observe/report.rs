@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use weft_subnet::cidr::Subnets;
 
-use crate::observe::fault_events::{EventReporter, Fault, FaultKind};
+use crate::observe::fault::{Fault, FaultKind};
+use crate::observe::fault_events::EventReporter;
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::{ConditionReporter, Health};

@@ -11,7 +11,7 @@ use weft_subnet::source::Event;
 use super::{TestNode, local, machine, stored};
 use crate::kernel::{AddrInfo, Machine};
 use crate::node::host::UPLINK_WAIT;
-use crate::observe::fault_events::FaultKind;
+use crate::observe::fault::FaultKind;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 use crate::saved::{SavedFile, Saver};
