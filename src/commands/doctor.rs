@@ -17,7 +17,6 @@ use weft_subnet::source::{Error, Source};
 
 use super::Answer;
 use super::other_agents::{agents_with, flannel_agents};
-use crate::agent;
 use crate::cli;
 use crate::cli::doctor::{DoctorTask, FINDINGS};
 use crate::log::text::printable;
@@ -120,7 +119,7 @@ async fn examine_store(store: &Store, found: &mut StoreSources) -> Vec<Record> {
         }
         _ => Vec::new(),
     };
-    let source = match agent::open_existing_store(store) {
+    let source = match store.open_existing() {
         Ok(source) => source,
         Err(error) => {
             let answer = StoreAnswer::Failed(format!("{error:#}"));
