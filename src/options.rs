@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The options of the agent, and the store that they name. Only `cli.rs` makes them.
+//! The options of the agent, and the store that they name. In the program, only `cli.rs` makes them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -58,6 +58,34 @@ pub struct Options {
     pub rules: RuleOptions,
     /// `--cni-conf` and `--cni-conf-dir`. `None` means that another program writes the CNI configuration.
     pub cni: Option<CniOptions>,
+}
+
+impl Options {
+    /// Returns the options of an agent that has its store and its files in this directory, and does nothing that is not asked for: no
+    /// probes, no traffic rules and no sysctls. Tests, the simulator and benches start from these.
+    pub fn minimal(dir: &Path) -> Options {
+        Options {
+            store: Store::Dir(dir.into()),
+            uplink: UplinkChoice::default(),
+            subnet_file: dir.join("subnet.env"),
+            socket: dir.join("socket"),
+            health: None,
+            resync: Duration::from_secs(3600),
+            nexthop_objects: true,
+            hold_removals: Duration::from_secs(300),
+            change_grace: Duration::ZERO,
+            net_conf_commands: NetConfCommands::Refuse,
+            on_lost_lease: OnLostLease::Hold,
+            manage_sysctls: false,
+            tx_checksum_off: false,
+            state_dir: None,
+            wireguard_key: "/nonexistent/wgkey".into(),
+            probe: false,
+            unwell_after: Duration::from_secs(30),
+            rules: RuleOptions::default(),
+            cni: None,
+        }
+    }
 }
 
 /// The CNI configuration that is published as soon as pods can be reached.
@@ -183,36 +211,4 @@ pub enum OnLostLease {
     Reacquire,
     /// End with exit code 1.
     Exit,
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use std::path::Path;
-
-    use super::*;
-
-    /// Returns the options of an agent that has its store and its files in this directory, and does nothing that is not asked for.
-    pub(crate) fn options(dir: &Path) -> Options {
-        Options {
-            store: Store::Dir(dir.into()),
-            uplink: UplinkChoice::default(),
-            subnet_file: dir.join("subnet.env"),
-            socket: dir.join("socket"),
-            health: None,
-            resync: Duration::from_secs(3600),
-            nexthop_objects: true,
-            hold_removals: Duration::from_secs(300),
-            change_grace: Duration::ZERO,
-            net_conf_commands: NetConfCommands::Refuse,
-            on_lost_lease: OnLostLease::Hold,
-            manage_sysctls: false,
-            tx_checksum_off: false,
-            state_dir: None,
-            wireguard_key: "/nonexistent/wgkey".into(),
-            probe: false,
-            unwell_after: Duration::from_secs(30),
-            rules: RuleOptions::default(),
-            cni: None,
-        }
-    }
 }

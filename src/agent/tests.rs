@@ -15,7 +15,6 @@ use weft_subnet::source::{Capabilities, Error, FaultNotice, LeaseRequest, Local}
 use super::*;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::fake::tests::machine;
-use crate::options::tests::options;
 
 /// A store that does not know at first what identifies it, as one whose kubeconfig is not there yet. The second question has no answer.
 #[derive(Default)]
@@ -79,7 +78,7 @@ async fn a_store_that_did_not_know_its_identity_is_asked_again_when_there_is_a_l
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
     let surroundings = Surroundings { requests, readiness, metrics, traffic_rules: false };
     let kernel = FakeKernel::new(machine(&["192.168.0.1/24"]), PROTOCOL);
-    let options = Options { state_dir: Some(dir.path().into()), ..options(dir.path()) };
+    let options = Options { state_dir: Some(dir.path().into()), ..Options::minimal(dir.path()) };
     let asked = store.clone();
     let shutdown = async move { asked.asked_again.notified().await };
     let agent = serve_in(surroundings, options, store.clone(), (kernel.clone(), kernel), shutdown);

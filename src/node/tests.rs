@@ -32,7 +32,6 @@ use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
 use crate::observe::report::Reporter;
 use crate::observe::systemd::Notify;
-use crate::options::tests::options;
 use crate::options::{OnLostLease, Options, RuleOptions};
 use crate::pass::{Cause, Passer};
 use crate::saved::{SavedFile, Saver};
@@ -223,7 +222,7 @@ impl TestNode {
         alter: impl FnOnce(&mut Started),
     ) -> TestNode {
         let dir = tempfile::tempdir().unwrap();
-        let options = Options { on_lost_lease, rules, ..options(dir.path()) };
+        let options = Options { on_lost_lease, rules, ..Options::minimal(dir.path()) };
         let file = options.subnet_file.clone();
         let store = Rc::new(ScriptedStore {
             gate: Semaphore::new(0),

@@ -13,7 +13,7 @@ use tokio::task::LocalSet;
 use weft::kernel::{Monitor, Notice};
 use weft::observe::socket;
 use weft::observe::status::Status;
-use weft::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
+use weft::options::{Options, Store, UplinkChoice};
 use weft_subnet::dir::DirStore;
 
 use super::adapter_net::{alone, ip, kernel};
@@ -69,23 +69,9 @@ fn options(dir: &Path, resync: Duration) -> Options {
     Options {
         store: Store::Dir(dir.join("store")),
         uplink: UplinkChoice { ifaces: vec!["up0".to_owned()], ..UplinkChoice::default() },
-        subnet_file: dir.join("subnet.env"),
-        socket: dir.join("weft.sock"),
-        health: None,
         resync,
-        nexthop_objects: true,
         hold_removals: Duration::ZERO,
-        change_grace: Duration::from_secs(60),
-        net_conf_commands: weft::options::NetConfCommands::Refuse,
-        on_lost_lease: OnLostLease::Hold,
-        manage_sysctls: false,
-        tx_checksum_off: false,
-        state_dir: None,
-        wireguard_key: "/nonexistent/wgkey".into(),
-        probe: false,
-        unwell_after: Duration::from_secs(30),
-        rules: RuleOptions::default(),
-        cni: None,
+        ..Options::minimal(dir)
     }
 }
 
