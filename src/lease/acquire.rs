@@ -296,7 +296,11 @@ fn request(
         attrs = guard::with_tunnel_addresses(attrs, host);
     }
     // Some peers may only know another backend of this node. The node removes later those that it cannot keep.
-    attrs.other_ways = mine.as_ref().and_then(|lease| lease.attrs.other_ways.clone());
+    if let Some(before) = mine.as_ref().map(|lease| &lease.attrs).filter(|attrs| attrs.other_ways.is_some()) {
+        attrs.other_ways.clone_from(&before.other_ways);
+        // If one of them is udp, its peers need the address from which our packets come.
+        attrs.tunnel_ip = attrs.tunnel_ip.or(before.tunnel_ip);
+    }
     let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
     let connected = foreign_networks(host, backend, &before, &BTreeSet::new());

@@ -245,6 +245,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     let (secrets, keys) = write_keys(case.keys, dir.path(), &subnet_file);
     if !case.others.is_empty() {
         mine.attrs = mine.attrs.with_other_ways(&case.others);
+        mine.attrs.tunnel_ip = case.others.iter().find_map(|way| way.tunnel_ip);
     }
     if let Some(uplink) = case.saved {
         let saved = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
@@ -395,6 +396,18 @@ async fn the_other_ways_to_reach_this_node_stay_in_its_lease() {
         let others = vec![Attrs { backend_type: "host-gw".into(), ..lease(own(), "192.168.0.1").attrs }];
         let got = starts(Case { others, ..Case::default() }, machine()).await;
         assert_eq!(got, Some(format!("{KEPT}, also by host-gw")));
+    })
+    .await;
+}
+
+/// One of the other ways may be udp. Its peers drop our packets if the lease does not name the address from which they come.
+#[tokio::test]
+async fn the_address_of_our_packets_stays_in_the_lease_with_the_other_ways() {
+    local(async {
+        let tunnel_ip = Some([192, 168, 0, 9].into());
+        let others = vec![Attrs { backend_type: String::new(), tunnel_ip, ..lease(own(), "192.168.0.1").attrs }];
+        let got = starts(Case { others, ..Case::default() }, machine()).await;
+        assert_eq!(got, Some(format!("{KEPT}, also by , sends from 192.168.0.9")));
     })
     .await;
 }
