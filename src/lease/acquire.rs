@@ -192,7 +192,10 @@ fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
             continue;
         }
         let machine = context.kernel.machine().map_err(MachineError)?;
-        let identities = identities::chosen(&*old, &machine, Kept { secrets: &context.secrets, printed: None }, None)?;
+        // Peers send to the identity that the lease names for this way. After a boot no device has it.
+        let way = lease.other_ways().into_iter().find(|way| old.understands(way));
+        let kept = Kept { secrets: &context.secrets, printed: None };
+        let identities = identities::chosen(&*old, &machine, kept, way.as_ref())?;
         earlier.push(ExtraBackend::new((text, then), old, Host { identities, ..host.clone() }));
     }
     Ok(earlier)

@@ -262,7 +262,7 @@ mod tests {
     use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
     use crate::lease::acquire::SecretFiles;
     use crate::options::UplinkChoice;
-    use crate::plan::ExtraBackend;
+    use crate::plan::{ExtraBackend, Plan};
 
     const DAY: u64 = 24 * 3600;
     const SAVED: u64 = 20_000 * DAY;
@@ -417,6 +417,21 @@ mod tests {
         // The store had not accepted the lease with the new backend. The change begins again when the store answers.
         let got = started(head(&ipip, CONFIG, way("host-gw")));
         assert_eq!(got, ("host-gw", CONFIG.to_owned(), Vec::new(), None, None));
+    }
+
+    /// Peers send to the MAC that our lease names for the earlier way, and after a boot no device has it.
+    #[test]
+    fn an_earlier_device_gets_the_mac_that_our_lease_names() {
+        let data = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:77"}"#;
+        let way = |kind: &str| Attrs { backend_type: kind.into(), ..Attrs::default() };
+        let vxlan = Attrs { backend_data: Some(data.into()), ..way("vxlan") };
+        let own = Lease { attrs: way("host-gw").with_other_ways(&[vxlan]), ..just_now().own };
+        let head = Head { earlier: vec![CONFIG.replace("host-gw", "vxlan")], own, ..just_now() };
+        let started = fits(&["192.168.0.1/24"], None, head).map_err(drop).unwrap();
+        let Started { network, backend, host, own, earlier, .. } = started;
+        let plan = Plan::new(network, backend, host, own).with_earlier(earlier);
+        let ways = plan.advertise(plan.host()).unwrap().other_ways();
+        assert_eq!(ways.iter().map(|way| way.backend_data.as_deref()).collect::<Vec<_>>(), [Some(data)]);
     }
 
     #[test]
