@@ -5,7 +5,7 @@
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
 use weft_subnet::old_defects::{Defect, is_back};
@@ -72,8 +72,8 @@ impl EarlierRun {
         }
     }
 
-    /// Returns the net-conf of our lease, and what it means, if it names the same networks as this one, with a backend whose leases
-    /// the backend of this one does not understand. If the store had not accepted our lease with the backend that was in force, this is an
+    /// Returns the net-conf of our lease, and what it means, if the backend of this one does not understand our lease. Both must be of the
+    /// network in which our lease is. If the store had not accepted our lease with the backend that was in force, this is an
     /// earlier net-conf.
     pub(super) fn other_backend(&mut self, network: &Network, backend: &dyn Backend) -> Option<NetConf> {
         let head = self.head()?;
@@ -83,7 +83,7 @@ impl EarlierRun {
         let read = |text: &String| {
             let (then, old) = parse(text).ok()?;
             let is_ours = old.understands(&head.own.attrs) && old.commands().is_none();
-            (is_ours && then.networks == network.networks).then(|| (text.clone(), then, old))
+            (is_ours && are_of_one_network(&then, network, &head.own.subnets)).then(|| (text.clone(), then, old))
         };
         std::iter::once(&head.config).chain(&head.earlier).find_map(read)
     }
@@ -95,7 +95,7 @@ impl EarlierRun {
         let read = |text: &String| {
             let (then, backend) = parse(text).ok()?;
             let is_named = ways.iter().any(|way| backend.understands(way)) && backend.commands().is_none();
-            (is_named && then.networks == network.networks).then(|| (text.clone(), then, backend))
+            (is_named && are_of_one_network(&then, network, &head.own.subnets)).then(|| (text.clone(), then, backend))
         };
         std::iter::once(&head.config).chain(&head.earlier).filter_map(read).collect()
     }
@@ -130,6 +130,17 @@ impl EarlierRun {
             self.logged = Some(reason);
         }
     }
+}
+
+/// Returns true if both net-confs enable the same families, and contain our subnets. Network may have become wider or narrower while the
+/// backend changed.
+fn are_of_one_network(one: &Network, other: &Network, own: &Subnets) -> bool {
+    let families = |network: &Network| (network.networks.v4.is_some(), network.networks.v6.is_some());
+    let contains = |network: &Network| {
+        let mut subnets = own.in_families_of(&network.networks).iter();
+        subnets.all(|net| network.networks.of(family(&net)).is_some_and(|all| all.contains(&net)))
+    };
+    families(one) == families(other) && contains(one) && contains(other)
 }
 
 /// Returns the saved uplink. A file of an older weft contains only its published addresses, which count as chosen without flags.
@@ -410,10 +421,14 @@ mod tests {
             )
         };
         let both = way("ipip").with_other_ways(&[way("host-gw")]);
-        let got = started(head(&ipip, CONFIG, both));
+        let got = started(head(&ipip, CONFIG, both.clone()));
         assert_eq!(got, ("ipip", ipip.clone(), vec!["host-gw"], None, Some(1)));
         // The lease says that no peer needs the earlier backend.
         assert_eq!(started(head(&ipip, CONFIG, way("ipip"))).2, [""; 0]);
+        // Network became wider after the backend had changed. A net-conf that does not contain our subnet is of another network.
+        let narrower = |network: &str| CONFIG.replace("10.5.0.0/16", network);
+        assert_eq!(started(head(&ipip, &narrower("10.5.0.0/17"), both.clone())).2, ["host-gw"]);
+        assert_eq!(started(head(&ipip, &narrower("10.5.128.0/17"), both.clone())).2, [""; 0]);
         // The store had not accepted the lease with the new backend. The change begins again when the store answers.
         let got = started(head(&ipip, CONFIG, way("host-gw")));
         assert_eq!(got, ("host-gw", CONFIG.to_owned(), Vec::new(), None, None));
