@@ -357,7 +357,8 @@ async fn without_the_store_both_keys_stay_until_it_has_accepted_the_lease() {
     .await;
 }
 
-fn head(own: &Lease) -> Head {
+/// What an earlier run with this lease saved.
+pub(super) fn head(own: &Lease) -> Head {
     Head {
         store: "script".into(),
         saved: 1,
