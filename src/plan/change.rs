@@ -189,6 +189,8 @@ impl Plan {
 
     /// Adds backends that our lease had before the agent was started again. This must be called before the first [`Plan::put`].
     pub fn with_earlier(mut self, earlier: Vec<ExtraBackend>) -> Plan {
+        // Peers do not know that our lease names the present backend, if it does not, as far as this node knows.
+        self.extra_backends.sends_earlier = !earlier.is_empty() && !self.backend.understands(&self.own.attrs);
         earlier.into_iter().for_each(|extra| self.add_earlier(extra));
         self.plan_extra_devices();
         self

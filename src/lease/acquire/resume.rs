@@ -3,6 +3,7 @@
 //! only for a limited time. Later another node may have our subnet, or that of a peer.
 
 use weft_backends::backend::{Backend, Skip};
+use weft_backends::host::Host;
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Subnets, family};
@@ -14,16 +15,17 @@ use weft_subnet::saved_peers::{ClearText, Expiry, Head, Saved};
 use weft_subnet::source::Capabilities;
 
 use super::{
-    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, earlier_backends, host_with, parse,
+    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, earlier_backends, host, identities, parse,
     read_subnet_file, with_chosen,
 };
 use crate::extension::FirstError;
-use crate::kernel::{Kernel, MachineError};
+use crate::kernel::{Kernel, Machine, MachineError};
 use crate::log::chain;
 use crate::log::text::date;
 use crate::options::UplinkChoice;
+use crate::plan::ExtraBackend;
 use crate::saved::SavedFile;
-use crate::uplink::{self, EarlierUse, PickError, UsedUplink};
+use crate::uplink::{self, EarlierUse, PickError, Picked, UsedUplink};
 
 /// For so many seconds after the last answer of the store, its leases are believed. This is the lifetime of a lease in etcd, after which
 /// a peer that was silent has lost its subnet. In Kubernetes no lease expires, but a Node that is gone for a day may be deleted, and
@@ -231,11 +233,6 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
         let (then, now) = ((then.networks, then.backend_type), (network.networks, network.backend_type));
         return Err(Unusable::AnotherNetwork { then, now });
     }
-    // The store may not have accepted our lease with this backend. Then peers reach this node by the earlier one, and the node changes when the
-    // store answers.
-    let of_lease = context.memory.other_backend(&network, &*backend);
-    let clear_text = head.clear_text.clone().filter(|_| of_lease.is_none());
-    let (config, network, backend) = of_lease.unwrap_or((config, network, backend));
     let choice = with_chosen(context.choice, head.chosen);
     let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
     let candidates = candidates(&machine, &network, head.own.subnets).after(before(&head, &choice));
@@ -244,16 +241,55 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
         return Err(Unusable::OtherAddresses(picked.uplink.name));
     }
     let (author, _) = read_subnet_file(context.subnet_file, &network);
-    let (own, chosen) = (head.own, head.chosen);
-    let host = host_with(
-        &picked,
-        &machine,
-        (&*backend, &network),
-        (Kept { secrets: &context.secrets, printed: context.first_command.printed() }, Some(&own)),
-    )?;
-    let earlier = earlier_backends::<K, Unusable>(context, (&network, &*backend), &host, &own.attrs)?;
-    let leased = Leased { host, own, was: None, uplink: choice, chosen };
-    Ok(Started { earlier, clear_text, ..Started::new((config, network, backend), author, leased) })
+    let own = head.own;
+    let of_lease = context.memory.other_backend(&network, &*backend);
+    let confs = ((config, network, backend), of_lease);
+    let (conf, host, mut earlier) = beside_that_of_lease(context, (&picked, &machine), confs, &own.attrs)?;
+    earlier.extend(earlier_backends::<K, Unusable>(context, (&conf.1, &*conf.2), &host, &own.attrs)?);
+    let leased = Leased { host, own, was: None, uplink: choice, chosen: head.chosen };
+    Ok(Started { earlier, clear_text: head.clear_text, ..Started::new(conf, author, leased) })
+}
+
+/// Returns the net-conf with which the node goes on, the facts of the host for its backend, and the backend of the saved `lease` if that is
+/// another one (`of_lease`).
+///
+/// The earlier run may have ended before the store had accepted our lease with the backend of net-conf, or before the answer arrived. So peers
+/// may send by either backend, and both must stand. Packets go the way of the saved lease until the store answers.
+fn beside_that_of_lease<K: Kernel>(
+    context: &StartContext<'_, K>,
+    found: (&Picked, &Machine),
+    (conf, of_lease): (NetConf, Option<NetConf>),
+    lease: &Attrs,
+) -> Result<(NetConf, Host, Vec<ExtraBackend>), Skip> {
+    let host = host_of(context, found, &conf, lease);
+    let Some(before) = of_lease else { return Ok((conf, host?, Vec::new())) };
+    let host_before = host_of(context, found, &before, lease)?;
+    match host.and_then(|host| conf.2.advertise(&host).map(|_| host)) {
+        Ok(host) => {
+            let (text, network, backend) = before;
+            Ok((conf, host, vec![ExtraBackend::new((text, network), backend, host_before)]))
+        }
+        Err(reason) => {
+            let (next, old) = (conf.2.kind(), before.2.kind());
+            tracing::warn!(
+                "net-conf: the backend {next} cannot work on this node: {reason}. The node stays on {old}, and tries again"
+            );
+            Ok((before, host_before, Vec::new()))
+        }
+    }
+}
+
+/// Returns the facts of the host with the identities of the backend of this net-conf. `lease` is what our saved lease says.
+fn host_of<K: Kernel>(
+    context: &StartContext<'_, K>,
+    (picked, machine): (&Picked, &Machine),
+    (_, network, backend): &NetConf,
+    lease: &Attrs,
+) -> Result<Host, Skip> {
+    let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
+    let way = lease.other_ways().into_iter().find(|way| backend.understands(way));
+    let identities = identities::chosen(&**backend, machine, kept, Some(way.as_ref().unwrap_or(lease)))?;
+    Ok(host(picked, machine, network, identities))
 }
 
 #[cfg(test)]
@@ -270,10 +306,9 @@ mod tests {
     use super::*;
     use crate::extension::FirstCommand;
     use crate::kernel::fake::FakeKernel;
-    use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
+    use crate::kernel::{AddrInfo, Creator, LinkInfo, RouteInfo};
     use crate::lease::acquire::SecretFiles;
-    use crate::options::UplinkChoice;
-    use crate::plan::{ExtraBackend, Plan};
+    use crate::plan::Plan;
 
     const DAY: u64 = 24 * 3600;
     const SAVED: u64 = 20_000 * DAY;
@@ -429,9 +464,22 @@ mod tests {
         let narrower = |network: &str| CONFIG.replace("10.5.0.0/16", network);
         assert_eq!(started(head(&ipip, &narrower("10.5.0.0/17"), both.clone())).2, ["host-gw"]);
         assert_eq!(started(head(&ipip, &narrower("10.5.128.0/17"), both.clone())).2, [""; 0]);
-        // The store had not accepted the lease with the new backend. The change begins again when the store answers.
+        // The store may not have accepted the lease with the new backend. Both stand, and the lease decides by which of them packets go.
         let got = started(head(&ipip, CONFIG, way("host-gw")));
-        assert_eq!(got, ("host-gw", CONFIG.to_owned(), Vec::new(), None, None));
+        assert_eq!(got, ("ipip", ipip.clone(), vec!["host-gw"], None, Some(1)));
+        // The saved lease names an even earlier backend, too.
+        let vxlan = CONFIG.replace("host-gw", "vxlan");
+        let lease = way("host-gw").with_other_ways(&[way("vxlan")]);
+        let both_confs = Head { earlier: vec![CONFIG.into(), vxlan], ..head(&ipip, CONFIG, lease) };
+        assert_eq!(started(both_confs).2, ["host-gw", "vxlan"]);
+        // Here the new backend cannot work, because peers would use the published address as their gateway.
+        let chosen = "203.0.113.9".parse::<std::net::Ipv4Addr>().unwrap();
+        let behind_nat = Head {
+            chosen: [Some(chosen.into()), None],
+            public: (Some(chosen), None),
+            ..head(CONFIG, &ipip, way("ipip"))
+        };
+        assert_eq!(started(behind_nat), ("ipip", ipip.clone(), Vec::new(), None, Some(1)));
     }
 
     /// Peers send to the MAC that our lease names for the earlier way, and after a boot no device has it.
