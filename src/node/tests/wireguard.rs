@@ -262,6 +262,29 @@ async fn the_key_stays_if_the_kernel_refuses_the_new_one() {
     .await;
 }
 
+/// A net-conf that was refused is tried again at the end of each pass, also of the one that gives the device the new key.
+#[tokio::test]
+async fn a_net_conf_that_is_applied_meanwhile_publishes_no_key_that_the_kernel_refuses() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, files) = (device_key(&test), key_files(&test));
+        let answer = rotate(&mut test);
+        assert!(test.asked(1).await);
+        let wider = WIREGUARD.replace("10.5.0.0/16", "10.4.0.0/15");
+        test.node.change.tried_again = Some(wider.clone());
+        let device = Key::Link(Name::new("flannel-wg").unwrap());
+        test.kernel.fail(device, Some(Outcome::Retry("device or resource busy".into())));
+        test.answer().await;
+        assert!(answer.await.unwrap().unwrap_err().contains("the kernel has not accepted the new key"));
+        assert_eq!(test.node.net_conf.text, wider);
+        assert!(test.asked(1).await, "nobody is told of another key");
+        test.kernel.fail(device, None);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!((device_key(&test), key_files(&test)), (before, files));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_late_answer_with_the_old_key_does_not_end_the_change() {
     local(async {
