@@ -28,7 +28,7 @@ use weft_backends::backend::{Backend, Skip, TYPES};
 use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
-use weft_backends::index::{Changed, Index, OWN};
+use weft_backends::index::{Changed, Index};
 use weft_backends::owner::Ownership;
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::attrs::Attrs;
@@ -365,10 +365,7 @@ impl Plan {
             tracing::warn!("{remark}");
         }
         self.remark = remark;
-        let state = self.backend.device(&self.host, &self.own);
-        let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
-        self.update_devices(&changed);
-        self.plan_extra_devices();
+        self.plan_all_devices();
         self.plan_fence();
     }
 
