@@ -142,11 +142,20 @@ async fn attempt<K: Kernel>(context: &mut StartContext<'_, K>) -> Result<Started
     let config = context.store.config().await.map_err(StartError::store("net-conf: ", None))?;
     let (network, backend) = parse(&config)?;
     let (author, previous) = read_subnet_file(context.subnet_file, &network);
-    if let Some((text, before, old)) = context.memory.other_backend(&network, &*backend)
-        && let Some(leased) = lease(context, (&before, &*old), (previous, &text), Some(&*backend)).await?
-    {
-        let started = started(context, (text, before, old), author, leased)?;
-        return Ok(Started { wanted: Some(config), ..started });
+    if let Some((text, before, old)) = context.memory.other_backend(&network, &*backend) {
+        match lease(context, (&before, &*old), (previous, &text), Some(&*backend)).await {
+            Ok(Some(leased)) => {
+                let started = started(context, (text, before, old), author, leased)?;
+                return Ok(Started { wanted: Some(config), ..started });
+            }
+            Ok(None) => {}
+            // Nobody needs to wait for a backend that net-conf names no more.
+            Err(StartError::Identity(reason)) => {
+                let kind = old.kind();
+                context.memory.log_unusable(format!("the earlier backend {kind} cannot work on this node: {reason}"));
+            }
+            Err(error) => return Err(error),
+        }
     }
     context.first_command.run(&*backend).await?;
     let leased = lease(context, (&network, &*backend), (previous, &config), None).await?;

@@ -43,9 +43,9 @@ impl WideRoutes {
     /// Returns the routes that this backend needs to a peer because another backend has a route to all of Network, too.
     pub(super) fn to_peer(&self, backend: Which, lease: &Lease) -> Vec<(IpNet, Name)> {
         let (ours, others): (Vec<_>, Vec<_>) = self.all.iter().partition(|(of, ..)| *of == backend);
-        let contested = ours.into_iter().filter(|(_, net, dev)| {
-            self.are_left_out || others.iter().any(|(_, n, via)| n == net && via != dev)
-        });
+        let contested = ours
+            .into_iter()
+            .filter(|(_, net, dev)| self.are_left_out || others.iter().any(|(_, n, via)| n == net && via != dev));
         contested.filter_map(|(_, net, dev)| Some((lease.subnets.of(family(&net))?, dev))).collect()
     }
 }

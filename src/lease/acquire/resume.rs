@@ -126,7 +126,7 @@ impl EarlierRun {
     }
 
     /// Logs the reason once, until it changes.
-    fn log_unusable(&mut self, reason: String) {
+    pub(super) fn log_unusable(&mut self, reason: String) {
         if self.logged.as_ref() != Some(&reason) {
             tracing::info!("saved peers: {reason}: not used");
             self.logged = Some(reason);

@@ -482,6 +482,25 @@ async fn a_node_whose_backend_changes_keeps_its_subnet() {
     .await;
 }
 
+/// Somebody stopped the agent, and changed net-conf and a flag with which the earlier backend cannot work.
+#[tokio::test]
+async fn a_start_does_not_wait_for_an_earlier_backend_that_cannot_work_here() {
+    local(async {
+        let choice = UplinkChoice { public_ip: "203.0.113.9".parse().ok(), ..UplinkChoice::default() };
+        let case = Case {
+            choice,
+            config: Some(net_conf("vxlan")),
+            saved_config: Some(net_conf("host-gw")),
+            env: ENV,
+            content: Some(("host-gw", "{}".to_owned())),
+            ..Case::default()
+        };
+        let got = starts(case, machine()).await;
+        assert_eq!(got.as_deref(), Some("eth0 203.0.113.9 10.5.7.0/24"));
+    })
+    .await;
+}
+
 /// An agent that was killed while it changed its key finds both keys. The peers know the one in its lease, with which the node also goes on while
 /// the store is away. Both stay in their files until the store has accepted a lease, so a second start finds the same.
 #[tokio::test]
