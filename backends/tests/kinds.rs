@@ -120,6 +120,25 @@ fn vxlan_needs_an_address_and_a_subnet_of_a_family() {
     assert!(own_backend.plan(&host, &own, &peer).skipped.is_empty());
 }
 
+/// Otherwise, packets would be sent through a device that the peer does not have.
+#[test]
+fn vxlan_understands_a_lease_whose_vnis_are_its_own() {
+    let mut network = network();
+    network.networks.v6 = Some("fd00:5::/48".parse().unwrap());
+    let backend = make_kind("vxlan", r#"{"VNI": 5}"#, &network).unwrap();
+    let attrs = |v4: &str, v6: &str| {
+        let data = |vni: &str| Some(format!(r#"{{{vni}"VtepMAC":"02:00:00:00:00:02"}}"#).into());
+        let (backend_data, backend_v6_data) = (data(v4), data(v6));
+        Attrs { backend_type: "vxlan".to_owned(), backend_data, backend_v6_data, ..Attrs::default() }
+    };
+    let (ours, other) = (r#""VNI":5,"#, r#""VNI":6,"#);
+    for (v4, v6, wanted) in [(ours, ours, true), (ours, other, false), (other, ours, false), ("", ours, true)] {
+        assert_eq!(backend.understands(&attrs(v4, v6)), wanted, "{v4} {v6}");
+    }
+    assert!(backend.understands(&attrs("no JSON", ours)), "the plan says what is wrong");
+    assert!(!backend.understands(&Attrs { backend_type: "host-gw".to_owned(), ..attrs(ours, ours) }));
+}
+
 #[test]
 fn a_route_shows_its_metric_unless_it_is_the_familys_default() {
     let route = |net: &str, metric| Key::Route(net.parse().unwrap(), metric).to_string();
