@@ -123,3 +123,6 @@ async fn a_store_that_did_not_know_its_identity_is_asked_again_when_there_is_a_l
     ended.expect("the store is asked again").unwrap();
     assert_eq!(store.asked.get(), 2);
 }
+
+#[path = "tests/running.rs"]
+mod running;

@@ -186,4 +186,37 @@ mod tests {
         let op = Op::Remove(key, Value::Fdb("10.0.0.1".parse().unwrap()));
         assert_eq!(describe(&op), "remove fdb 02:00:00:00:00:01 dst 10.0.0.1 dev flannel.1");
     }
+
+    /// What passes by itself is tried again, and an address that is there already is what was wanted.
+    #[test]
+    fn what_may_pass_is_tried_again() {
+        let address = |removal: bool| {
+            let key = Key::Addr(Name::new("flannel.1").unwrap(), "10.1.0.0/32".parse().unwrap());
+            if removal { Op::Remove(key, Value::Addr) } else { Op::Ensure(key, Value::Addr) }
+        };
+        for (op, errno, want) in [
+            (address(false), Errno::EEXIST, Verdict::Done),
+            (address(true), Errno::EADDRNOTAVAIL, Verdict::Done),
+            (address(true), Errno::ENXIO, Verdict::Done),
+            (address(false), Errno::EADDRNOTAVAIL, Verdict::Retry),
+            (route_op(false), Errno::EEXIST, Verdict::Retry),
+            (route_op(false), Errno::ENOENT, Verdict::Retry),
+            (route_op(true), Errno::ENOENT, Verdict::Done),
+            (route_op(true), Errno::EBUSY, Verdict::Retry),
+        ] {
+            assert_eq!(meaning(&op, errno, ""), want, "{op:?} {errno}");
+        }
+        for errno in [Errno::EHOSTUNREACH, Errno::ENONET, Errno::ENOMEM, Errno::EAGAIN, Errno::EBUSY, Errno::EINTR] {
+            assert_eq!(meaning(&route_op(false), errno, ""), Verdict::Retry, "{errno}");
+        }
+    }
+
+    #[test]
+    fn only_a_gateway_that_another_route_reaches_elsewhere_is_one() {
+        let refusal = |errno, text: &str| Refusal { seq: 1, errno, text: text.into() };
+        let device = "Nexthop has invalid gateway or device mismatch";
+        assert!(is_gateway_elsewhere(&refusal(Errno::EINVAL, device)));
+        assert!(!is_gateway_elsewhere(&refusal(Errno::EEXIST, device)));
+        assert!(!is_gateway_elsewhere(&refusal(Errno::EINVAL, "Invalid prefix")));
+    }
 }

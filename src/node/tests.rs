@@ -54,6 +54,7 @@ mod rate_limit;
 mod rules;
 mod saved;
 mod subnet_file;
+mod tick;
 mod uplink;
 mod wireguard;
 

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use tokio::task::LocalSet;
 use weft_backends::traffic_rules::{Masquerade, Policy, rules};
 use weft_subnet::cidr::Subnets;
 
 use super::*;
+use crate::firewall::error::FirewallError;
 use crate::firewall::fake::FakeCarrier;
 
 const RESYNC: Duration = Duration::from_secs(5);
@@ -197,4 +201,75 @@ async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
             assert!(calls.get() > 0);
         })
         .await;
+}
+
+/// A carrier whose comparison takes some time, and that notes when each begins.
+struct Slow {
+    takes: Duration,
+    begun: Rc<RefCell<Vec<Instant>>>,
+}
+
+impl Carrier for Slow {
+    fn describe(&self) -> String {
+        "slow".to_owned()
+    }
+    fn ensure<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Result<Ensured, EnsureError>> {
+        self.begun.borrow_mut().push(Instant::now());
+        let takes = self.takes;
+        Box::pin(async move {
+            tokio::time::sleep(takes).await;
+            Ok(Ensured::Unchanged)
+        })
+    }
+    fn remove(&mut self) -> Local<'_, Result<bool, FirewallError>> {
+        Box::pin(async { Ok(false) })
+    }
+    fn changed(&mut self) -> Local<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// Where kube-proxy has many thousand rules, a comparison takes long. It must not keep the machine busy all the time.
+#[tokio::test(start_paused = true)]
+async fn a_slow_comparison_is_followed_by_a_long_pause() {
+    let (ms, s) = (Duration::from_millis, Duration::from_secs);
+    for (takes, pause) in [(ms(100), RESYNC), (s(2), s(20)), (s(30), MINUTE)] {
+        let (handle, mut port) = Handle::new();
+        handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+        let begun = Rc::<RefCell<Vec<Instant>>>::default();
+        let carrier = Box::new(Slow { takes, begun: begun.clone() });
+        let task = run(carrier, Box::new(NoOthers), &mut port, RESYNC);
+        assert!(tokio::time::timeout((takes + pause) * 3, task).await.is_err());
+        let between = begun.borrow()[2] - begun.borrow()[1];
+        assert!((takes + pause..takes + pause + ms(50)).contains(&between), "{takes:?}: {between:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_task_ends_with_its_node_and_the_rules_stay() {
+    let (handle, mut port) = Handle::new();
+    handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+    let fake = FakeCarrier::default();
+    let task = run(Box::new(fake.clone()), Box::new(NoOthers), &mut port, RESYNC);
+    let node = async {
+        tokio::time::sleep(RESYNC).await;
+        drop(handle);
+    };
+    let both = async { tokio::join!(task, node) };
+    tokio::time::timeout(RESYNC * 3, both).await.expect("the task ends");
+    assert!(!fake.rules().is_empty());
+}
+
+/// When programs that start later change the choice, another carrier goes on with the same port.
+#[tokio::test(start_paused = true)]
+async fn the_counters_go_on_when_something_else_carries_the_rules() {
+    let (mut handle, mut port) = Handle::new();
+    handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+    for writes in 1..=2 {
+        let task = run(Box::new(FakeCarrier::default()), Box::new(NoOthers), &mut port, RESYNC);
+        assert!(tokio::time::timeout(RESYNC / 2, task).await.is_err());
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.writes, state.restored), (writes, 0), "nobody else changed the rules");
+        assert_eq!(state.in_place, Some(some("10.5.1.0/24")));
+    }
 }

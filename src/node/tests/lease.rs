@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::{Event, RecordChange};
 
+use super::tick::wake_ups;
 use super::{TestNode, lease, local, machine, put, removed};
 use crate::lease::tasks::LeaseAnswer;
 use crate::node::NextStep;
@@ -375,6 +376,22 @@ async fn a_renewal_that_fails_is_shown_until_one_succeeds_whatever_else_the_stor
         assert!(is_shown(&test) && test.node.store.error.is_none());
         test.node.store_changed(vec![Event::Renewed(Some(Duration::from_secs(60)))]).await;
         assert!(!is_shown(&test));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_wakes_up_at_the_end_of_a_pause_and_at_the_end_of_a_contest() {
+    local(async {
+        let mut test = in_contest().await;
+        assert!(test.asked(3).await);
+        // The first pause is at most five seconds.
+        wake_ups(&mut test, Duration::from_secs(6)).await;
+        assert!(test.asked(4).await, "the lease is written");
+        test.answer().await;
+        assert!(test.node.contest_problem().is_some(), "the other one may write again");
+        wake_ups(&mut test, Duration::from_secs(600)).await;
+        assert_eq!(test.node.contest_problem(), None, "the other one is silent");
     })
     .await;
 }

@@ -468,3 +468,28 @@ async fn another_backend_waits_until_the_store_has_accepted_the_new_key() {
     })
     .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_node_wakes_up_for_the_audit_of_its_peers() {
+    local(async {
+        let mut test = ready().await;
+        test.kernel.disturb(peer(), None, false);
+        tick::wake_ups(&mut test, Duration::from_secs(20)).await;
+        assert!(test.kernel.entries().contains_key(&peer()));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_asks_for_a_new_key_hears_of_a_silent_store_within_a_moment() {
+    local(async {
+        let mut test = with_key_files().await;
+        let mut answer = rotate(&mut test);
+        tick::wake_ups(&mut test, Duration::from_secs(9)).await;
+        assert!(answer.try_recv().is_err(), "the store has ten seconds");
+        tick::wake_ups(&mut test, Duration::from_secs(2)).await;
+        let reason = answer.try_recv().unwrap().unwrap_err();
+        assert!(reason.contains("has not accepted the own lease within 10 s"), "{reason}");
+    })
+    .await;
+}
