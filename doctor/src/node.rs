@@ -16,7 +16,7 @@ use weft_subnet::env::SubnetEnv;
 
 use super::absent_agent::{self, AbsentAgent};
 use super::cni_files::{self, CniFiles, CniSources};
-use super::duplicates::{self, Duplicate};
+use super::duplicates::{self, Duplicate, SameMac};
 use super::forwarding::{self, Forwarding};
 use super::ipsec::{self, Taken};
 use super::limits::{self, Limits};
@@ -148,6 +148,8 @@ pub struct NodeFacts {
     pub path_links: PathLinks,
     /// The IPv4 addresses of this node that another host has, too.
     pub duplicates: Vec<Duplicate>,
+    /// The MAC addresses of this node that another host has, too.
+    pub same_macs: Vec<SameMac>,
     /// The policies of IPsec that take packets between pods.
     pub ipsec: Vec<Taken>,
     /// The tunnel devices that leave checksums to a card that may spoil them.
@@ -233,6 +235,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         pods: pod_links::read(&links, &addrs, &routes),
         forwarding: forwarding::read(&links, &routes),
         duplicates,
+        same_macs: duplicates::same_macs(&tables, &path_links),
         offload: offload::read(&links, &path_links, Path::new("/sys/class/net")),
         path_links,
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),

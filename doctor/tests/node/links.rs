@@ -341,6 +341,37 @@ fn an_ipv4_address_that_another_host_has_is_found() {
 }
 
 #[test]
+fn a_cloned_machine_with_the_mac_address_of_the_uplink_is_found() {
+    in_namespace(|file| {
+        let clone = OtherNamespace::new();
+        ip(&format!("link add eth0 up address 02:00:00:00:00:0a type veth peer name eth0 netns {}", clone.pid()));
+        ip("addr add 192.0.2.1/24 dev eth0");
+        ip("route add default via 192.0.2.7");
+        // An IPv6 address that is made from the MAC address would be a duplicate, too.
+        clone.run("ip link set eth0 addrgenmode none");
+        clone.run("ip link set eth0 up address 02:00:00:00:00:0b");
+        clone.run("ip addr add 192.0.2.7/24 dev eth0");
+        let ping = || clone.run("ping -q -c 1 -W 10 192.0.2.1");
+        ping();
+        assert_eq!(doctor(file, "duplicate-address"), [], "another host with a MAC address of its own");
+        ip("addr add 192.0.2.2/24 dev eth0");
+        ip("neigh replace 192.0.2.2 lladdr 02:00:00:00:00:0a dev eth0");
+        ip("link add mac0 link eth0 up address 02:00:00:00:00:0c type macvlan mode bridge");
+        ip("addr add 192.0.2.3/24 dev mac0");
+        ip("neigh replace 192.0.2.3 lladdr 02:00:00:00:00:0c dev eth0");
+        assert_eq!(doctor(file, "duplicate-address"), [], "a second address of this node, and a macvlan");
+        ip("link del mac0");
+        clone.run("ip link set eth0 address 02:00:00:00:00:0a");
+        ping();
+        let words = ["192.0.2.7 has the MAC address of this node's eth0 (02:00:00:00:00:0a)", "cloned machine"];
+        let text = only_text(&sources(file), "duplicate-address", &words);
+        clone.run("ip link set eth0 address 02:00:00:00:00:0b");
+        shell(text.rsplit("then ").next().unwrap());
+        assert_eq!(doctor(file, "duplicate-address"), [], "after the remedy of {text}");
+    });
+}
+
+#[test]
 fn a_second_link_of_this_host_on_the_lan_is_no_other_host() {
     in_namespace(|file| {
         let lan = OtherNamespace::new();
