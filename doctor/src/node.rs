@@ -250,7 +250,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         store: store::read(&sources.store),
         agent: sources.agent.clone(),
         absent_agent: absent_agent::absent_agent(sources, &links),
-        underlay: underlay::read(&tables, sources).context("ask for the ways to peers")?,
+        underlay: underlay::read(&tables, sources, has_vxlan.then_some(port)).context("ask for the ways to peers")?,
         backend: sources.backend.clone(),
         not_examined,
     })

@@ -13,12 +13,15 @@ use super::explain::facts::{self, Lookup, Packet, RouteKind};
 use super::explain::kernel::Kernel;
 use super::node::{NodeFacts, NodeSources};
 use super::node_findings::{NodeFinding, finding};
+use super::peer_port;
 use super::way_findings::BY_OTHERS;
 use super::ways::{is_ours, unspecified};
 
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// A policy rule with this preference comes before those of VPNs.
 const RULE: u32 = 100;
+/// The device of the tunnel, where this node has none.
+const USUAL_DEVICE: &str = "flannel.1";
 
 /// An address that a peer publishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +51,13 @@ pub enum Fault {
         link: String,
         /// The MAC address, for people.
         mac: String,
+    },
+    /// The peer answers that nothing listens on the port of the tunnel.
+    NoListener {
+        /// The UDP port.
+        port: u16,
+        /// The device that receives on it.
+        device: String,
     },
 }
 
@@ -88,25 +98,34 @@ pub struct Tables<'a> {
     pub neighbours: &'a [Neigh],
 }
 
-/// Asks the kernel for the way to each address that peers publish. The agent must have named the own addresses.
+/// Asks the kernel for the way to each address that peers publish. The agent must have named the own addresses. Peers that packets do not reach
+/// although the way is right are asked whether anything listens on the UDP port of the tunnel, if there is one.
 ///
 /// # Errors
 /// The kernel does not answer.
-pub fn read(tables: &Tables<'_>, sources: &NodeSources) -> io::Result<Vec<(IpAddr, Fault)>> {
+pub fn read(tables: &Tables<'_>, sources: &NodeSources, port: Option<u16>) -> io::Result<Vec<(IpAddr, Fault)>> {
     let others = sources.peer_addresses.iter().filter(|peer| !sources.published.contains(&peer.addr));
     if BY_OTHERS.contains(&sources.backend.as_str()) || sources.published.is_empty() {
         return Ok(Vec::new());
     }
     let mut kernel = Kernel::open()?;
-    let mut found = Vec::new();
+    let (mut found, mut silent) = (Vec::new(), Vec::new());
     for peer in others {
         let to = peer.addr;
         // An address of the other side of a NAT is none of this node.
         let is_here = |own: &&IpAddr| tables.addrs.iter().any(|addr| addr.addr == **own);
         let own = sources.published.iter().filter(is_here).find(|own| own.is_ipv4() == to.is_ipv4());
-        let packet = Packet { from: own.copied().unwrap_or_else(|| unspecified(to)), to, proto: None, port: None };
-        let lookup = kernel.route(&packet, None);
-        found.extend(tables.fault(peer, &lookup, sources).map(|fault| (to, fault)));
+        let from = own.copied().unwrap_or_else(|| unspecified(to));
+        let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
+        match tables.fault(peer, &lookup, sources) {
+            Some(fault) => found.push((to, fault)),
+            None if !peer.reached => silent.push((from, to)),
+            None => {}
+        }
+    }
+    if let Some(port) = port {
+        let closed = peer_port::closed(&silent, port).into_iter();
+        found.extend(closed.map(|to| (to, Fault::NoListener { port, device: tables.tunnel_device(to) })));
     }
     Ok(found)
 }
@@ -144,6 +163,13 @@ impl Tables<'_> {
             |link: &Link| self.addrs.iter().any(|a| a.index == link.index && sources.published.contains(&a.addr));
         let is_uplink = move |link: &&Link| link.name == sources.uplink || (is_published(link) && !is_ours(link));
         self.links.iter().filter(is_uplink)
+    }
+
+    /// Returns the device that sends packets to such an address. That of the peer has the same name.
+    fn tunnel_device(&self, to: IpAddr) -> String {
+        let ours = || self.links.iter().filter(|link| is_ours(link));
+        let of_family = ours().find(|link| link.name.contains("-v6") == to.is_ipv6());
+        of_family.or_else(|| ours().next()).map_or(USUAL_DEVICE, |link| link.name.as_str()).to_owned()
     }
 
     fn own(&self, to: IpAddr) -> Option<(String, u8)> {
@@ -257,7 +283,21 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             ),
             format!("{ip} neigh del {nexthop} dev {link}; then find the program that writes it"),
         ),
+        Fault::NoListener { port, device } => {
+            let answer = if peers.len() == 1 { "answers" } else { "answer" };
+            no_listener(&format!("{who} {answer}"), *port, device)
+        }
     }
+}
+
+fn no_listener(who_answers: &str, port: u16, device: &str) -> NodeFinding {
+    let evidence = format!(
+        "{who_answers} that nothing listens on UDP port {port} there: its {device} is down or gone, its agent uses another Port, or a rule there rejects the packets"
+    );
+    let remedy = format!(
+        "on that node: `ip -d link show {device}` shows the state and the port, `weft status` the problems of its agent; restart the agent, which makes the device anew"
+    );
+    finding(evidence, remedy)
 }
 
 fn other_link(other: &OtherLink, (peer, who): (IpAddr, &str), ip: &str) -> NodeFinding {
