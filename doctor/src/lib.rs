@@ -24,6 +24,7 @@ pub mod other_rules;
 mod peer_port;
 mod pod_links;
 pub mod pods;
+mod policy_rules;
 mod processes;
 mod programs;
 mod rule_findings;

@@ -25,6 +25,7 @@ use super::offload::{self, Offloaded};
 use super::other_networks::{self, Leftover};
 use super::other_rules::{self, RuleFacts};
 use super::pod_links::{self, PodLinks};
+use super::policy_rules::PolicyRules;
 use super::processes;
 use super::store::{self, StoreAnswer, StoreFacts, StoreSources};
 use super::tunnel_rules::{self, DroppingRule};
@@ -203,8 +204,9 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         _ => Vec::new(),
     };
     let (routes, neighbours) = (kernel.main_table()?, kernel.neighbours()?);
-    let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours };
-    let ways = ways::read(&links, &addrs, &routes, &subnets)?;
+    let policy = PolicyRules::read().context("read the policy rules")?;
+    let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours, policy: &policy };
+    let ways = ways::read(&tables, &subnets)?;
     let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
     let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
     let port = ways.port().unwrap_or(sources.port);

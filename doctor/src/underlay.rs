@@ -14,7 +14,8 @@ use super::explain::kernel::Kernel;
 use super::node::{NodeFacts, NodeSources};
 use super::node_findings::{NodeFinding, finding};
 use super::peer_port;
-use super::way_findings::BY_OTHERS;
+use super::policy_rules::PolicyRules;
+use super::way_findings::{BY_OTHERS, main_rule};
 use super::ways::{is_ours, unspecified};
 
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -41,6 +42,8 @@ pub enum Fault {
     Refused(Errno, Option<IpNet>),
     /// No route leads there. The uplink is named.
     NoRoute(String),
+    /// The main table has a route, and no policy rule asks it.
+    NoRule,
     /// They leave by another link than the uplink.
     OtherLink(OtherLink),
     /// The MAC address of the next hop is written down.
@@ -96,6 +99,8 @@ pub struct Tables<'a> {
     pub routes: &'a [Route],
     /// The neighbours.
     pub neighbours: &'a [Neigh],
+    /// The policy rules.
+    pub policy: &'a PolicyRules,
 }
 
 /// Asks the kernel for the way to each address that peers publish. The agent must have named the own addresses. Peers that packets do not reach
@@ -147,7 +152,12 @@ impl Tables<'_> {
             Lookup::Refused(Errno::ENETUNREACH) if !peer.reached => {
                 // The agent itself says that its uplink is down.
                 let uplink = self.uplinks(sources).find(|link| link.up)?;
-                Some(Fault::NoRoute(uplink.name.clone()))
+                let has_route = self.routes_to(to).any(|(_, route)| !route.refuses && self.runs(route.index));
+                Some(match self.policy.asks_main(to.is_ipv4()) {
+                    _ if !has_route => Fault::NoRoute(uplink.name.clone()),
+                    true => Fault::Refused(Errno::ENETUNREACH, None),
+                    false => Fault::NoRule,
+                })
             }
             Lookup::Refused(errno @ (Errno::EACCES | Errno::EINVAL | Errno::EHOSTUNREACH)) => {
                 let route = self.refusing(to);
@@ -155,6 +165,11 @@ impl Tables<'_> {
             }
             Lookup::Refused(_) | Lookup::Unreadable(_) => None,
         }
+    }
+
+    /// Returns true if a link is up and has a carrier. The kernel may leave out the routes of others.
+    pub(super) fn runs(&self, link: u32) -> bool {
+        self.links.iter().any(|one| one.index == link && one.is_running())
     }
 
     /// Returns the links by which packets should leave: those with a published address, and the one that the agent chose.
@@ -275,6 +290,10 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             format!(
                 "{ip} route add default via GATEWAY dev {uplink}; or let the program that manages {uplink} do it (DHCP)"
             ),
+        ),
+        Fault::NoRule => finding(
+            format!("no policy rule asks the main table, which has a route to {who}"),
+            main_rule(if peer.is_ipv6() { "-6 " } else { "" }),
         ),
         Fault::OtherLink(other) => other_link(other, (peer, &who), ip),
         Fault::Permanent { nexthop, link, mac } => finding(

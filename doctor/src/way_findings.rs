@@ -8,7 +8,8 @@ use nix::libc;
 
 use super::node::{AgentAnswer, NodeFacts};
 use super::node_findings::{NodeFinding, env, finding};
-use super::ways::{Bypass, OtherRoute};
+use super::policy_rules::Marked;
+use super::ways::{Bypass, Instead, OtherRoute};
 
 /// The VNI that net-conf has unless it names another one.
 const USUAL_VNI: u32 = 1;
@@ -58,6 +59,8 @@ pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
     let own: Vec<IpNet> = env(facts).map(|env| env.subnets.iter().collect()).unwrap_or_default();
     let in_own = |dst: &IpNet| own.iter().any(|subnet| subnet.trunc().contains(dst));
     let mut findings: Vec<NodeFinding> = facts.ways.bypasses.iter().map(bypass).collect();
+    // Which packets get a mark is not known, so such a rule matters only while some are lost.
+    findings.extend(facts.ways.marked.iter().filter(|_| facts.unreachable > 0).map(marked));
     for network in networks.into_iter().flat_map(|networks| networks.iter()).map(|network| network.trunc()) {
         let refused = facts.ways.refusals.iter().filter(|(dst, _)| network.contains(dst));
         findings.extend(refused.filter_map(|route| refusal(*route, &own)));
@@ -76,25 +79,61 @@ pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// A policy rule comes before all routes of the main table, however specific they are.
 fn bypass(bypass: &Bypass) -> NodeFinding {
-    let Bypass { table, of_pods, link, example, count } = bypass;
+    let Bypass { instead, of_pods, example, count } = bypass;
     let family = if example.addr().is_ipv6() { "-6 " } else { "" };
     let whose = if *of_pods { "packets of pods" } else { "packets" };
     let subnets = format!("{count} of the subnets of peers, such as {example}");
-    let Some(table) = table else {
-        let evidence =
-            format!("a policy rule refuses {whose} to {subnets} (blackhole or prohibit), before any route is asked");
-        return finding(
-            evidence,
+    match instead {
+        Instead::Rule => finding(
+            format!(
+                "a policy rule refuses {whose} to {subnets} (blackhole, prohibit or unreachable), before any route is asked"
+            ),
             format!("`ip {family}rule` shows the rule; `ip {family}rule del` with its preference"),
-        );
-    };
-    let way = link.as_ref().map_or_else(|| "refuses them".to_owned(), |link| format!("sends them over {link}"));
+        ),
+        Instead::NoRule => finding(
+            format!("no policy rule asks the main table, so {whose} to {subnets} find no route"),
+            main_rule(family),
+        ),
+        Instead::Local { table, prefix } => {
+            let route = prefix.map_or_else(|| example.to_string(), |prefix| prefix.to_string());
+            finding(
+                format!("a local route ({route}, table {table}) keeps {whose} to {subnets} on this node"),
+                format!("ip {family}route del local {route} table {table}; then find the program that writes it"),
+            )
+        }
+        Instead::Table { table, link } => {
+            let way =
+                link.as_ref().map_or_else(|| "refuses them".to_owned(), |link| format!("sends them over {link}"));
+            finding(
+                format!(
+                    "a policy rule asks table {table} before the main table: for {whose} to {subnets}, it {way} instead of to the peer"
+                ),
+                format!(
+                    "exclude Network in the configuration of the program that made the rule (a VPN): `ip {family}rule` shows the rule, \
+                     `ip {family}route show table {table}` its routes"
+                ),
+            )
+        }
+    }
+}
+
+/// Returns the command that adds the rule for the main table as the kernel makes it. `family` is an option of the command, with a space.
+pub(super) fn main_rule(family: &str) -> String {
+    format!("ip {family}rule add lookup main pref 32766; then find the program that deleted this rule")
+}
+
+/// A firewall may give packets to peers a mark with which they are routed elsewhere.
+fn marked(Marked { mark, mask, table, link, example }: &Marked) -> NodeFinding {
+    let family = if example.addr().is_ipv6() { "-6 " } else { "" };
+    let mark = if *mask == u32::MAX { format!("{mark:#x}") } else { format!("{mark:#x}/{mask:#x}") };
+    let way = link.as_ref().map_or_else(|| "refuses".to_owned(), |link| format!("sends over {link}"));
     let evidence = format!(
-        "a policy rule asks table {table} before the main table: for {whose} to {subnets}, it {way} instead of to the peer"
+        "packets do not reach a peer, and a policy rule asks table {table} for packets with the mark {mark}: it {way} those to {example} that \
+         a rule of a firewall gives this mark"
     );
     let remedy = format!(
-        "exclude Network in the configuration of the program that made the rule (a VPN): `ip {family}rule` shows the rule, \
-         `ip {family}route show table {table}` its routes"
+        "`ip {family}rule` shows the rule, `ip {family}route show table {table}` its routes; exclude Network in the configuration of the program \
+         that made them (a VPN)"
     );
     finding(evidence, remedy)
 }
@@ -284,9 +323,9 @@ mod tests {
             (None, "fd00:5:9::/64", ["refuses them", "`ip -6 rule`"]),
         ] {
             let mut facts = facts();
-            let link = link.map(str::to_owned);
+            let instead = Instead::Table { table: 52, link: link.map(str::to_owned) };
             facts.ways.bypasses =
-                vec![Bypass { table: Some(52), of_pods: false, link, example: example.parse().unwrap(), count: 7 }];
+                vec![Bypass { instead, of_pods: false, example: example.parse().unwrap(), count: 7 }];
             let finding = network(&facts).pop().unwrap();
             let text = finding.evidence + &finding.remedy;
             for word in words.into_iter().chain(["table 52", "7 of the subnets", example]) {

@@ -115,11 +115,19 @@ impl Kernel {
     /// # Errors
     /// The dump fails.
     pub fn main_table(&mut self, is_ipv4: bool) -> io::Result<Vec<Route>> {
+        self.table(is_ipv4, libc::RT_TABLE_MAIN.into())
+    }
+
+    /// Returns the routes of one family in a table.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn table(&mut self, is_ipv4: bool, table: u32) -> io::Result<Vec<Route>> {
         let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 };
         let fixed = [family as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let data = self.netlink.dump(libc::RTM_GETROUTE, |w, kind, flags| w.begin(kind, flags, &fixed))?;
         let routes = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload));
-        Ok(routes.filter(|route| route.table == u32::from(libc::RT_TABLE_MAIN)).collect())
+        Ok(routes.filter(|route| route.table == table).collect())
     }
 
     /// Returns the neighbour with this address on a device.

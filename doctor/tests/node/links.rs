@@ -471,3 +471,46 @@ fn a_policy_rule_for_packets_of_pods_alone_is_found() {
         assert_eq!(doctor(file, "network"), []);
     });
 }
+
+/// The routes of weft are in the main table, and the kernel does not take them.
+#[test]
+fn a_missing_rule_and_local_routes_and_marks_that_keep_packets_from_peers_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "route add 10.5.9.0/24 via 192.0.2.9 proto 90",
+            "route add 10.5.9.0/24 via 192.0.2.9 table 101",
+            "rule add pref 101 fwmark 0x7 lookup 101",
+        ] {
+            ip(line);
+        }
+        until("the uplink to run", || shell_output("ip link show eth0").contains("state UP"));
+        let sources = sources(file);
+        let lossy = NodeSources { unreachable: 1, ..sources.clone() };
+        assert_eq!(doctor_with(&lossy, "network"), [], "the other table has the same route");
+        let healed = |words: &[&str]| {
+            let text = only_text(&sources, "network", words);
+            shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
+            assert_eq!(doctor_with(&sources, "network"), [], "after the remedy of {text}");
+        };
+        ip("rule del lookup main");
+        healed(&["no policy rule asks the main table", "10.5.9.0/24"]);
+        ip("rule add pref 100 to 10.5.9.0/24 unreachable");
+        only_text(&sources, "network", &["a policy rule refuses packets", "10.5.9.0/24", "`ip rule`"]);
+        ip("rule del pref 100");
+        ip("route add local 10.5.9.0/24 dev lo");
+        healed(&["a local route (10.5.9.0/24, table 255)", "10.5.9.0/24 on this node"]);
+        ip("addr add 10.5.9.1/32 dev lo");
+        only_text(&sources, "network", &["lo is connected to 10.5.9.1/32"]);
+        ip("addr del 10.5.9.1/32 dev lo");
+        ip("route add default via 192.0.2.77 table 100");
+        ip("rule add pref 100 fwmark 0x7/0xff lookup 100");
+        assert_eq!(doctor_with(&sources, "network"), [], "nobody may set the mark");
+        only_text(&lossy, "network", &["table 100", "mark 0x7/0xff", "over eth0", "10.5.9.0/24"]);
+        ip("rule del pref 100");
+        assert_eq!(doctor_with(&lossy, "network"), []);
+    });
+}

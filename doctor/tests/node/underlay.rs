@@ -7,7 +7,7 @@ use std::path::Path;
 use weft_doctor::node::NodeSources;
 use weft_doctor::underlay::PeerAddress;
 
-use super::{OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, sources};
+use super::{OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, shell_output, sources, until};
 
 /// On the link of the uplink.
 const NEAR: &str = "192.0.2.12";
@@ -168,5 +168,22 @@ fn a_peer_where_nothing_listens_on_the_port_of_the_tunnel_is_found() {
         assert_eq!(doctor_with(&other, "underlay"), [], "there is no tunnel");
         peer.run("nft 'table inet f { chain in { type filter hook input priority 0; udp dport 8472 drop; }; }'");
         assert_eq!(doctor_with(&sources, "underlay"), [], "a firewall drops the packet");
+    });
+}
+
+#[test]
+fn a_main_table_that_no_policy_rule_asks_is_found() {
+    in_namespace(|file| {
+        let sources = node(file);
+        until("the uplink to run", || shell_output("ip link show eth0").contains("state UP"));
+        ip("rule add pref 50 iif lo unreachable");
+        only_text(&sources, "underlay", &["the kernel refuses packets to", NEAR, "a policy rule", "`ip rule`"]);
+        ip("rule del pref 50");
+        for (family, peer) in [("-4", NEAR), ("-6", FAR_V6)] {
+            assert_eq!(doctor_with(&sources, "underlay"), []);
+            ip(&format!("{family} rule del lookup main"));
+            assert_eq!(doctor_with(&reached(&sources), "underlay"), [], "something else may carry the packets");
+            healed(&sources, &["no policy rule asks the main table", peer, "rule add lookup main pref 32766"]);
+        }
     });
 }
