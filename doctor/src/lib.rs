@@ -16,6 +16,7 @@ mod forwarding;
 mod host_firewalls;
 pub mod ipsec;
 mod limits;
+pub mod lossy;
 pub mod node;
 pub mod node_findings;
 pub mod offload;

@@ -20,6 +20,7 @@ use super::duplicates::{self, Duplicate, SameMac};
 use super::forwarding::{self, Forwarding};
 use super::ipsec::{self, Taken};
 use super::limits::{self, Limits};
+use super::lossy::LossyPeer;
 use super::node_findings::NodeFinding;
 use super::offload::{self, Offloaded};
 use super::other_networks::{self, Leftover};
@@ -64,6 +65,8 @@ pub struct NodeSources {
     pub peers: Vec<IpAddr>,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
+    /// Other peers, to which some packets get lost.
+    pub lossy: Vec<LossyPeer>,
     /// Agents of flannel that run with the same subnet file, for people.
     pub other_agents: Vec<String>,
     /// The directory in which the agent keeps what survives a restart.
@@ -157,6 +160,8 @@ pub struct NodeFacts {
     pub offload: Vec<Offloaded>,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
+    /// Other peers, to which some packets get lost.
+    pub lossy: Vec<LossyPeer>,
     /// The rules of other programs.
     pub rules: RuleFacts,
     /// The rules that drop packets of the tunnel.
@@ -242,6 +247,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         path_links,
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
+        lossy: sources.lossy.clone(),
         dropping: tunnel_rules::read(tunnel, &subnets, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),

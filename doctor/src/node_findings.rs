@@ -12,6 +12,7 @@ use super::duplicates;
 use super::forwarding::forwarding;
 use super::ipsec;
 use super::limits;
+use super::lossy;
 use super::node::{AgentAnswer, BRIDGE, NodeFacts, SubnetFile};
 use super::offload;
 use super::other_networks;
@@ -186,7 +187,10 @@ fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
             let remedy = "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
-        AgentAnswer::Problems(problems) => problems.iter().map(|problem| agent_problems::reported(problem)).collect(),
+        AgentAnswer::Problems(problems) => {
+            let reported = problems.iter().map(|problem| agent_problems::reported(problem));
+            reported.chain(lossy::lossy(facts)).collect()
+        }
     }
 }
 

@@ -147,9 +147,10 @@ fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
 /// A firewall drops packets of the tunnel, or forwarded packets of pods.
 pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
     // Whether packets come faster than a rate is not known, so such a rule matters only while they are lost.
-    let matters = |found: &&DroppingRule| !found.beyond_rate || facts.unreachable > 0;
+    let are_lost = facts.unreachable > 0 || !facts.lossy.is_empty();
+    let matters = |found: &&DroppingRule| !found.beyond_rate || are_lost;
     let one = |found: &DroppingRule| {
-        let beyond = if found.beyond_rate { " beyond a rate" } else { "" };
+        let beyond = if found.beyond_rate { " beyond a rate or at random" } else { "" };
         let DroppingRule { chain, rule, what, remedy, .. } = found;
         finding(format!("chain {chain} drops {what}{beyond}: {rule}"), remedy.clone())
     };

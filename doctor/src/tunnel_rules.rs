@@ -36,7 +36,7 @@ pub struct DroppingRule {
     pub remedy: String,
     /// True for the packets of the tunnel, false for those of pods.
     pub of_tunnel: bool,
-    /// Only what is beyond a rate is dropped.
+    /// Only what is beyond a rate or chosen at random is dropped.
     pub beyond_rate: bool,
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::time::timeout;
 use weft_doctor::absent_agent::AbsentAgent;
+use weft_doctor::lossy::LossyPeer;
 use weft_doctor::node::{AgentAnswer, NodeSources};
 use weft_doctor::node_findings::CHECKS;
 use weft_doctor::store::{StoreAnswer, StoreSources};
@@ -25,12 +26,15 @@ use crate::observe::history::recorder;
 use crate::observe::socket;
 use crate::observe::status::{Peer, PeerState, Status};
 use crate::options::Store;
+use crate::probe::samples::KEPT;
 use crate::saved;
 
 /// How long the store may take for its answers.
 const STORE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum number of broken peers that are described one by one.
 const MAX_PEERS: usize = 8;
+/// A peer is lossy from so many lost packets on, of the [`KEPT`] ones whose results its sample has. A single one may be an accident.
+const MIN_LOST: u32 = 2;
 /// Maximum number of other peers whose ways are examined.
 const MAX_WAYS: usize = 64;
 
@@ -79,6 +83,7 @@ async fn ask_agent(sources: &mut NodeSources) {
     sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
     sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
+    sources.lossy = lossy_peers(&status.peers);
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
     sources.uplink = status.uplink.split(' ').next().unwrap_or_default().to_owned();
@@ -94,6 +99,17 @@ fn addresses(peers: &[Peer], fine: usize) -> impl Iterator<Item = PeerAddress> {
         all.map(move |addr| PeerAddress { addr, reached: state == PeerState::Programmed })
     };
     of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, fine))
+}
+
+/// Returns the first ones of the peers that packets reach, and to which some get lost.
+fn lossy_peers(peers: &[Peer]) -> Vec<LossyPeer> {
+    let lossy = |peer: &Peer| {
+        let probe = peer.probe.as_ref().filter(|_| peer.state == PeerState::Programmed)?;
+        let name = || format!("{} ({})", peer.subnet, peer.public);
+        let is_lossy = probe.asked == KEPT && probe.lost >= MIN_LOST;
+        is_lossy.then(|| LossyPeer { name: name(), lost: probe.lost, asked: probe.asked })
+    };
+    peers.iter().filter_map(lossy).take(MAX_PEERS).collect()
 }
 
 /// Returns what an agent that does not answer has left here.
@@ -207,10 +223,10 @@ pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<A
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::status::PeerProbe;
 
-    #[test]
-    fn both_addresses_of_a_peer_are_followed() {
-        let peer = |public: &str, state| Peer {
+    fn peer(public: &str, state: PeerState) -> Peer {
+        Peer {
             subnet: "10.5.9.0/24".to_owned(),
             public: public.to_owned(),
             backend: "vxlan".to_owned(),
@@ -219,7 +235,26 @@ mod tests {
             reason: None,
             sessions: Vec::new(),
             probe: None,
+        }
+    }
+
+    #[test]
+    fn a_peer_is_lossy_from_two_losses_among_the_last_eight_packets_on() {
+        let lossy = |lost, asked, state| {
+            let probe = Some(PeerProbe { lost, asked, ..PeerProbe::default() });
+            lossy_peers(&[Peer { probe, ..peer("192.0.2.2", state) }])
         };
+        let wanted = LossyPeer { name: "10.5.9.0/24 (192.0.2.2)".to_owned(), lost: 2, asked: 8 };
+        assert_eq!(lossy(2, 8, PeerState::Programmed), [wanted]);
+        for (lost, asked, state) in
+            [(1, 8, PeerState::Programmed), (5, 7, PeerState::Programmed), (8, 8, PeerState::Unreachable)]
+        {
+            assert_eq!(lossy(lost, asked, state), [], "{lost} of {asked}, {state:?}");
+        }
+    }
+
+    #[test]
+    fn both_addresses_of_a_peer_are_followed() {
         let peers = [
             peer("192.0.2.1, 2001:db8::1", PeerState::Programmed),
             peer("192.0.2.2,2001:db8::2", PeerState::Unreachable),

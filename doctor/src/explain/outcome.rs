@@ -26,7 +26,7 @@ pub struct Outcome {
     pub not_evaluated: Option<(Fate, String)>,
     /// The first rule that was not evaluated and may let the packet pass before it is dropped. [`Outcome::not_evaluated`] may quote another one.
     pub may_pass: Option<String>,
-    /// The first rule that drops those of these packets that are beyond a rate.
+    /// The first rule that drops some of these packets: those that are beyond a rate, or those that a random number chooses.
     pub limited: Option<String>,
     /// A rule takes the packet out of connection tracking.
     pub untracked: bool,
@@ -95,7 +95,7 @@ impl Outcome {
         match (fate, other) {
             (Fate::Accepted, _) if self.limited.is_some() => Step {
                 state: State::Doubt,
-                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate: {rule}")),
+                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate or chosen at random: {rule}")),
                 remedy: Some(remedy.to_owned()),
                 ..step
             },

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use nix::libc;
 use weft_cni::masquerade::words;
 
+use super::chance;
 use super::facts::{Device, Packet, Proto, RouteKind, Way};
 pub use super::outcome::{Fate, Outcome};
 
@@ -226,10 +227,13 @@ impl Walk<'_> {
                     }
                 }
             };
-            match is_match {
-                Matches::Yes => return End::Decided(fate, quoted),
-                _ => self.outcome.doubt(fate, quoted),
+            if is_match == Matches::Yes {
+                return End::Decided(fate, quoted);
             }
+            if fate == Fate::Dropped && certain == Matches::Yes && chance::decides(&spec, self.tested) {
+                self.outcome.limited.get_or_insert_with(|| quoted.clone());
+            }
+            self.outcome.doubt(fate, quoted);
         }
         End::Goes
     }

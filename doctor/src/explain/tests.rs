@@ -392,6 +392,20 @@ fn rules_of_iptables_are_followed_as_far_as_they_can_be_evaluated() {
 }
 
 #[test]
+fn a_rule_that_drops_at_random_or_by_a_rate_is_a_doubt_if_its_other_tests_match() {
+    for (state, rule) in [
+        (State::Doubt, "-p tcp -m tcp --dport 80 -m statistic --mode random --probability 0.5 -j DROP"),
+        (State::Doubt, "-m hashlimit --hashlimit-above 9/sec --hashlimit-mode srcip --hashlimit-name a -j DROP"),
+        (State::Doubt, "-s 10.5.0.0/16 -m limit --limit 9/sec -j DROP"),
+        (State::Ok, "-p udp -m statistic --mode random ! --probability 0.5 -j DROP"),
+        (State::Unknown, "-m set --match-set a src -m limit --limit 9/sec -j DROP"),
+    ] {
+        let step = forward("ACCEPT", &[rule]);
+        assert_eq!(step.state, state, "{rule}: {step:?}");
+    }
+}
+
+#[test]
 fn the_kind_of_the_destination_is_tested_where_it_is_known() {
     let ufw = [
         "-j X",

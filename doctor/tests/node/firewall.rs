@@ -8,6 +8,7 @@ use weft_doctor::node::NodeSources;
 
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
+use weft_doctor::lossy::LossyPeer;
 
 use super::{ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources};
 
@@ -535,5 +536,49 @@ fn a_rate_limit_that_drops_packets_of_the_tunnel_is_named_while_a_peer_is_not_re
             "nft 'table inet f { chain in { type filter hook input priority 0; udp sport 53 limit rate over 2/second drop; }; }'",
         );
         assert_eq!(doctor_with(&unreachable, "firewall"), []);
+    });
+}
+
+#[test]
+fn rules_that_drop_packets_of_the_tunnel_at_random_are_named_while_packets_are_lost() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        let peer = LossyPeer { name: "10.5.9.0/24 (192.0.2.9)".to_owned(), lost: 3, asked: 8 };
+        let lossy = NodeSources { lossy: vec![peer], ..sources.clone() };
+        let clean = "iptables-nft -F; iptables-nft -t raw -F; iptables-legacy -F; nft flush ruleset";
+        for (provoke, chain) in [
+            (
+                "nft 'table inet f { chain in { type filter hook input priority 0; udp dport 8472 numgen random mod 10 < 3 drop; }; }'",
+                "inet f in of nftables",
+            ),
+            (
+                "iptables-nft -A INPUT -p udp --dport 8472 -m statistic --mode random --probability 0.3 -j DROP",
+                "INPUT of iptables-nft",
+            ),
+            (
+                "iptables-legacy -A OUTPUT -p udp --dport 8472 -m hashlimit --hashlimit-above 9/sec --hashlimit-name a -j DROP",
+                "OUTPUT of iptables-legacy",
+            ),
+            ("iptables-nft -A INPUT -d 192.0.2.1 -m limit --limit 9/sec -j DROP", "INPUT of iptables-nft"),
+            (
+                "iptables-nft -t raw -A PREROUTING -p udp --dport 8472 -m statistic --mode nth --every 3 --packet 0 -j DROP",
+                "ip raw PREROUTING of nftables",
+            ),
+        ] {
+            shell(provoke);
+            assert_eq!(doctor_with(&sources, "firewall"), [], "all packets arrive: {provoke}");
+            only_text(&lossy, "firewall", &["UDP port 8472", &format!("chain {chain} drops"), "or at random"]);
+            shell(clean);
+        }
+        // Only some of the packets are meant, or others.
+        for provoke in [
+            "nft 'table inet f { chain in { type filter hook input priority 0; udp sport 53 numgen random mod 10 < 3 drop; }; }'",
+            "nft 'table inet f { chain in { type filter hook input priority 0; numgen random mod 10 < 3 udp dport 53 drop; }; }'",
+            "iptables-nft -A INPUT -p udp --dport 53 -m statistic --mode random --probability 0.3 -j DROP",
+        ] {
+            shell(provoke);
+            assert_eq!(doctor_with(&lossy, "firewall"), [], "{provoke}");
+            shell(clean);
+        }
     });
 }
