@@ -31,6 +31,7 @@ mod programs;
 mod rule_findings;
 pub mod store;
 mod store_findings;
+mod tunnel;
 mod tunnel_rules;
 pub mod underlay;
 mod uplinks;

@@ -41,7 +41,8 @@ mod tests {
         let text = |facts: &NodeFacts| decide(facts, &["agent".to_owned()]).render();
         assert_eq!(text(&facts), "0 findings\n");
         facts.lossy = vec![LossyPeer { name: "10.5.2.0/24 (192.0.2.2)".to_owned(), lost: 3, asked: 8 }];
-        assert!(text(&facts).contains("packets to 10.5.2.0/24 (192.0.2.2) get lost: 3 of the last 8\n    `ip -s link` on both"));
+        let wanted = "packets to 10.5.2.0/24 (192.0.2.2) get lost: 3 of the last 8\n    `ip -s link` on both nodes";
+        assert!(text(&facts).contains(wanted), "{}", text(&facts));
         let uplink = PathLink { name: "eth0".to_owned(), is_uplink: true, ..PathLink::default() };
         facts.path_links = PathLinks { links: vec![uplink], ..PathLinks::default() };
         assert!(text(&facts).contains("`ip -s link show eth0` on both nodes"), "{}", text(&facts));

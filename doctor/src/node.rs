@@ -29,6 +29,7 @@ use super::pod_links::{self, PodLinks};
 use super::policy_rules::PolicyRules;
 use super::processes;
 use super::store::{self, StoreAnswer, StoreFacts, StoreSources};
+use super::tunnel::{self, Tunnel};
 use super::tunnel_rules::{self, DroppingRule};
 use super::underlay::{self, Fault, PeerAddress, Tables};
 use super::uplinks::{self, PathLinks};
@@ -37,15 +38,12 @@ use super::ways::{self, WayFacts};
 /// The bridge of flannel's CNI plugin.
 pub const BRIDGE: &str = "cni0";
 
-/// With this backend, or without a known one, packets between nodes are those of a vxlan device.
-const VXLAN: &str = "vxlan";
-
 /// What is examined.
 #[derive(Debug, Default, Clone)]
 pub struct NodeSources {
     /// The subnet file of the agent.
     pub subnet_file: PathBuf,
-    /// The UDP port of the tunnel.
+    /// The UDP port of the tunnel of the backend vxlan.
     pub port: u16,
     /// The socket on which the agent was asked.
     pub socket: PathBuf,
@@ -55,6 +53,8 @@ pub struct NodeSources {
     pub absent_agent: AbsentAgent,
     /// The backend of the agent; empty if this is not known.
     pub backend: String,
+    /// The UDP port of the tunnel of the backends udp and wireguard, if it is known.
+    pub tunnel_port: Option<u16>,
     /// The addresses that this node publishes, if the agent named them.
     pub published: Vec<IpAddr>,
     /// The link by which the agent reaches peers, if it named one.
@@ -213,9 +213,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours, policy: &policy };
     let ways = ways::read(&tables, &subnets)?;
     let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
-    let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
-    let port = ways.port().unwrap_or(sources.port);
-    let tunnel = has_vxlan.then_some((sources.peers.as_slice(), port));
+    let (tunnel, vxlan_port) = (Tunnel::of(sources, &ways), tunnel::vxlan_port(sources, &ways));
     // A kernel without queueing disciplines has none that matters.
     let qdiscs = kernel.qdiscs().unwrap_or_default();
     let path_links = uplinks::read(&links, (&addrs, &routes), &qdiscs, &sources.published);
@@ -233,7 +231,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         subnet_file,
         unwritable: unwritable(&sources.subnet_file),
         port: sources.port,
-        port_users: port_users(has_vxlan.then_some(port)).context("look for the programs that use UDP ports")?,
+        port_users: port_users(vxlan_port).context("look for the programs that use UDP ports")?,
         bridge: bridge(&links, &addrs),
         bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),
         ipv6_disabled: ipv6_disabled(&links, &ways),
@@ -248,7 +246,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
         lossy: sources.lossy.clone(),
-        dropping: tunnel_rules::read(tunnel, &subnets, &rules.iptables)?,
+        dropping: tunnel_rules::read(tunnel.map(|tunnel| (&*sources.peers, tunnel)), &subnets, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),
         cni: cni_files::read(&sources.cni),
@@ -258,7 +256,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         store: store::read(&sources.store),
         agent: sources.agent.clone(),
         absent_agent: absent_agent::absent_agent(sources, &links),
-        underlay: underlay::read(&tables, sources, has_vxlan.then_some(port)).context("ask for the ways to peers")?,
+        underlay: underlay::read(&tables, sources, tunnel.and_then(Tunnel::port)).context("ask for the ways to peers")?,
         backend: sources.backend.clone(),
         not_examined,
     })

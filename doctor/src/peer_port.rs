@@ -4,7 +4,7 @@
 //! a firewall.
 
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// How long the answers of all peers are waited for. A host where nothing listens answers at once.
@@ -14,11 +14,11 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Maximum number of addresses that are asked.
 const MAX_PEERS: usize = 8;
 
-/// Sends one byte from each own address to the address of a peer beside it. Returns the peers that answer that nothing listens on this port.
-pub(super) fn closed(peers: &[(IpAddr, IpAddr)], port: u16) -> Vec<IpAddr> {
+/// Sends one byte from each own address to the address and port of a peer beside it. Returns the peers that answer that nothing listens there.
+pub(super) fn closed(peers: &[(IpAddr, SocketAddr)]) -> Vec<SocketAddr> {
     // A socket that cannot send tells nothing about the peer.
-    let sent = |(own, peer): &(IpAddr, IpAddr)| Some((*peer, send(*own, *peer, port).ok()?));
-    let sent: Vec<(IpAddr, UdpSocket)> = peers.iter().take(MAX_PEERS).filter_map(sent).collect();
+    let sent = |(own, peer): &(IpAddr, SocketAddr)| Some((*peer, send(*own, *peer).ok()?));
+    let sent: Vec<(SocketAddr, UdpSocket)> = peers.iter().take(MAX_PEERS).filter_map(sent).collect();
     let end = Instant::now() + WAIT;
     let refuses = |socket: &UdpSocket| {
         let left = end.saturating_duration_since(Instant::now()).max(LOOK);
@@ -28,9 +28,9 @@ pub(super) fn closed(peers: &[(IpAddr, IpAddr)], port: u16) -> Vec<IpAddr> {
     sent.into_iter().filter(|(_, socket)| refuses(socket)).map(|(peer, _)| peer).collect()
 }
 
-fn send(own: IpAddr, peer: IpAddr, port: u16) -> io::Result<UdpSocket> {
+fn send(own: IpAddr, peer: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((own, 0))?;
-    socket.connect((peer, port))?;
+    socket.connect(peer)?;
     socket.send(&[0])?;
     Ok(socket)
 }

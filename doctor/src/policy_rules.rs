@@ -134,7 +134,8 @@ fn rule(payload: &[u8]) -> Option<Rule> {
     let is_inverted = u32_at(payload, 8) & FIB_RULE_INVERT != 0;
     // The lengths of the two addresses, and the field TOS.
     let has_tests = payload.get(1..4).is_none_or(|tests| tests != [0; 3]);
-    let mut rule = Rule { is_ipv4, table: u8_at(payload, 4).into(), mark: None, is_for_all: !is_inverted && !has_tests };
+    let (table, is_for_all) = (u8_at(payload, 4).into(), !is_inverted && !has_tests);
+    let mut rule = Rule { is_ipv4, table, mark: None, is_for_all };
     let (mut mark, mut mask) = (None, u32::MAX);
     for (kind, value) in attrs_after(payload, HEADER) {
         match kind {

@@ -17,6 +17,7 @@ use super::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
 use super::host_firewalls::HostFirewall;
 use super::node::BRIDGE;
 use super::other_rules::{SavedRules, is_listed};
+use super::tunnel::Tunnel;
 
 /// The tables of weft. Its guard drops packets of strangers on purpose.
 const OURS: &str = "weft";
@@ -146,23 +147,24 @@ impl Chains for Saved {
 }
 
 /// Follows packets of the tunnel between this node and each of these peers, and those between pods of this node and of peers, through all
-/// firewalls. `tunnel` contains the peers and the port, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this node.
+/// firewalls. `tunnel` contains the peers and what the packets to them are, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this node.
 ///
 /// # Errors
 /// The kernel does not answer.
 pub fn read(
-    tunnel: Option<(&[IpAddr], u16)>,
+    tunnel: Option<(&[IpAddr], Tunnel)>,
     subnets: &[IpNet],
     iptables: &[SavedRules],
 ) -> io::Result<Vec<DroppingRule>> {
     let mut kernel = Kernel::open()?;
     let devices = kernel.devices()?;
     let mut flows = Vec::new();
-    if let Some((peers, port)) = tunnel {
-        for peer in peers {
-            flows.extend(of_tunnel(&mut kernel, &devices, (*peer, port)));
+    if let Some((peers, tunnel)) = tunnel {
+        // ipip carries nothing over IPv6.
+        for peer in peers.iter().filter(|peer| peer.is_ipv4() || tunnel != Tunnel::Ipip) {
+            flows.extend(of_tunnel(&mut kernel, &devices, (*peer, tunnel)));
         }
-        if peers.is_empty() {
+        if let Some(port) = tunnel.port().filter(|_| peers.is_empty()) {
             flows.extend(from_any_node(&mut kernel, &devices, port)?);
         }
     }
@@ -190,16 +192,16 @@ pub fn read(
 }
 
 /// Returns the packets of the tunnel to a peer and from it.
-fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16)) -> Vec<Flow> {
+fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, Tunnel)) -> Vec<Flow> {
     let any = if peer.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0; 16]) };
-    let proto = Some(Proto::Udp);
-    let asked = Packet { from: any, to: peer, proto, port: Some(port) };
+    let asked = Packet { from: any, to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
     let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
     let link = devices.iter().find(|device| device.index == route.device);
     let (Some(own), Some(link)) = (route.source, link) else { return Vec::new() };
     let family = if peer.is_ipv4() { "ip" } else { "ip6" };
     let tests = |[option, field]: [&str; 2]| {
-        [format!("{option} {peer} -p udp --dport {port}"), format!("{family} {field} {peer} udp dport {port}")]
+        let [iptables, nft] = tunnel.tests();
+        [format!("{option} {peer} {iptables}"), format!("{family} {field} {peer} {nft}")]
     };
     let link = || link.name.clone();
     let incoming = Flow {
@@ -212,7 +214,7 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16
         connection: Connection::New,
         hooks: &[Hook::Prerouting, Hook::Input],
         builtin: "INPUT",
-        what: format!("packets of the tunnel (UDP port {port}) from {peer}"),
+        what: format!("packets of the tunnel ({tunnel}) from {peer}"),
         tests: tests(["-s", "saddr"]),
         points: vec![Point::Arrives(link())],
     };
@@ -226,7 +228,7 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16
         connection: Connection::New,
         hooks: &[Hook::Output, Hook::Postrouting],
         builtin: "OUTPUT",
-        what: format!("packets of the tunnel (UDP port {port}) to {peer}"),
+        what: format!("packets of the tunnel ({tunnel}) to {peer}"),
         tests: tests(["-d", "daddr"]),
         points: vec![Point::Leaves(link())],
     };
@@ -256,7 +258,7 @@ fn any_node(port: u16, link: &str) -> Flow {
         hooks: &[Hook::Prerouting, Hook::Input],
         builtin: "INPUT",
         what: format!("packets of the tunnel (UDP port {port}) from other nodes"),
-        tests: [format!("-p udp --dport {port}"), format!("udp dport {port}")],
+        tests: Tunnel::Udp(port).tests(),
         points: Vec::new(),
     }
 }

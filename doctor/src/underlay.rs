@@ -2,7 +2,7 @@
 //! The way of packets to the addresses that peers publish: what the kernel does with them, and whether they can arrive.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -31,6 +31,8 @@ pub struct PeerAddress {
     pub addr: IpAddr,
     /// False if the agent knows that packets do not reach the peer.
     pub reached: bool,
+    /// The UDP port of its tunnel, if it may be another one than that of this node.
+    pub port: Option<u16>,
 }
 
 /// Why packets to a peer cannot arrive.
@@ -124,14 +126,17 @@ pub fn read(tables: &Tables<'_>, sources: &NodeSources, port: Option<u16>) -> io
         let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
         match tables.fault(peer, &lookup, sources) {
             Some(fault) => found.push((to, fault)),
-            None if !peer.reached => silent.push((from, to)),
+            None if !peer.reached => {
+                silent.extend(peer.port.or(port).map(|port| (from, SocketAddr::new(to, port))));
+            }
             None => {}
         }
     }
-    if let Some(port) = port {
-        let closed = peer_port::closed(&silent, port).into_iter();
-        found.extend(closed.map(|to| (to, Fault::NoListener { port, device: tables.tunnel_device(to) })));
-    }
+    let closed = |at: SocketAddr| {
+        let (to, port) = (at.ip(), at.port());
+        (to, Fault::NoListener { port, device: tables.tunnel_device(to) })
+    };
+    found.extend(peer_port::closed(&silent).into_iter().map(closed));
     Ok(found)
 }
 

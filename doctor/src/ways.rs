@@ -181,7 +181,7 @@ fn bypasses(
 ) -> io::Result<Vec<Bypass>> {
     let mut kernel = Kernel::open()?;
     let mut found: Vec<Bypass> = Vec::new();
-    for (dst, route) in of_weft {
+    for (dst, route) in of_weft.iter().copied() {
         let Some(to) = dst.hosts().next() else { continue };
         let any = unspecified(to);
         let pod = subnets.iter().find(|subnet| subnet.addr().is_ipv4() == to.is_ipv4());
@@ -196,7 +196,7 @@ fn bypasses(
                 Some(bypass) if bypass.of_pods == of_pods => bypass.count += 1,
                 // It concerns all packets, and is known already.
                 Some(_) => {}
-                None => found.push(Bypass { instead, of_pods, example: *dst, count: 1 }),
+                None => found.push(Bypass { instead, of_pods, example: dst, count: 1 }),
             }
         }
     }

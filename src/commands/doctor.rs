@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft doctor`: examines this node, and asks its agent if there is one. `weft doctor pods` examines what pods left behind.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use weft_subnet::source::{Error, Source};
 
 use super::Answer;
 use super::other_agents::{agents_with, flannel_agents};
+use super::tunnel_port::tunnel_port;
 use crate::agent;
 use crate::cli;
 use crate::cli::doctor::{DoctorTask, FINDINGS};
@@ -86,6 +87,7 @@ async fn ask_agent(sources: &mut NodeSources) {
     sources.lossy = lossy_peers(&status.peers);
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
+    sources.tunnel_port = tunnel_port(&status);
     sources.uplink = status.uplink.split(' ').next().unwrap_or_default().to_owned();
     sources.agent = AgentAnswer::Problems(status.problems.into_iter().chain(store).chain(peers).collect());
     sources.backend = status.backend;
@@ -95,8 +97,14 @@ async fn ask_agent(sources: &mut NodeSources) {
 fn addresses(peers: &[Peer], fine: usize) -> impl Iterator<Item = PeerAddress> {
     let of_state = move |state: PeerState, max: usize| {
         let some = peers.iter().filter(move |peer| peer.state == state).take(max);
-        let all = some.flat_map(|peer| peer.public.split([',', ' '])).filter_map(|addr| addr.parse().ok());
-        all.map(move |addr| PeerAddress { addr, reached: state == PeerState::Programmed })
+        let all = some.flat_map(|peer| peer.public.split([',', ' ']).map(move |addr| (peer, addr)));
+        let all = all.filter_map(|(peer, addr)| Some((peer, addr.parse::<IpAddr>().ok()?)));
+        all.map(move |(peer, addr)| {
+            let endpoints = peer.sessions.iter().filter_map(|session| session.endpoint.as_ref());
+            let mut endpoints = endpoints.filter_map(|at| at.parse::<SocketAddr>().ok());
+            let port = endpoints.find(|at| at.ip() == addr).map(|at| at.port());
+            PeerAddress { addr, reached: state == PeerState::Programmed, port }
+        })
     };
     of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, fine))
 }
@@ -223,7 +231,7 @@ pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<A
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::status::PeerProbe;
+    use crate::observe::status::{PeerProbe, PeerSession};
 
     fn peer(public: &str, state: PeerState) -> Peer {
         Peer {
@@ -251,6 +259,20 @@ mod tests {
         {
             assert_eq!(lossy(lost, asked, state), [], "{lost} of {asked}, {state:?}");
         }
+    }
+
+    #[test]
+    fn the_port_of_a_peer_of_wireguard_is_that_of_its_endpoint() {
+        let session = PeerSession {
+            device: "flannel-wg".to_owned(),
+            endpoint: Some("192.0.2.5:51821".to_owned()),
+            handshake_s: None,
+            received: 0,
+            sent: 0,
+        };
+        let peers = [Peer { sessions: vec![session], ..peer("192.0.2.5, 192.0.2.6", PeerState::Unreachable) }];
+        let ports: Vec<Option<u16>> = addresses(&peers, 1).map(|peer| peer.port).collect();
+        assert_eq!(ports, [Some(51821), None], "the second address is not that of the endpoint");
     }
 
     #[test]

@@ -359,7 +359,7 @@ mod tests {
                         break;
                     }
                 }
-                let is_wrong = |cause| matches!(cause, Cause::Mtu(size) if size != tunnel);
+                let is_wrong = |cause: Cause| matches!(cause, Cause::Mtu(size) if size != tunnel);
                 wrong += usize::from(examination.cause().is_some_and(is_wrong));
             }
             assert!(wrong <= 10, "{wrong} of 1000 with a loss of {percent} % and a size of {tunnel}");

@@ -315,6 +315,25 @@ fn rules_that_drop_packets_of_the_tunnel_are_quoted() {
     });
 }
 
+/// The agent carries the packets of this tunnel, so it alone knows their port.
+#[test]
+fn a_rule_that_drops_packets_of_the_tunnel_of_udp_is_quoted() {
+    on_this_thread(async {
+        let pair = Pair::start(BackendKind::Udp).await?;
+        let drop = async |port: &str| {
+            let rule = ["-w", "20", "-A", "INPUT", "-p", "udp", "--dport", port, "-j", "DROP"];
+            checked(pair.node().ns.command("iptables-nft").args(rule)).await
+        };
+        drop("8472").await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        drop("8285").await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, "iptables-nft INPUT drops the packet: -A INPUT -p udp -m udp --dport 8285 -j DROP")?;
+        ensure!(explained.step("tunnel rules")?["state"] == "broken");
+        Ok(())
+    });
+}
+
 /// The explanation of rules is compared with what the kernel does with real packets.
 #[test]
 fn jumps_sets_and_maps_of_nftables_are_followed_as_the_kernel_does() {

@@ -37,6 +37,8 @@ impl Packet {
             Proto::Tcp => " --proto tcp",
             Proto::Udp => " --proto udp",
             Proto::Icmp => " --proto icmp",
+            // No operator asks for such a packet.
+            Proto::Ipip => "",
         });
         let port = self.port.map(|port| format!(" --port {port}")).unwrap_or_default();
         format!("{} {}{port}{}", self.from, self.to, proto.unwrap_or_default())
@@ -52,6 +54,8 @@ pub enum Proto {
     Udp,
     /// ICMP, or ICMPv6 between IPv6 addresses.
     Icmp,
+    /// An IPv4 packet in an IPv4 packet.
+    Ipip,
 }
 
 /// What came of a question to the kernel about one entry.
@@ -336,6 +340,8 @@ pub struct AgentFacts {
     pub peers: Vec<Peer>,
     /// What its next pass would change; `None` if it was not asked, or has no plan.
     pub differences: Option<Vec<Difference>>,
+    /// The UDP port of its tunnel, if the backend is udp or wireguard.
+    pub tunnel_port: Option<u16>,
 }
 
 /// What the agent answered.

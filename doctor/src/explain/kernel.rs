@@ -179,7 +179,7 @@ fn get_route(w: &mut Writer, packet: &Packet, arrives: Option<u32>, flags: u32) 
     let number = match packet.proto {
         Some(Proto::Tcp) => libc::IPPROTO_TCP,
         Some(Proto::Udp) => libc::IPPROTO_UDP,
-        Some(Proto::Icmp) | None => return,
+        Some(Proto::Icmp | Proto::Ipip) | None => return,
     };
     w.attr(RTA_IP_PROTO, &[number as u8]);
     if let Some(port) = packet.port {

@@ -95,7 +95,7 @@ impl Outcome {
         match (fate, other) {
             (Fate::Accepted, _) if self.limited.is_some() => Step {
                 state: State::Doubt,
-                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate or chosen at random: {rule}")),
+                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate or at random: {rule}")),
                 remedy: Some(remedy.to_owned()),
                 ..step
             },

@@ -297,6 +297,8 @@ fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
             Some(Proto::Tcp) => Matches::from(value == "tcp" || value == "6"),
             Some(Proto::Udp) => Matches::from(value == "udp" || value == "17"),
             Some(Proto::Icmp) => Matches::from(matches!(value, "icmp" | "icmpv6" | "ipv6-icmp" | "1" | "58")),
+            // What /etc/protocols calls ipip is another protocol.
+            Some(Proto::Ipip) => Matches::from(matches!(value, "4" | "ipencap" | "ipv4")),
         },
         "--dport" | "--dports" => packet.port.map_or(Matches::Unknown, |port| ports(value, port)),
         "--ctstate" | "--state" => {

@@ -77,7 +77,12 @@ fn healthy() -> Facts {
         from_pod: None,
         to_pod: None,
     };
-    let agent = AgentFacts { backend: "vxlan".to_owned(), peers: vec![peer.clone()], differences: Some(Vec::new()) };
+    let agent = AgentFacts {
+        backend: "vxlan".to_owned(),
+        peers: vec![peer.clone()],
+        differences: Some(Vec::new()),
+        tunnel_port: None,
+    };
     Facts {
         packet: packet(),
         from: Place::Pod,

@@ -582,3 +582,37 @@ fn rules_that_drop_packets_of_the_tunnel_at_random_are_named_while_packets_are_l
         }
     });
 }
+
+#[test]
+fn rules_that_drop_packets_of_other_tunnels_than_vxlan_are_found() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        let with = |backend: &str, tunnel_port| {
+            let backend = backend.to_owned();
+            NodeSources { backend, tunnel_port, ..sources.clone() }
+        };
+        let (udp, wireguard, ipip) = (with("udp", Some(8285)), with("wireguard", Some(51820)), with("ipip", None));
+        for (node, iptables, nft, packets) in [
+            (&udp, "-p udp --dport 8285", "udp dport 8285", "UDP port 8285"),
+            (&wireguard, "-p udp --dport 51820", "udp dport 51820", "UDP port 51820"),
+            (&ipip, "-p 4", "ip protocol 4", "IP protocol 4"),
+        ] {
+            for (program, chain, whose) in
+                [("iptables-nft", "INPUT", "from 192.0.2.9"), ("iptables-legacy", "OUTPUT", "to 192.0.2.9")]
+            {
+                let provoke = format!("{program} -A {chain} {iptables} -j DROP");
+                is_found_and_helped(node, &provoke, &[whose, packets, &format!("{chain} of {program}")], "true");
+            }
+            let chain = format!("chain in {{ type filter hook input priority 0; {nft} drop; }};");
+            let provoke = format!("nft 'table ip g {{ {chain} }}'");
+            is_found_and_helped(node, &provoke, &["from 192.0.2.9", packets, "ip g in of"], "nft delete table ip g");
+        }
+        // Protocol 94 is what /etc/protocols calls ipip.
+        shell("iptables-nft -A INPUT -p udp --dport 8472 -j DROP && iptables-nft -A INPUT -p 94 -j DROP");
+        for node in [&udp, &wireguard, &ipip] {
+            assert_eq!(doctor_with(node, "firewall"), [], "{}: packets of others", node.backend);
+        }
+        shell("iptables-nft -P INPUT DROP");
+        assert_eq!(doctor_with(&with("udp", None), "firewall"), [], "its tunnel does not run");
+    });
+}

@@ -32,7 +32,7 @@ fn node(file: &Path) -> NodeSources {
         ip(line);
     }
     let addr = |text: &str| text.parse::<IpAddr>().unwrap();
-    let peer = |text: &str| PeerAddress { addr: addr(text), reached: false };
+    let peer = |text: &str| PeerAddress { addr: addr(text), reached: false, port: None };
     NodeSources {
         published: vec![addr("192.0.2.1"), addr("fd00:9::1")],
         uplink: "eth0".to_owned(),
@@ -153,7 +153,7 @@ fn a_peer_where_nothing_listens_on_the_port_of_the_tunnel_is_found() {
         let sources = NodeSources {
             published: vec!["192.0.2.1".parse().unwrap()],
             uplink: "eth0".to_owned(),
-            peer_addresses: vec![PeerAddress { addr: NEAR.parse().unwrap(), reached: false }],
+            peer_addresses: vec![PeerAddress { addr: NEAR.parse().unwrap(), reached: false, port: None }],
             unreachable: 1,
             ..sources(file)
         };

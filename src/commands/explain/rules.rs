@@ -72,17 +72,20 @@ fn program(flavour: Flavour, family: Family) -> String {
     }
 }
 
-/// Returns what the firewalls of this node do with the packets of a vxlan tunnel itself, to the other node and from it. Only what is not in order is
-/// a step.
-pub async fn of_tunnel(way: &Way, subnet_file: &Path) -> Vec<Step> {
+/// Returns what the firewalls of this node do with the packets of a tunnel itself, to the other node and from it. Only what is not in order is
+/// a step. `agent_port` is the UDP port of a tunnel whose device does not show it.
+pub async fn of_tunnel(way: &Way, subnet_file: &Path, agent_port: Option<u16>) -> Vec<Step> {
     let device = way.hop.device.as_ref();
     let tunnel = way.tunnel.as_ref().and_then(|tunnel| Some((tunnel.remote?, tunnel.outer.as_ref()?)));
-    let (Some(DeviceKind::Vxlan { port, .. }), Some((remote, outer))) = (device.map(|device| &device.kind), tunnel)
-    else {
-        return Vec::new();
+    let Some((remote, outer)) = tunnel else { return Vec::new() };
+    let (proto, port) = match (device.map(|device| &device.kind), agent_port) {
+        (Some(DeviceKind::Vxlan { port, .. }), _) => (Proto::Udp, Some(*port)),
+        (Some(DeviceKind::WireGuard | DeviceKind::Tun), Some(port)) => (Proto::Udp, Some(port)),
+        (Some(DeviceKind::Ipip), _) => (Proto::Ipip, None),
+        _ => return Vec::new(),
     };
     let Some(own) = outer.route().and_then(|route| route.source) else { return Vec::new() };
-    let packet = |from, to| Packet { from, to, proto: Some(Proto::Udp), port: Some(*port) };
+    let packet = |from, to| Packet { from, to, proto: Some(proto), port };
     let one = |packet, arrives, hop| Way {
         packet,
         arrives,

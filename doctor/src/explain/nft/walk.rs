@@ -294,6 +294,7 @@ fn protocol(packet: &Packet) -> Option<u8> {
         Proto::Udp => 17,
         Proto::Icmp if packet.to.is_ipv4() => 1,
         Proto::Icmp => 58,
+        Proto::Ipip => 4,
     })
 }
 
