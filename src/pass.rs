@@ -84,6 +84,12 @@ impl<K: Kernel> Passer<K> {
         &self.pending
     }
 
+    /// Returns which entries another program deletes or replaces again and again, as one sentence. An entry that the kernel refuses is
+    /// pending, and is written again and again for this reason.
+    pub fn fights(&self) -> Option<String> {
+        self.conflicts.fights(Instant::now(), |key| self.pending.get(key).is_none())
+    }
+
     /// Returns the time at which [`Self::retry`] has something to do.
     pub fn next_retry(&self) -> Option<Instant> {
         self.pending.next()

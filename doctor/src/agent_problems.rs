@@ -9,6 +9,8 @@ use super::node_findings::{NodeFinding, finding};
 const WITH_COMMAND: [&str; 5] = ["uplink: ", "sysctl ", "chain ", "br_netfilter ", "--tx-checksum-off: "];
 /// What comes before the command.
 const RUN: &str = "; run: ";
+/// The programs that undo again and again what the agent writes.
+const FIND: &str = "find the program that does it: cron, networkd, NetworkManager, a VPN, a firewall, a second agent";
 
 /// Returns the finding about one problem.
 pub(super) fn reported(problem: &str) -> NodeFinding {
@@ -19,6 +21,13 @@ pub(super) fn reported(problem: &str) -> NodeFinding {
 fn remedy(problem: &str) -> Option<String> {
     if WITH_COMMAND.iter().any(|kind| problem.starts_with(kind)) {
         return problem.split_once(RUN).map(|(_, command)| command.to_owned());
+    }
+    if problem.starts_with("another program repeatedly deletes or replaces ") {
+        let monitor = "`ip monitor link address route neigh` (or `bridge monitor fdb`)";
+        return Some(format!("{monitor} shows when; {FIND}"));
+    }
+    if problem.starts_with("another program changes the traffic rules all the time") {
+        return Some(format!("`nft monitor` shows when, or a watch of `iptables-legacy-save`; {FIND}"));
     }
     if problem.starts_with("store: ") {
         return Some("weft doctor --check-store, with the agent's flags of the store, finds out why".to_owned());
@@ -72,6 +81,14 @@ mod tests {
                  itself; run: iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT"
                     .to_owned(),
                 "iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT",
+            ),
+            (
+                "another program repeatedly deletes or replaces route 10.5.2.0/24 and 3 more (protocol 4, static)".to_owned(),
+                "`ip monitor link address route neigh` (or `bridge monitor fdb`) shows when; find the program",
+            ),
+            (
+                "another program changes the traffic rules all the time: a resync restores them".to_owned(),
+                "`nft monitor` shows when",
             ),
             ("store: no answer; its last answer was 7 s ago".to_owned(), "weft doctor --check-store"),
             ("packets do not reach 1 of 3 peers: 10.5.2.0/24 (192.0.2.2); weft mesh has".to_owned(), "weft mesh"),

@@ -115,6 +115,8 @@ pub async fn run(mut carrier: Box<dyn Carrier>, mut others: Box<dyn Others>, por
                 let warnings: Vec<String> = unread.into_iter().chain(others.settle(rules).await).collect();
                 warnings.iter().filter(|text| !state.warnings.contains(text)).for_each(|text| tracing::warn!("{text}"));
                 state.warnings = warnings;
+                // The log has it already.
+                state.warnings.extend(history.fight());
                 port.send(&state);
             }
             pause = resync.max((start.elapsed() * PAUSE).min(MINUTE));
@@ -137,6 +139,8 @@ pub async fn run(mut carrier: Box<dyn Carrier>, mut others: Box<dyn Others>, por
 struct History {
     /// When the rules were restored, within the last minute.
     restored: VecDeque<Instant>,
+    /// Other programs changed the rules all the time, and since then at least once a minute.
+    is_fight: bool,
     /// Since when the rules could not be read.
     unread: Option<Instant>,
     /// Limits how often the same warning is logged.
@@ -199,6 +203,12 @@ impl History {
             self.restored.pop_front();
         }
         self.restored.len() < RESTORED_A_MINUTE
+    }
+
+    /// Returns a warning from the time at which other programs change the rules all the time until they have left them alone for a minute.
+    fn fight(&mut self) -> Option<String> {
+        self.is_fight = !self.is_calm() || self.is_fight && !self.restored.is_empty();
+        self.is_fight.then(|| "another program changes the traffic rules all the time: a resync restores them".to_owned())
     }
 }
 

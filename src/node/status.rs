@@ -98,6 +98,7 @@ impl<K: Kernel> Node<K> {
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut all: Vec<String> = self.uplink.link_problem.clone().into_iter().collect();
         all.extend(self.device_warnings());
+        all.extend(self.passer.fights());
         if let PeerList::Saved(text) = &self.peers.list {
             all.push(text.clone());
         }

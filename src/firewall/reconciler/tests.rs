@@ -66,6 +66,11 @@ async fn a_flush_is_restored_at_once_and_many_flushes_by_the_resync() {
         }
         assert!(last > RESYNC / 2, "{last:?}");
         assert_eq!(handle.state.borrow().restored, 30);
+        let warning = "another program changes the traffic rules all the time: a resync restores them";
+        handle.state.wait_for(|state| state.warnings == [warning]).await.unwrap();
+        let stopped = tokio::time::Instant::now();
+        handle.state.wait_for(|state| state.warnings.is_empty()).await.unwrap();
+        assert!(stopped.elapsed() > MINUTE - RESYNC && stopped.elapsed() < MINUTE + RESYNC * 3, "{:?}", stopped.elapsed());
     })
     .await;
 }
