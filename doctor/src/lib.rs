@@ -21,6 +21,7 @@ pub mod node_findings;
 pub mod offload;
 mod other_networks;
 pub mod other_rules;
+mod own_subnet;
 mod pod_links;
 pub mod pods;
 mod processes;

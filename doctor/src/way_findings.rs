@@ -8,6 +8,7 @@ use nix::libc;
 
 use super::node::{AgentAnswer, NodeFacts};
 use super::node_findings::{NodeFinding, env, finding};
+use super::own_subnet;
 use super::ways::{Bypass, OtherRoute};
 
 /// The VNI that net-conf has unless it names another one.
@@ -58,6 +59,7 @@ pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
     let own: Vec<IpNet> = env(facts).map(|env| env.subnets.iter().collect()).unwrap_or_default();
     let in_own = |dst: &IpNet| own.iter().any(|subnet| subnet.trunc().contains(dst));
     let mut findings: Vec<NodeFinding> = facts.ways.bypasses.iter().map(bypass).collect();
+    findings.extend(own_subnet::led_away(facts, &own));
     for network in networks.into_iter().flat_map(|networks| networks.iter()).map(|network| network.trunc()) {
         let refused = facts.ways.refusals.iter().filter(|(dst, _)| network.contains(dst));
         findings.extend(refused.filter_map(|route| refusal(*route, &own)));
@@ -122,7 +124,7 @@ fn is_network_of_link(route: &OtherRoute) -> bool {
 }
 
 /// flannel's host-gw leaves such routes, and the agent removes them at its first start.
-fn may_be_of_flannel(facts: &NodeFacts, route: &OtherRoute) -> bool {
+pub(super) fn may_be_of_flannel(facts: &NodeFacts, route: &OtherRoute) -> bool {
     facts.agent == AgentAnswer::None && route.has_gateway && route.protocol == libc::RTPROT_BOOT
 }
 
@@ -146,7 +148,7 @@ fn other_route(route: &OtherRoute, network: IpNet) -> NodeFinding {
 }
 
 /// Returns the program that writes routes with this protocol (/etc/iproute2/rt_protos).
-fn protocol(number: u8) -> String {
+pub(super) fn protocol(number: u8) -> String {
     let name = match number {
         3 => "another program (protocol boot, as `ip route` writes)",
         4 => "another program (protocol static)",

@@ -661,6 +661,8 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
         let (from, to) = (pair.from, pair.to);
         let gateway = pod.ip("route show default").await?;
         let gateway = gateway.split(' ').nth(2).context("a gateway")?;
+        let subnet = pair.ip("route show dev cni0").await?;
+        let subnet = subnet.split(' ').next().context("a subnet")?;
         let wrong = "lladdr 02:00:00:00:00:99 nud permanent";
         for (is_inside, fault, part) in [
             (true, "route del default".to_owned(), format!("the pod {from} has no route to {to}")),
@@ -676,6 +678,11 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
                 format!("{port}, which leads to the pod {from}, is no port of cni0"),
             ),
             (false, format!("link set {port} down"), format!("{port} is down")),
+            (
+                false,
+                format!("route del {subnet} dev cni0"),
+                format!("no route leads to {subnet} over cni0 although it has {gateway}"),
+            ),
         ] {
             if is_inside {
                 pod.ip(&fault).await?
@@ -687,6 +694,12 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
             checked(pair.node().ns.command("sh").args(["-c", command(&explained, ", or")])).await?;
             pair.explain(&[]).await?.ends(0, WORKS).with_context(|| fault.clone())?;
         }
+        // Another program leads the packets for the pod to another host.
+        pair.ip(&format!("route add {from}/32 via 192.168.77.12 proto static")).await?;
+        let past = explain(pair.node(), to, from, &[]).await?;
+        past.ends(2, &format!("dev eth0 proto static of another program leads packets for the pod {from}"))?;
+        checked(pair.node().ns.command("sh").args(["-c", command(&past, ";")])).await?;
+        explain(pair.node(), to, from, &[]).await?.ends(0, WORKS)?;
         pod.ip("link set eth0 down").await?;
         pair.explain(&[]).await?.ends(2, &format!("eth0 of the pod {from} is down"))?;
         // Another bridge has the link.

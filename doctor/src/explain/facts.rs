@@ -366,4 +366,8 @@ pub struct Facts {
     pub down: Vec<Device>,
     /// `net.ipv4.ip_forward`, or `net.ipv6.conf.all.forwarding`.
     pub forwarding: Option<bool>,
+    /// The bridge of the pods, if there is one.
+    pub bridge: Option<Device>,
+    /// The addresses of this host, each with the index of its device.
+    pub addrs: Vec<(u32, IpAddr)>,
 }

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides from the facts, without side effects, where a packet is lost.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
 use super::facts::{Agent, Device, DeviceKind, Difference, Facts, Peer, Place, RouteKind, Way};
 use super::{Explanation, State, Step, Verdict, pod_steps, route_steps};
+use crate::node::{BRIDGE, SubnetFile};
+use crate::own_subnet::connect;
 
 /// What to do about an entry that weft should have written.
 pub(super) const REWRITE: &str =
@@ -62,7 +68,7 @@ fn end(facts: &Facts, steps: &[Step]) -> (Verdict, String, Option<String>) {
     (Verdict::Works, "works as far as this node can tell".to_owned(), None)
 }
 
-fn describe(place: &Place, address: std::net::IpAddr) -> String {
+fn describe(place: &Place, address: IpAddr) -> String {
     match place {
         Place::Host => "this node".to_owned(),
         Place::Pod => "pod of this node".to_owned(),
@@ -84,7 +90,7 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     let place = |address| if address == facts.packet.from { &facts.from } else { &facts.to };
     let (from, to) = (place(way.packet.from), place(way.packet.to));
     steps.extend(pod_steps::sends(facts, way));
-    steps.extend(source(way, from));
+    steps.extend(source(facts, way, from));
     if with_lease {
         steps.extend(lease(facts));
     }
@@ -101,12 +107,12 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     steps
 }
 
-fn source(way: &Way, from: &Place) -> Option<Step> {
+fn source(facts: &Facts, way: &Way, from: &Place) -> Option<Step> {
     let from_text = way.packet.from;
     let Some(device) = &way.arrives else {
         return match from {
             Place::Host => Some(Step::ok("source", format!("this node sends from its address {from_text}"))),
-            Place::Pod => Some(no_device("source", from_text)),
+            Place::Pod => Some(no_device(facts, "source", from_text)),
             _ => {
                 Some(Step::unknown("source", format!("no route leads back to {from_text}, so its device is not known")))
             }
@@ -117,11 +123,25 @@ fn source(way: &Way, from: &Place) -> Option<Step> {
 }
 
 /// The step at a pod of this node to which no route leads.
-pub(super) fn no_device(step: &str, pod: std::net::IpAddr) -> Step {
-    Step::ok(step, format!("no device of this node leads to {pod}")).broken(
+pub(super) fn no_device(facts: &Facts, step: &str, pod: IpAddr) -> Step {
+    let step = Step::ok(step, format!("no device of this node leads to {pod}"));
+    if let Some((subnet, address)) = address_of_bridge(facts, pod) {
+        let because = format!("no route leads to {subnet} over {BRIDGE} although it has {address}");
+        return step.broken(because, connect(subnet, address));
+    }
+    step.broken(
         format!("no device of this node leads to its pod {pod}: the bridge of the pods is down or was deleted"),
         "ip link set cni0 up, or create the pod again; `weft doctor` shows whether the bridge has an old subnet",
     )
+}
+
+/// Returns the subnet of a pod, and the address in it that the bridge of the pods has, if that is up.
+fn address_of_bridge(facts: &Facts, pod: IpAddr) -> Option<(IpNet, IpAddr)> {
+    let SubnetFile::Good(file) = &facts.subnet_file else { return None };
+    let subnet = file.subnets.iter().find(|subnet| subnet.contains(&pod))?.trunc();
+    let bridge = facts.bridge.as_ref().filter(|bridge| bridge.up)?;
+    let is_its = |(index, addr): &&(u32, IpAddr)| *index == bridge.index && subnet.contains(addr);
+    facts.addrs.iter().find(is_its).map(|(_, addr)| (subnet, *addr))
 }
 
 fn is_usable(device: &Device) -> bool {
@@ -162,7 +182,7 @@ fn lease(facts: &Facts) -> Option<Step> {
     }
 }
 
-fn lease_of(peer: &Peer, remote: std::net::IpAddr) -> Step {
+fn lease_of(peer: &Peer, remote: IpAddr) -> Step {
     let subnets: Vec<String> = peer.subnets.iter().map(ToString::to_string).collect();
     // A lease of the backend udp names no type.
     let backend = if peer.backend.is_empty() { String::new() } else { format!(" ({})", peer.backend) };

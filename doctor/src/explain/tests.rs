@@ -87,6 +87,8 @@ fn healthy() -> Facts {
         ways: vec![way],
         down: Vec::new(),
         forwarding: Some(true),
+        bridge: None,
+        addrs: Vec::new(),
     }
 }
 

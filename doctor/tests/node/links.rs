@@ -131,6 +131,66 @@ fn a_port_of_the_bridge_that_passes_no_packets_is_found() {
 }
 
 #[test]
+fn a_subnet_to_which_no_route_leads_over_the_bridge_is_found_and_the_remedy_makes_it() {
+    in_namespace(|file| {
+        let pods = bridge_with_a_pod(file);
+        fs::write(file, format!("{ENV_V6}{ENV}")).unwrap();
+        ip("addr add fd00:5:0:7::1/64 dev cni0 nodad");
+        for (route, remedy) in [
+            ("route del 10.5.7.0/24 dev cni0", "ip route replace 10.5.7.0/24 dev cni0"),
+            ("-6 route del fd00:5:0:7::/64 dev cni0", "ip -6 route replace fd00:5:0:7::/64 dev cni0"),
+        ] {
+            assert_eq!(doctor(file, "bridge"), []);
+            ip(route);
+            let found = only_finding(file, "bridge", &["no route leads to ", "over cni0 although it has"]);
+            assert!(found.starts_with(remedy), "{found}");
+            shell(&found);
+        }
+        assert_eq!(doctor(file, "bridge"), []);
+        // The host's end of a routed pod.
+        ip(&format!("link add veth0a1b2c3e up type veth peer name eth1 netns {}", pods.pid()));
+        ip("route add 10.5.7.9/32 dev veth0a1b2c3e");
+        for check in ["bridge", "network"] {
+            assert_eq!(doctor(file, check), [], "{check}");
+        }
+        ip("route del 10.5.7.0/24 dev cni0");
+        shell(&only_finding(file, "bridge", &["no route leads to 10.5.7.0/24 over cni0 although it has 10.5.7.1"]));
+        for wrong in ["10.5.7.1/32", "10.5.7.1/25", "10.5.7.1/16"] {
+            ip("-4 addr flush dev cni0");
+            ip(&format!("addr add {wrong} dev cni0"));
+            let remedy = only_finding(file, "bridge", &[wrong, "the subnet of this node is 10.5.7.0/24"]);
+            shell(&remedy);
+            assert_eq!(doctor(file, "bridge"), [], "after {remedy}");
+        }
+    });
+}
+
+#[test]
+fn a_route_that_leads_a_part_of_the_own_subnet_away_is_found() {
+    in_namespace(|file| {
+        let _pods = bridge_with_a_pod(file);
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "link add eth9 up type bridge",
+            "route add 10.5.7.9/32 dev eth0 proto static",
+            "route add 10.5.7.10/32 dev eth9 proto static",
+        ] {
+            ip(line);
+        }
+        assert_eq!(doctor(file, "network"), [], "these links may lead to pods");
+        ip("route add 10.5.7.128/25 via 192.0.2.9 proto static");
+        let words = ["10.5.7.128/25 over eth0", "subnet 10.5.7.0/24 of this node", "protocol static"];
+        shell(only_finding(file, "network", &words).split(';').next().unwrap());
+        assert_eq!(doctor(file, "network"), []);
+        ip("route add default via 192.0.2.9");
+        shell(only_finding(file, "network", &["10.5.7.9/32 over eth0"]).split(';').next().unwrap());
+        assert_eq!(doctor(file, "network"), []);
+    });
+}
+
+#[test]
 fn a_bridge_whose_mtu_is_smaller_than_that_of_its_pods_is_found() {
     in_namespace(|file| {
         let _pods = bridge_with_a_pod(file);
