@@ -81,6 +81,19 @@ pub struct Neigh {
     pub permanent: bool,
 }
 
+/// A queueing discipline.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Qdisc {
+    /// Interface index.
+    pub index: u32,
+    /// Its kind, such as `fq_codel`.
+    pub kind: String,
+    /// True if it is that of all packets that leave by the link.
+    pub is_root: bool,
+    /// The bytes a second that `tbf` lets pass; `None` for other kinds.
+    pub rate: Option<u64>,
+}
+
 impl Rtnl {
     /// Opens a socket in the network namespace of the calling thread.
     ///
@@ -171,11 +184,11 @@ impl Rtnl {
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload)).collect())
     }
 
-    /// Returns the queueing disciplines of all links: for each the index of its link, and its name.
+    /// Returns the queueing disciplines of all links.
     ///
     /// # Errors
     /// The dump fails.
-    pub fn qdiscs(&mut self) -> Result<Vec<(u32, String)>, Error> {
+    pub fn qdiscs(&mut self) -> Result<Vec<Qdisc>, Error> {
         let data = self.dump("queueing disciplines", libc::RTM_GETQDISC, &[0; 20])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWQDISC).filter_map(|m| qdisc(m.payload)).collect())
     }

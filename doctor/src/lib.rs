@@ -12,6 +12,7 @@ mod chains;
 pub mod cni_files;
 pub mod duplicates;
 pub mod explain;
+mod filters;
 mod forwarding;
 mod host_firewalls;
 pub mod ipsec;

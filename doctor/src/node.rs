@@ -17,6 +17,7 @@ use weft_subnet::env::SubnetEnv;
 use super::absent_agent::{self, AbsentAgent};
 use super::cni_files::{self, CniFiles, CniSources};
 use super::duplicates::{self, Duplicate};
+use super::filters::{self, PodFilter};
 use super::forwarding::{self, Forwarding};
 use super::ipsec::{self, Taken};
 use super::limits::{self, Limits};
@@ -146,6 +147,8 @@ pub struct NodeFacts {
     pub forwarding: Forwarding,
     /// The links by which packets between nodes pass.
     pub path_links: PathLinks,
+    /// The filters of tc at links of pods that drop packets, or may do so.
+    pub filters: Vec<PodFilter>,
     /// The IPv4 addresses of this node that another host has, too.
     pub duplicates: Vec<Duplicate>,
     /// The policies of IPsec that take packets between pods.
@@ -235,6 +238,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         duplicates,
         offload: offload::read(&links, &path_links, Path::new("/sys/class/net")),
         path_links,
+        // A kernel without filters has none that drop packets.
+        filters: filters::read(&links, &qdiscs).unwrap_or_default(),
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
         dropping: tunnel_rules::read(tunnel, &subnets, &rules.iptables)?,

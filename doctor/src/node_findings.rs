@@ -83,7 +83,7 @@ pub const CHECKS: [Check; 35] = [
     },
     Check {
         name: "traffic-control",
-        about: "netem, XDP programs or filters of tc may drop packets",
+        about: "netem, XDP programs, filters or rate limits of tc may drop packets",
         decide: uplinks::traffic_control,
     },
     Check { name: "forwarding", about: "the kernel does not forward packets of pods", decide: forwarding },

@@ -369,6 +369,50 @@ fn filters_of_tc_are_found_only_if_peers_are_not_reached() {
 }
 
 #[test]
+fn filters_and_rates_on_devices_of_weft_are_found_only_if_peers_are_not_reached() {
+    in_namespace(|file| {
+        let _pods = bridge_with_a_pod(file);
+        ip("link add flannel.1 up type vxlan id 1 dstport 8472");
+        let sources = sources(file);
+        let lossy = NodeSources { unreachable: 1, ..sources.clone() };
+        shell("tc qdisc add dev flannel.1 clsact");
+        shell("tc filter add dev flannel.1 ingress protocol all u32 match u32 0 0 flowid 1:1");
+        assert_eq!(doctor_with(&sources, "traffic-control"), []);
+        let text = only_text(&lossy, "traffic-control", &["filters of tc on flannel.1"]);
+        shell(text.rsplit("some): ").next().unwrap());
+        // The CNI plugin bandwidth limits the rates of pods so.
+        let tbf = "root tbf rate 10kbit burst 2kb latency 1ms";
+        shell(&format!("tc qdisc add dev veth0a1b2c3d {tbf}"));
+        assert_eq!(doctor_with(&lossy, "traffic-control"), [], "after the remedy, and with a limit for a pod");
+        shell(&format!("tc qdisc add dev flannel.1 {tbf}"));
+        assert_eq!(doctor_with(&sources, "traffic-control"), []);
+        let text = only_text(&lossy, "traffic-control", &["tbf limits the rate of flannel.1 to 10000 bit/s"]);
+        shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
+        shell("tc qdisc add dev flannel.1 root handle 1: htb");
+        only_text(&lossy, "traffic-control", &["htb limits the rate of flannel.1 by classes"]);
+        shell("tc qdisc del dev flannel.1 root");
+        assert_eq!(doctor_with(&lossy, "traffic-control"), []);
+    });
+}
+
+#[test]
+fn a_program_of_tc_at_a_link_of_pods_is_found_only_if_peers_are_not_reached() {
+    in_namespace(|file| {
+        let _pods = bridge_with_a_pod(file);
+        let sources = sources(file);
+        let lossy = NodeSources { unreachable: 1, ..sources.clone() };
+        shell("tc qdisc add dev cni0 clsact");
+        shell("tc filter add dev cni0 egress protocol all u32 match u32 0 0 flowid 1:1");
+        assert_eq!(doctor_with(&lossy, "traffic-control"), [], "this filter drops nothing");
+        shell("tc filter add dev cni0 ingress bpf direct-action bytecode '1,6 0 0 0,'");
+        assert_eq!(doctor_with(&sources, "traffic-control"), []);
+        let text = only_text(&lossy, "traffic-control", &["a program of tc", "on cni0", "tc filter show dev cni0 ingress"]);
+        shell(text.rsplit("needs it: ").next().unwrap().split(';').next().unwrap());
+        assert_eq!(doctor_with(&lossy, "traffic-control"), []);
+    });
+}
+
+#[test]
 fn an_ipv6_address_that_another_host_has_is_found() {
     in_namespace(|file| {
         let other = OtherNamespace::new();
