@@ -7,6 +7,7 @@
 
 pub mod absent_agent;
 mod agent_problems;
+mod arp_rules;
 mod certificates;
 mod chains;
 pub mod cni_files;
@@ -16,6 +17,7 @@ mod filters;
 mod forwarding;
 mod host_firewalls;
 pub mod ipsec;
+pub mod legacy_tables;
 mod limits;
 pub mod node;
 pub mod node_findings;

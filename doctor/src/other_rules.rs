@@ -10,17 +10,23 @@ use ipnet::IpNet;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 
+use super::arp_rules;
 use super::explain::facts::Packet;
 use super::explain::nft;
 use super::explain::rules::{Fate, Tested};
+use super::legacy_tables::side_tables;
 use super::node::BRIDGE;
 use super::programs::{LIMIT, ProgramError, run};
 
 /// Where the kernel lists the tables of iptables-legacy, for IPv4 and IPv6.
-const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+pub(super) const LEGACY_TABLES: [&str; 2] =
+    ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
 /// The tables of iptables that its programs list.
 const LISTED: [&str; 2] = ["filter", "nat"];
+
+/// The table of filters.
+pub(super) const FILTER: &str = "filter";
 
 /// The rules of one flavour and one family of iptables.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -33,6 +39,17 @@ pub struct SavedRules {
     pub nat: String,
     /// Table filter, as the program prints it.
     pub filter: String,
+    /// The tables raw, mangle and security, if they are not in nftables: their names, and what the program prints.
+    pub side: Vec<(&'static str, String)>,
+}
+
+impl SavedRules {
+    /// Returns the tables that filter packets, with their names, in the order in which packets pass them.
+    pub(super) fn filters(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let side = self.side.iter().map(|(name, text)| (*name, text.as_str()));
+        let (late, early): (Vec<_>, Vec<_>) = side.partition(|(name, _)| *name == "security");
+        early.into_iter().chain([(FILTER, self.filter.as_str())]).chain(late)
+    }
 }
 
 /// A rule of nftables.
@@ -51,6 +68,8 @@ pub struct RuleFacts {
     pub iptables: Vec<SavedRules>,
     /// What `nft list ruleset` prints; `None` if there is no such program.
     pub nft: Option<String>,
+    /// What `arptables-legacy-save` prints; empty without its table or the program.
+    pub arptables: String,
     /// The rules of nftables that replace the source address of packets to pods of other nodes.
     pub nft_masquerades: Vec<NftRule>,
     /// kube-proxy with its process ID, if it runs in this network namespace.
@@ -71,6 +90,7 @@ pub fn read<'a>(
     let mut facts = RuleFacts {
         kube_proxy: kube_proxy(),
         ipvs: links.into_iter().any(|name| name == "kube-ipvs0"),
+        arptables: arp_rules::read_legacy(),
         ..RuleFacts::default()
     };
     for (family, legacy_tables) in ["iptables", "ip6tables"].into_iter().zip(LEGACY_TABLES) {
@@ -105,7 +125,8 @@ fn saved(family: &str, legacy: Option<&str>) -> Result<SavedRules, ProgramError>
             if exists { run(&format!("{program}-save"), &["-t", name], LIMIT) } else { Ok(String::new()) }
         };
         let (nat, filter) = (table("nat")?, table("filter")?);
-        Ok(SavedRules { program, in_nftables, nat, filter })
+        let side = side_tables(&program, legacy.unwrap_or_default())?;
+        Ok(SavedRules { program, in_nftables, nat, filter, side })
     };
     match with(format!("{family}-{}", if in_nftables { "nft" } else { "legacy" })) {
         // A program that is older than the flavours does not name its own.

@@ -176,7 +176,8 @@ mod tests {
     }
 
     fn iptables(program: &str, nat: &str, filter: &str) -> SavedRules {
-        SavedRules { program: program.to_owned(), in_nftables: true, nat: nat.to_owned(), filter: filter.to_owned() }
+        let (program, nat, filter) = (program.to_owned(), nat.to_owned(), filter.to_owned());
+        SavedRules { program, in_nftables: true, nat, filter, side: Vec::new() }
     }
 
     #[test]

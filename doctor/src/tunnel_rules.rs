@@ -15,8 +15,9 @@ use super::explain::links::{Point, drops};
 use super::explain::nft;
 use super::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
 use super::host_firewalls::HostFirewall;
+use super::legacy_tables;
 use super::node::BRIDGE;
-use super::other_rules::{SavedRules, is_listed};
+use super::other_rules::{FILTER, SavedRules, is_listed};
 
 /// The tables of weft. Its guard drops packets of strangers on purpose.
 const OURS: &str = "weft";
@@ -122,10 +123,10 @@ impl Flow {
 }
 
 /// A table of `iptables-save`.
-struct Saved(HashMap<String, (Option<String>, Vec<String>)>);
+pub(super) struct Saved(HashMap<String, (Option<String>, Vec<String>)>);
 
 impl Saved {
-    fn parse(text: &str) -> Saved {
+    pub(super) fn parse(text: &str) -> Saved {
         let mut chains: HashMap<String, (Option<String>, Vec<String>)> = HashMap::new();
         for line in text.lines() {
             if let Some((name, rest)) = line.strip_prefix(':').and_then(|line| line.split_once(' ')) {
@@ -313,16 +314,36 @@ fn between_ports(ports: &[&Device], own: IpNet) -> Option<Flow> {
 fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
     let mut found = Vec::new();
     for saved in iptables {
-        let (table, program) = (Saved::parse(&saved.filter), &saved.program);
-        for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != program.starts_with("ip6")) {
-            let chain = flow.builtin;
-            if table.chain(chain).is_none() {
-                continue;
+        let tables: Vec<(&str, Saved)> = saved.filters().map(|(name, text)| (name, Saved::parse(text))).collect();
+        for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != saved.program.starts_with("ip6")) {
+            found.extend(of_tables(flow, &tables, &saved.program));
+        }
+    }
+    found
+}
+
+/// Follows one packet through tables of iptables. A rule of the table raw may take it out of connection tracking.
+fn of_tables(flow: &Flow, tables: &[(&str, Saved)], program: &str) -> Vec<DroppingRule> {
+    let mut found = Vec::new();
+    let mut connection = flow.connection;
+    for (name, table) in tables {
+        let is_filter = *name == FILTER;
+        let at_hooks = flow.hooks.iter().map(|hook| legacy_tables::chain(*hook)).filter(|_| !is_filter);
+        let chains = at_hooks.chain([flow.builtin].into_iter().filter(|_| is_filter));
+        for chain in chains.filter(|chain| table.chain(chain).is_some()) {
+            // Before the routing decision it is not known by which device the packet leaves.
+            let output = flow.output.as_deref().filter(|_| chain != legacy_tables::chain(Hook::Prerouting));
+            let outcome = follow(table, chain, Tested { output, connection, ..flow.tested() });
+            if outcome.untracked {
+                connection = Connection::Untracked;
             }
-            let command = format!("{program} -I {chain} {} -j ACCEPT", flow.tests[0]);
-            let outcome = follow(&table, chain, flow.tested());
-            let firewall = HostFirewall::of_iptables(&table);
-            found.extend(flow.dropped(outcome, format!("{chain} of {program}"), &command, firewall));
+            let (of_table, option) = match is_filter {
+                true => (String::new(), String::new()),
+                false => (format!(" (table {name})"), format!("-t {name} ")),
+            };
+            let command = format!("{program} {option}-I {chain} {} -j ACCEPT", flow.tests[0]);
+            let firewall = HostFirewall::of_iptables(table).filter(|_| is_filter);
+            found.extend(flow.dropped(outcome, format!("{chain} of {program}{of_table}"), &command, firewall));
         }
     }
     found

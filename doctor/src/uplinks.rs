@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use weft_cni::rtnl::{Addr, Link, Qdisc, Route};
 
+use super::arp_rules;
 use super::filters;
 use super::node::{BRIDGE, NodeFacts, sysctl};
 use super::node_findings::{NodeFinding, finding};
@@ -223,6 +224,7 @@ pub(super) fn uplink(facts: &NodeFacts) -> Vec<NodeFinding> {
             findings.push(found);
         }
     }
+    findings.extend(arp_rules::found(facts));
     findings
 }
 

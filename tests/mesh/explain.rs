@@ -311,6 +311,11 @@ fn rules_that_drop_packets_of_the_tunnel_are_quoted() {
         run(&format!("-t raw -A PREROUTING -d {} -j DROP", pair.to)).await?;
         pair.explain(&[]).await?.ends(2, "nft chain ip raw PREROUTING drops the packet")?;
         run("-t raw -F").await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        let drop = format!("-t mangle -A FORWARD -d {} -j DROP", pair.to);
+        checked(pair.node().ns.command("iptables-legacy").args(drop.split(' '))).await?;
+        pair.explain(&[]).await?.ends(2, "iptables-legacy mangle FORWARD drops the packet")?;
+        checked(pair.node().ns.command("iptables-legacy").args(["-t", "mangle", "-F"])).await?;
         pair.explain(&[]).await?.ends(0, WORKS)
     });
 }

@@ -53,6 +53,16 @@ fn the_rule_that_drops_packets_of_the_tunnel_is_quoted_and_the_remedy_lets_them_
                 ["ip raw PREROUTING of nftables", "8472", "drop"],
                 "true",
             ),
+            (
+                "iptables-legacy -t raw -A PREROUTING -p udp --dport 8472 -j DROP",
+                ["PREROUTING of iptables-legacy (table raw)", "8472", "-j DROP"],
+                "true",
+            ),
+            (
+                "iptables-legacy -t mangle -A POSTROUTING -d 192.0.2.9 -o eth0 -j DROP",
+                ["POSTROUTING of iptables-legacy (table mangle)", "to 192.0.2.9", "-j DROP"],
+                "iptables-legacy -t mangle -F",
+            ),
             (nft, ["inet f in of nftables", "from 192.0.2.9", "policy drop"], "nft delete table inet f"),
             (
                 "nft add table ip g && nft 'add chain ip g out { type filter hook output priority 0; }' && nft add rule ip g out ip daddr 192.0.2.9 drop",

@@ -240,6 +240,22 @@ fn arp_that_is_off_is_found() {
 }
 
 #[test]
+fn a_chain_that_drops_all_arp_packets_is_found() {
+    in_namespace(|file| {
+        assert_eq!(doctor(file, "uplink"), []);
+        shell("nft 'table arp filter { chain INPUT { type filter hook input priority 0; policy drop; }; }'");
+        let words = ["chain arp filter INPUT drops ARP (policy drop)", "gets neither requests nor answers"];
+        shell(only_finding(file, "uplink", &words).split("; then").next().unwrap());
+        assert_eq!(doctor(file, "uplink"), []);
+        shell("nft add rule arp filter INPUT counter drop");
+        let remedy = only_finding(file, "uplink", &["chain arp filter INPUT drops ARP (drop)"]);
+        assert!(remedy.contains("`nft -a list chain arp filter INPUT`"), "{remedy}");
+        shell("nft insert rule arp filter INPUT arp saddr ip 192.0.2.9 accept");
+        assert_eq!(doctor(file, "uplink"), [], "somebody chose which hosts may ask");
+    });
+}
+
+#[test]
 fn two_links_with_the_subnet_of_the_node_are_found() {
     in_namespace(|file| {
         fs::write(file, ENV).unwrap();

@@ -9,6 +9,7 @@ use weft_doctor::explain::links::{Drops, Point, drops};
 use weft_doctor::explain::nft;
 use weft_doctor::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
 use weft_doctor::explain::{State, Step};
+use weft_doctor::legacy_tables;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
 use weft_subnet::cidr::Family;
 
@@ -39,18 +40,25 @@ pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
     let mut steps = Vec::new();
     let family = if way.packet.to.is_ipv4() { Family::V4 } else { Family::V6 };
     let untracked = Way { connection: Connection::Untracked, ..way.clone() };
-    let way = if is_untracked(way, family) { &untracked } else { way };
-    let mut has_read_iptables_nft = false;
+    let legacy = side_tables_of_legacy(way).await;
+    let way = if legacy.untracked || is_untracked(way, family) { &untracked } else { way };
+    let (mut has_read_iptables_nft, mut has_read_legacy) = (false, false);
     for flavour in iptables::installed() {
         match iptables::save(flavour, family).await {
             Ok(saved) => {
                 has_read_iptables_nft |= flavour != Flavour::Legacy;
+                has_read_legacy |= flavour != Flavour::Nft;
                 steps.extend(of_iptables(way, &saved, &program(flavour, family)));
             }
             Err(ProgramError::Missing { .. }) => {}
             Err(error) => steps.push(Step::unknown("rules", format!("{flavour}: {error}"))),
         }
     }
+    if !has_read_legacy && !iptables::legacy_tables(family).trim().is_empty() {
+        let text = "the kernel has tables of iptables-legacy, and the program that lists them is not installed";
+        steps.push(Step::unknown("rules", text));
+    }
+    steps.extend(legacy.steps);
     match of_nftables(way, family, (&Instance::new(subnet_file), has_read_iptables_nft)) {
         Ok(found) => steps.extend(found),
         Err(error) if connection::is_unsupported(&error) => {}
@@ -62,6 +70,12 @@ pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
         steps.push(Step::ok("rules", "no rule of a firewall concerns the packet"));
     }
     steps
+}
+
+/// Follows the packet through the tables of iptables-legacy in which filters are seldom. A program lists them, which nothing else must wait for.
+async fn side_tables_of_legacy(way: &Way) -> legacy_tables::Examined {
+    let way = way.clone();
+    tokio::task::spawn_blocking(move || legacy_tables::examine(&way)).await.unwrap_or_default()
 }
 
 /// Returns the program that lists the rules of a family.
