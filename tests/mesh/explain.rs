@@ -668,6 +668,8 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
         let gateway = gateway.split(' ').nth(2).context("a gateway")?;
         let subnet = pair.ip("route show dev cni0").await?;
         let subnet = subnet.split(' ').next().context("a subnet")?;
+        let (range, _) = gateway.rsplit_once('.').context("an IPv4 address")?;
+        let unused = format!("{range}.77");
         let wrong = "lladdr 02:00:00:00:00:99 nud permanent";
         for (is_inside, fault, part) in [
             (true, "route del default".to_owned(), format!("the pod {from} has no route to {to}")),
@@ -675,6 +677,11 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
                 true,
                 format!("neigh replace {gateway} {wrong} dev eth0"),
                 format!("a permanent entry for its gateway {gateway}"),
+            ),
+            (
+                true,
+                format!("route replace default via {unused}"),
+                format!("the pod {from} sends by {unused}, which is no address of cni0"),
             ),
             (false, format!("neigh replace {from} {wrong} dev cni0"), format!("a permanent entry for its pod {from}")),
             (
@@ -699,6 +706,14 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
             checked(pair.node().ns.command("sh").args(["-c", command(&explained, ", or")])).await?;
             pair.explain(&[]).await?.ends(0, WORKS).with_context(|| fault.clone())?;
         }
+        let absent = explain(pair.node(), unused.parse()?, to, &[]).await?;
+        absent.ends(1, &format!("no pod of this node has {unused}"))?;
+        // A second network of the pod.
+        pod.ip("link add net1 up type veth peer name net2").await?;
+        pod.ip(&format!("route add {to}/32 dev net1")).await?;
+        pair.explain(&[]).await?.ends(1, &format!("the packet leaves the pod {from} by net1"))?;
+        pod.ip("link del net1").await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
         // Another program leads the packets for the pod to another host.
         pair.ip(&format!("route add {from}/32 via 192.168.77.12 proto static")).await?;
         let past = explain(pair.node(), to, from, &[]).await?;
@@ -713,6 +728,23 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
         pair.ip(&format!("link set {port} master br9")).await?;
         let back = explain(pair.node(), to, from, &[]).await?;
         back.ends(2, &format!("{port}, which leads to the pod {from}, is no port of cni0"))
+    });
+}
+
+/// Another program flushed the rules while no agent runs.
+#[test]
+fn a_packet_to_the_outside_that_nobody_masquerades_is_a_doubt() {
+    on_this_thread(async {
+        let flags = vec!["--ip-masq".to_owned(), "--firewall=nft".to_owned()];
+        let mut lab = Lab::start(&LabOptions { nodes: 2, agent_flags: flags, ..options() }).await?;
+        lab.nodes[0].stop(Signal::SIGKILL).await?;
+        let (node, from) = (&lab.nodes[0], lab.nodes[0].pods[0].addrs[0]);
+        let outside = "198.51.100.1".parse()?;
+        let doubt = format!("leaves with the pod's address {from}");
+        let before = explain(node, from, outside, &[]).await?;
+        ensure!(!before.answer.to_string().contains(&doubt), "{:#}", before.answer);
+        checked(node.ns.command("nft").args(["flush", "ruleset"])).await?;
+        explain(node, from, outside, &[]).await?.ends(1, &doubt)
     });
 }
 

@@ -254,6 +254,8 @@ pub struct Pod {
     pub host_link: Device,
     /// The way of its packets to the other address.
     pub route: Lookup,
+    /// The link of the pod by which they leave, if it is not the one that has the address.
+    pub other_link: Option<String>,
     /// The gateway of that route, and the neighbour entry for it.
     pub gateway: Option<(IpAddr, Read<Neighbour>)>,
 }
@@ -370,4 +372,6 @@ pub struct Facts {
     pub bridge: Option<Device>,
     /// The addresses of this host, each with the index of its device.
     pub addrs: Vec<(u32, IpAddr)>,
+    /// Those of the two addresses that are in the own subnet, and that no pod of this node has.
+    pub absent: Vec<IpAddr>,
 }

@@ -3,6 +3,9 @@
 
 use super::{State, Step};
 
+/// What the step of a chain says that translates the source address.
+pub(super) const TRANSLATED: &str = "the source address is translated";
+
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
@@ -61,7 +64,7 @@ impl Outcome {
     /// Returns the outcome of a chain that translates source addresses, as a step.
     pub fn nat_step(self, name: &str) -> Step {
         let mut text = match &self.fate {
-            Some((Fate::SourceTranslated, rule)) => format!("{name}: the source address is translated: {rule}"),
+            Some((Fate::SourceTranslated, rule)) => format!("{name}: {TRANSLATED}: {rule}"),
             _ => format!("{name}: the source address stays"),
         };
         if let Some((_, unread)) = &self.not_evaluated {

@@ -10,10 +10,10 @@ use std::path::Path;
 use weft_cni::rtnl::Rtnl;
 
 use super::facts::{
-    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Pod, Read, Route, RouteKind, Tunnel, Way,
+    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::kernel::Kernel;
-use super::pod;
+use super::pod::{self, Looked};
 use super::rules::Connection;
 use crate::node::{BRIDGE, SubnetFile, read_subnet_file};
 
@@ -51,6 +51,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
         forwarding: forwarding(packet.to),
         bridge: walk.bridge,
         addrs: addrs.into_iter().map(|addr| (addr.index, addr.addr)).collect(),
+        absent: walk.pods.into_iter().filter(|(_, looked)| looked.is_absent).map(|(address, _)| address).collect(),
     })
 }
 
@@ -68,7 +69,7 @@ struct Walk {
     subnet_file: SubnetFile,
     agent: Agent,
     /// The pods that were looked for. Both ways are those between the same two addresses.
-    pods: HashMap<IpAddr, Option<Pod>>,
+    pods: HashMap<IpAddr, Looked>,
 }
 
 impl Walk {
@@ -133,8 +134,8 @@ impl Walk {
         };
         let mut pod = |place: &Place, own, other| match place {
             Place::Pod => {
-                let devices = &self.devices;
-                self.pods.entry(own).or_insert_with(|| pod::look(devices, own, other)).clone()
+                let (devices, bridge) = (&self.devices, self.bridge.as_ref());
+                self.pods.entry(own).or_insert_with(|| pod::look(devices, bridge, (own, other))).pod.clone()
             }
             _ => None,
         };

@@ -84,11 +84,13 @@ pub(super) fn publics(peer: &Peer) -> String {
     peer.public.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the steps of one way. The lease is a step of the first way only.
+/// Returns the steps of one way. The lease, and an address that no pod has, are steps of the first way only.
 fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<Step> {
     let mut steps = Vec::new();
     let place = |address| if address == facts.packet.from { &facts.from } else { &facts.to };
     let (from, to) = (place(way.packet.from), place(way.packet.to));
+    let absent = |address| pod_steps::absent(facts, address).filter(|_| with_lease);
+    steps.extend(absent(way.packet.from));
     steps.extend(pod_steps::sends(facts, way));
     steps.extend(source(facts, way, from));
     if with_lease {
@@ -97,9 +99,11 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     steps.push(route_steps::route(facts, way, to));
     if way.hop.route().is_some_and(|route| matches!(route.kind, RouteKind::Unicast | RouteKind::Local)) {
         steps.extend(rules.iter().cloned());
+        steps.extend(pod_steps::not_masqueraded(facts, way, (from, to), rules));
     }
     steps.extend(route_steps::device(&way.hop));
     steps.extend(route_steps::neighbour(facts, &way.hop));
+    steps.extend(absent(way.packet.to));
     steps.extend(pod_steps::gets(way));
     if let (Some(tunnel), Some(device)) = (&way.tunnel, &way.hop.device) {
         steps.extend(route_steps::tunnel(facts, way, (device, tunnel), to));

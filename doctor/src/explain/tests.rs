@@ -89,6 +89,7 @@ fn healthy() -> Facts {
         forwarding: Some(true),
         bridge: None,
         addrs: Vec::new(),
+        absent: Vec::new(),
     }
 }
 
