@@ -11,6 +11,7 @@ mod arp_rules;
 mod certificates;
 mod chains;
 pub mod cni_files;
+mod cni_plugins;
 pub mod duplicates;
 pub mod explain;
 mod filters;
