@@ -64,6 +64,13 @@ pub fn agent_processes() -> io::Result<Vec<AgentProcess>> {
     Ok(found)
 }
 
+/// Returns true if a process is stopped, as after SIGSTOP. It does nothing until it gets SIGCONT.
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name of the command, in parentheses, may contain anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with("T "))
+}
+
 /// Returns a number that stands for the network namespace of a process: the files below `net` are different ones in each namespace.
 /// The link `ns/net` would say it, too, but the kernel shows that only to processes with all capabilities of the other process, which the
 /// agent does not have under systemd.

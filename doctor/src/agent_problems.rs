@@ -18,6 +18,14 @@ pub(super) fn reported(problem: &str) -> NodeFinding {
     finding(format!("the agent reports: {problem}"), remedy(problem).unwrap_or_else(usual))
 }
 
+/// Returns what to do about an agent that does not answer, if its process is stopped. The rest of the text may be what somebody else says, so only
+/// the number is taken from it.
+pub(super) fn of_stopped_agent(why: &str) -> Option<String> {
+    let (_, pid) = why.split_once("its process is stopped; run: kill -CONT ")?;
+    let pid: u32 = pid.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
+    Some(format!("kill -CONT {pid}; then find out who stopped it (SIGSTOP, a debugger); pods keep their network meanwhile"))
+}
+
 fn remedy(problem: &str) -> Option<String> {
     if WITH_COMMAND.iter().any(|kind| problem.starts_with(kind)) {
         return problem.split_once(RUN).map(|(_, command)| command.to_owned());

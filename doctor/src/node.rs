@@ -133,6 +133,8 @@ pub struct NodeFacts {
     pub bridge: Option<Bridge>,
     /// net.bridge.bridge-nf-call-iptables; `None` without the module br_netfilter.
     pub bridge_calls_iptables: Option<u64>,
+    /// net.bridge.bridge-nf-call-ip6tables; `None` without the module br_netfilter.
+    pub bridge_calls_ip6tables: Option<u64>,
     /// The entries below net.ipv6.conf that switch IPv6 off for our links, now or when they are made.
     pub ipv6_disabled: Vec<String>,
     /// The connection tracking table, if the module is loaded.
@@ -206,7 +208,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let (routes, neighbours) = (kernel.main_table()?, kernel.neighbours()?);
     let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours };
     let ways = ways::read(&links, &addrs, &routes, &subnets)?;
-    let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
+    let mut rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
+    rules.ipvs_is_empty = other_rules::ipvs_is_empty(&links, &addrs);
     let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
     let port = ways.port().unwrap_or(sources.port);
     let tunnel = has_vxlan.then_some((sources.peers.as_slice(), port));
@@ -230,6 +233,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         port_users: port_users(has_vxlan.then_some(port)).context("look for the programs that use UDP ports")?,
         bridge: bridge(&links, &addrs),
         bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),
+        bridge_calls_ip6tables: sysctl("bridge/bridge-nf-call-ip6tables"),
         ipv6_disabled: ipv6_disabled(&links, &ways),
         conntrack: conntrack(),
         neighbours: neighbour_tables(&neighbours),

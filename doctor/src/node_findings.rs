@@ -183,7 +183,8 @@ fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
     match &facts.agent {
         AgentAnswer::None => facts.absent_agent.iter().cloned().collect(),
         AgentAnswer::Failed(why) => {
-            let remedy = "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
+            let usual = || "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
+            let remedy = agent_problems::of_stopped_agent(why).unwrap_or_else(usual);
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
         AgentAnswer::Problems(problems) => problems.iter().map(|problem| agent_problems::reported(problem)).collect(),
@@ -245,14 +246,19 @@ fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
 }
 
 fn br_netfilter(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let evidence = match (&facts.bridge, facts.bridge_calls_iptables) {
-        (Some(_), None) => "the module br_netfilter is not loaded",
-        (Some(_), Some(0)) => "net.bridge.bridge-nf-call-iptables is 0",
+    let has_v6 = env(facts).is_some_and(|env| env.subnets.v6.is_some());
+    let (sysctl, evidence) = match (facts.bridge_calls_iptables, facts.bridge_calls_ip6tables) {
+        (None, _) => ("iptables", "the module br_netfilter is not loaded"),
+        (Some(0), _) => ("iptables", "net.bridge.bridge-nf-call-iptables is 0"),
+        (_, Some(0)) if has_v6 => ("ip6tables", "net.bridge.bridge-nf-call-ip6tables is 0"),
         _ => return Vec::new(),
     };
+    if facts.bridge.is_none() {
+        return Vec::new();
+    }
     let evidence =
         format!("{BRIDGE} exists and {evidence}: a pod may not reach a service whose pod is on the same node");
-    vec![finding(evidence, "modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-iptables=1".to_owned())]
+    vec![finding(evidence, format!("modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-{sysctl}=1"))]
 }
 
 fn ipv6(facts: &NodeFacts) -> Vec<NodeFinding> {

@@ -7,11 +7,13 @@ use std::io;
 use std::path::Path;
 
 use ipnet::IpNet;
+use weft_cni::rtnl::{Addr, Link};
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 
 use super::arp_rules;
 use super::explain::facts::Packet;
+use super::explain::ipvs::LINK;
 use super::explain::nft;
 use super::explain::rules::{Fate, Tested};
 use super::legacy_tables::side_tables;
@@ -76,6 +78,8 @@ pub struct RuleFacts {
     pub kube_proxy: Option<String>,
     /// True if kube-proxy carries services by IPVS.
     pub ipvs: bool,
+    /// True if services have addresses for IPVS, and its table is empty.
+    pub ipvs_is_empty: bool,
     /// What could not be read.
     pub unreadable: Option<String>,
 }
@@ -176,6 +180,18 @@ fn nft_masquerades(
     Ok(found)
 }
 
+/// Returns true if the link of kube-proxy has addresses of services, and IPVS carries none.
+pub(super) fn ipvs_is_empty(links: &[Link], addrs: &[Addr]) -> bool {
+    let link = links.iter().find(|link| link.name == LINK);
+    let has_services = link.is_some_and(|link| addrs.iter().any(|addr| addr.index == link.index && addr.global));
+    has_services && fs::read_to_string("/proc/thread-self/net/ip_vs").is_ok_and(|table| lists_no_service(&table))
+}
+
+fn lists_no_service(table: &str) -> bool {
+    let is_service = |line: &str| ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|begin| line.starts_with(begin));
+    !table.lines().any(is_service)
+}
+
 fn kube_proxy() -> Option<String> {
     let own = fs::read_link("/proc/thread-self/ns/net").ok()?;
     let is_kube_proxy = |process: &Path| {
@@ -187,4 +203,16 @@ fn kube_proxy() -> Option<String> {
     processes.find_map(|process| {
         number(&process).filter(|_| is_kube_proxy(&process)).map(|pid| format!("kube-proxy (pid {pid})"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lists_no_service;
+
+    #[test]
+    fn a_table_of_ipvs_without_a_service_has_only_its_head() {
+        let head = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n";
+        assert!(lists_no_service(head));
+        assert!(!lists_no_service(&format!("{head}TCP  0A600001:01BB rr\n  -> 0A050102:1F90      Masq    1      0          0\n")));
+    }
 }

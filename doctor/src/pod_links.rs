@@ -226,6 +226,15 @@ fn ports_that_drop(pods: &PodLinks) -> Vec<NodeFinding> {
         let remedy = format!("bridge link set dev {first} learning on flood on; and so on for each of these ports");
         findings.push(finding(evidence, remedy));
     }
+    let locked = || ports().filter(|(_, port)| port.locked).map(|(name, _)| name);
+    if let Some(first) = locked().next() {
+        let evidence = format!(
+            "{} ports of {BRIDGE} are locked ({}): it drops what these pods send",
+            locked().count(),
+            some_of(locked())
+        );
+        findings.push(finding(evidence, format!("bridge link set dev {first} locked off; and so on for each of these ports")));
+    }
     findings
 }
 

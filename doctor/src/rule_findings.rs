@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::chains::{PodPacket, masquerading_rule};
+use super::explain::ipvs::LINK;
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, env, finding};
 use super::other_rules::{NftRule, SavedRules};
@@ -62,7 +63,7 @@ fn second_masquerade(saved: &SavedRules, rule: &str) -> NodeFinding {
 
 /// Services do not work as they should.
 pub(super) fn services(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let flushed = flushed(facts).into_iter();
+    let flushed = flushed(facts).or_else(|| empty_ipvs(facts)).into_iter();
     flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(pod_links::hairpin(facts)).collect()
 }
 
@@ -84,6 +85,18 @@ fn flushed(facts: &NodeFacts) -> Option<NodeFinding> {
     let remedy = "restart kube-proxy, which writes its rules again; then find what flushes them (`iptables -F` of a script, a \
                   firewall that starts later)";
     Some(finding(evidence, remedy.to_owned()))
+}
+
+/// The addresses of services are there, and IPVS carries none of them, so this node itself refuses their packets.
+fn empty_ipvs(facts: &NodeFacts) -> Option<NodeFinding> {
+    facts.rules.ipvs_is_empty.then(|| {
+        let evidence = format!("{LINK} has the addresses of services, and the table of IPVS is empty: no service is reached from this node");
+        let remedy = format!(
+            "restart kube-proxy, which writes the table again, and find what flushes it (`ipvsadm -C`); if kube-proxy has another mode now: \
+             ip link del {LINK}"
+        );
+        finding(evidence, remedy)
+    })
 }
 
 /// The lines of kube-proxy's rules for services, of iptables and of nftables.
@@ -173,6 +186,15 @@ mod tests {
         facts.ways.reverse_path = vec![ReversePath { link: "flannel.1".to_owned(), value: 0 }];
         facts.rules.nft = Some("table ip other {\n}\n".to_owned());
         facts
+    }
+
+    #[test]
+    fn a_table_of_ipvs_that_was_flushed_is_found() {
+        let mut facts = facts();
+        assert_eq!(services(&facts), []);
+        facts.rules.ipvs_is_empty = true;
+        let found = services(&facts);
+        assert!(found.len() == 1 && found[0].evidence.contains("the table of IPVS is empty"), "{found:?}");
     }
 
     fn iptables(program: &str, nat: &str, filter: &str) -> SavedRules {

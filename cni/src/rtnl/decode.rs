@@ -17,6 +17,7 @@ const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
 const IFLA_BRPORT_LEARNING: u16 = 8;
 const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
+const IFLA_BRPORT_LOCKED: u16 = 39;
 /// The attribute of bridges that says whether they use the spanning tree protocol.
 const IFLA_BR_STP_STATE: u16 = 5;
 const IFLA_XDP: u16 = 43;
@@ -81,6 +82,7 @@ fn port(data: &[u8]) -> BridgePort {
             IFLA_BRPORT_MODE => port.hairpin = u8_at(value, 0) != 0,
             IFLA_BRPORT_LEARNING => port.learning = u8_at(value, 0) != 0,
             IFLA_BRPORT_UNICAST_FLOOD => port.flood = u8_at(value, 0) != 0,
+            IFLA_BRPORT_LOCKED => port.locked = u8_at(value, 0) != 0,
             _ => {}
         }
     }

@@ -79,6 +79,8 @@ pub struct BridgePort {
     pub learning: bool,
     /// True if the port gets packets for MAC addresses that the bridge does not know.
     pub flood: bool,
+    /// True if the bridge drops packets from MAC addresses for which it has no entry at this port, and learns none.
+    pub locked: bool,
 }
 
 impl BridgePort {

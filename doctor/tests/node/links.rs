@@ -110,7 +110,7 @@ fn a_port_of_the_bridge_that_passes_no_packets_is_found() {
         assert_eq!(doctor(file, "bridge"), [], "the pod does not use its link yet");
         pods.run("ip link set eth0 up");
         until("the port to forward", || shell_output("bridge link show dev veth0a1b2c3d").contains("forwarding"));
-        for wrong in ["state 0", "learning off flood off"] {
+        for wrong in ["state 0", "learning off flood off", "locked on"] {
             shell(&format!("bridge link set dev veth0a1b2c3d {wrong}"));
             let remedy = only_finding(file, "bridge", &["veth0a1b2c3d", "cni0"]);
             shell(remedy.split(';').next().unwrap());
