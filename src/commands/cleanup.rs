@@ -3,6 +3,7 @@
 //! removes nothing that another program made.
 
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -17,6 +18,7 @@ use super::other_agents::other_agents;
 use crate::cli::{self, CleanupTask};
 use crate::instance::Instance;
 use crate::kernel::{Kernel, Outcome};
+use crate::lease::acquire::kept_wireguard_key;
 use crate::log::text::printable;
 use crate::observe::history;
 use crate::offload::ChecksumOffload;
@@ -91,11 +93,21 @@ pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
             "weft: {name} was not made by this agent and stays: give --flannel-devices to remove it if flanneld made it"
         );
     }
+    if let Some(text) = key_that_stays(&task.state_dir, &task.subnet_file) {
+        eprintln!("weft: {}", printable(&text));
+    }
     report.failed.iter().for_each(|text| eprintln!("weft: {}", printable(text)));
     let also = [(rules, " and the traffic rules"), (unlinked, " and the CNI configuration")];
     let also: String = also.iter().filter(|(done, _)| *done).map(|(_, text)| *text).collect();
     let code = if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::FAILURE) };
     Ok(Answer { text: format!("removed {} entries{also}\n", report.removed), code })
+}
+
+/// Names the private key of WireGuard, if there is one. It is kept, because a node that starts again must have the key that its peers know.
+fn key_that_stays(state_dir: &Path, subnet_file: &Path) -> Option<String> {
+    let key = kept_wireguard_key(state_dir, subnet_file);
+    let text = || format!("{} stays, for the next start of this node: it is its WireGuard key; remove it if there is none", key.display());
+    key.exists().then(text)
 }
 
 /// Removes our routes and then our devices. Addresses, neighbours and FDB entries go with their device. What the kernel refuses to remove
@@ -186,6 +198,16 @@ mod tests {
             other => panic!("{other:?}"),
         };
         (ops.iter().map(name).collect(), left.iter().map(Name::to_string).collect())
+    }
+
+    #[test]
+    fn a_key_that_stays_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let subnet_file = Path::new("/run/flannel/subnet.env");
+        assert_eq!(key_that_stays(dir.path(), subnet_file), None);
+        std::fs::write(dir.path().join("weft.wireguard.key"), "").unwrap();
+        let text = key_that_stays(dir.path(), subnet_file).unwrap();
+        assert!(text.contains("weft.wireguard.key stays"), "{text}");
     }
 
     #[test]

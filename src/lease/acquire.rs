@@ -35,7 +35,7 @@ use crate::uplink::{self, Candidates, EarlierUse, Picked};
 
 use identities::Kept;
 pub use resume::EarlierRun;
-pub use secret_files::SecretFiles;
+pub use secret_files::{SecretFiles, kept_wireguard_key};
 use waiting::StartError;
 pub use waiting::Waiting;
 

@@ -41,6 +41,10 @@ async fn the_refusal_of_a_policy_names_its_own_remedy() {
     for (reason, words) in [
         ("ValidatingAdmissionPolicy 'weft-own-node': changes no annotations but its own", "policy.annotationPrefix"),
         ("ValidatingAdmissionPolicy 'weft-own-node': this token is not bound to this node", "NODE_NAME must be"),
+        (
+            "ValidatingAdmissionPolicy 'weft-own-node': this token is not bound to this node",
+            "`weft lease rm` of another node needs an administrator's --kubeconfig-file",
+        ),
         ("ValidatingAdmissionPolicy 'theirs' denied it", "an admission policy of the cluster"),
         ("admission webhook denied it", "an admission policy of the cluster"),
     ] {
