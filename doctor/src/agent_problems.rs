@@ -23,7 +23,9 @@ pub(super) fn reported(problem: &str) -> NodeFinding {
 pub(super) fn of_stopped_agent(why: &str) -> Option<String> {
     let (_, pid) = why.split_once("its process is stopped; run: kill -CONT ")?;
     let pid: u32 = pid.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
-    Some(format!("kill -CONT {pid}; then find out who stopped it (SIGSTOP, a debugger); pods keep their network meanwhile"))
+    Some(format!(
+        "kill -CONT {pid}; then find out who stopped it (SIGSTOP, a debugger); pods keep their network meanwhile"
+    ))
 }
 
 fn remedy(problem: &str) -> Option<String> {

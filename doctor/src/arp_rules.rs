@@ -121,7 +121,9 @@ mod tests {
     #[test]
     fn a_policy_or_a_rule_without_a_test_drops_all_arp_packets_of_nftables() {
         let chain = |body: &str| {
-            let text = format!("table ip filter {{\n\tchain INPUT {{\n\t\tdrop\n\t}}\n}}\ntable arp filter {{\n\tchain C {{\n{body}\n\t}}\n}}\n");
+            let text = format!(
+                "table ip filter {{\n\tchain INPUT {{\n\t\tdrop\n\t}}\n}}\ntable arp filter {{\n\tchain C {{\n{body}\n\t}}\n}}\n"
+            );
             of_nftables(&text).into_iter().map(|drops| (drops.chain, drops.rule, drops.arriving)).collect::<Vec<_>>()
         };
         let dropped = |rule, arriving| vec![("arp filter C".to_owned(), rule, arriving)];
@@ -148,7 +150,10 @@ mod tests {
         for (text, wanted) in [
             ("*filter\n:INPUT DROP\n:OUTPUT ACCEPT\n", Some("arptables-legacy -P INPUT ACCEPT")),
             (":INPUT DROP\n-A INPUT -s 192.0.2.9 -j ACCEPT\n", None),
-            (":OUTPUT ACCEPT\n-A OUTPUT -s 192.0.2.9 -j DROP\n-A OUTPUT -j DROP\n", Some("arptables-legacy -D OUTPUT -j DROP")),
+            (
+                ":OUTPUT ACCEPT\n-A OUTPUT -s 192.0.2.9 -j DROP\n-A OUTPUT -j DROP\n",
+                Some("arptables-legacy -D OUTPUT -j DROP"),
+            ),
             (":INPUT ACCEPT\n:OUTPUT ACCEPT\n", None),
             ("", None),
         ] {

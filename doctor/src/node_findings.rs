@@ -183,7 +183,8 @@ fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
     match &facts.agent {
         AgentAnswer::None => facts.absent_agent.iter().cloned().collect(),
         AgentAnswer::Failed(why) => {
-            let usual = || "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
+            let usual =
+                || "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
             let remedy = agent_problems::of_stopped_agent(why).unwrap_or_else(usual);
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }

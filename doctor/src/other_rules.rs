@@ -213,6 +213,8 @@ mod tests {
     fn a_table_of_ipvs_without_a_service_has_only_its_head() {
         let head = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n";
         assert!(lists_no_service(head));
-        assert!(!lists_no_service(&format!("{head}TCP  0A600001:01BB rr\n  -> 0A050102:1F90      Masq    1      0          0\n")));
+        assert!(!lists_no_service(&format!(
+            "{head}TCP  0A600001:01BB rr\n  -> 0A050102:1F90      Masq    1      0          0\n"
+        )));
     }
 }

@@ -59,9 +59,8 @@ fn wrong_length(pods: &PodLinks, subnet: IpNet, addr: IpNet) -> Option<NodeFindi
 pub(super) fn led_away(facts: &NodeFacts, own: &[IpNet]) -> Vec<NodeFinding> {
     let is_uplink = |name: &str| facts.path_links.links.iter().any(|link| link.is_uplink && link.name == name);
     // The networks of links are findings of the check `bridge`.
-    let leads_away = |route: &&OtherRoute| {
-        route.has_gateway || route.protocol != libc::RTPROT_KERNEL && is_uplink(&route.link)
-    };
+    let leads_away =
+        |route: &&OtherRoute| route.has_gateway || route.protocol != libc::RTPROT_KERNEL && is_uplink(&route.link);
     let one = |route: &OtherRoute| {
         let subnet = own.iter().map(IpNet::trunc).find(|subnet| subnet.contains(&route.dst))?;
         let (dst, link, writer) = (route.dst, &route.link, protocol(route.protocol));

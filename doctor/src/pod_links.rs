@@ -233,7 +233,10 @@ fn ports_that_drop(pods: &PodLinks) -> Vec<NodeFinding> {
             locked().count(),
             some_of(locked())
         );
-        findings.push(finding(evidence, format!("bridge link set dev {first} locked off; and so on for each of these ports")));
+        findings.push(finding(
+            evidence,
+            format!("bridge link set dev {first} locked off; and so on for each of these ports"),
+        ));
     }
     findings
 }

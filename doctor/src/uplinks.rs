@@ -77,12 +77,7 @@ pub struct PathLinks {
 }
 
 /// Reads from the tables of the kernel. `published` contains the addresses that this node publishes, if they are known.
-pub fn read(
-    links: &[Link],
-    (addrs, routes): (&[Addr], &[Route]),
-    qdiscs: &[Qdisc],
-    published: &[IpAddr],
-) -> PathLinks {
+pub fn read(links: &[Link], (addrs, routes): (&[Addr], &[Route]), qdiscs: &[Qdisc], published: &[IpAddr]) -> PathLinks {
     let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
     let bridge = links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
     let of_link = |link: &Link| qdiscs.iter().filter(|qdisc| qdisc.index == link.index).collect::<Vec<_>>();
@@ -289,14 +284,8 @@ mod tests {
         let links = [link(2, "eth0"), link(3, "flannel.1"), link(4, "eth9")];
         let qdisc = |index, kind: &str| Qdisc { index, kind: kind.to_owned(), ..Qdisc::default() };
         let tbf = |is_root| Qdisc { is_root, rate: Some(1250), ..qdisc(2, "tbf") };
-        let qdiscs = [
-            qdisc(2, "fq_codel"),
-            qdisc(2, "clsact"),
-            tbf(false),
-            tbf(true),
-            qdisc(3, "netem"),
-            qdisc(4, "netem"),
-        ];
+        let qdiscs =
+            [qdisc(2, "fq_codel"), qdisc(2, "clsact"), tbf(false), tbf(true), qdisc(3, "netem"), qdisc(4, "netem")];
         let addr = Addr { index: 2, addr: [192, 0, 2, 1].into(), len: 24, global: true, duplicate: false };
         let found = read(&links, (&[addr], &[]), &qdiscs, &[addr.addr]);
         let named: Vec<_> = found.links.into_iter().map(|link| (link.name, link.suspects)).collect();

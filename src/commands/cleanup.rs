@@ -106,7 +106,8 @@ pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
 /// Names the private key of WireGuard, if there is one. It is kept, because a node that starts again must have the key that its peers know.
 fn key_that_stays(state_dir: &Path, subnet_file: &Path) -> Option<String> {
     let key = kept_wireguard_key(state_dir, subnet_file);
-    let what = "stays for the next start of this node, whose WireGuard key it is: remove it if weft will not run here again";
+    let what =
+        "stays for the next start of this node, whose WireGuard key it is: remove it if weft will not run here again";
     key.exists().then(|| format!("{} {what}", key.display()))
 }
 

@@ -208,7 +208,8 @@ impl History {
     /// Returns a warning from the time at which other programs change the rules all the time until they have left them alone for a minute.
     fn fight(&mut self) -> Option<String> {
         self.is_fight = !self.is_calm() || self.is_fight && !self.restored.is_empty();
-        self.is_fight.then(|| "another program changes the traffic rules all the time: a resync restores them".to_owned())
+        self.is_fight
+            .then(|| "another program changes the traffic rules all the time: a resync restores them".to_owned())
     }
 }
 

@@ -314,7 +314,8 @@ pub async fn rotate_key(socket: &Path) -> anyhow::Result<String> {
 /// Returns why an agent that holds this socket does not answer.
 fn why_late(socket: &Path) -> String {
     let stream = std::os::unix::net::UnixStream::connect(socket).ok();
-    let agent = stream.and_then(|stream| getsockopt(&stream, PeerCredentials).ok()).map(|agent| agent.pid().cast_unsigned());
+    let agent =
+        stream.and_then(|stream| getsockopt(&stream, PeerCredentials).ok()).map(|agent| agent.pid().cast_unsigned());
     // In another PID namespace the kernel says 0.
     match agent.filter(|pid| *pid != 0 && is_stopped(*pid)) {
         Some(pid) => format!("its process is stopped; run: kill -CONT {pid}"),

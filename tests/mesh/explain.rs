@@ -739,7 +739,7 @@ fn a_packet_to_the_outside_that_nobody_masquerades_is_a_doubt() {
         let mut lab = Lab::start(&LabOptions { nodes: 2, agent_flags: flags, ..options() }).await?;
         lab.nodes[0].stop(Signal::SIGKILL).await?;
         let (node, from) = (&lab.nodes[0], lab.nodes[0].pods[0].addrs[0]);
-        let outside = "198.51.100.1".parse()?;
+        let outside: IpAddr = "198.51.100.1".parse()?;
         let doubt = format!("leaves with the pod's address {from}");
         let before = explain(node, from, outside, &[]).await?;
         ensure!(!before.answer.to_string().contains(&doubt), "{:#}", before.answer);

@@ -33,6 +33,8 @@ pub fn look(devices: &[Device], bridge: Option<&Device>, (address, other): (IpAd
     let Ok(mut host) = Rtnl::open() else { return Looked::default() };
     let is_of_pod = |device: &&Device| bridge.is_none_or(|bridge| bridge.index == device.master);
     let mut unread: BTreeSet<i32> = devices.iter().filter(is_of_pod).filter_map(|device| device.peer_netns).collect();
+    // Other kinds of links to pods do not report their other end.
+    let has_known_links = bridge.is_some() || !unread.is_empty();
     for path in namespaces_of_this_machine() {
         let Ok(netns) = File::open(&path) else { continue };
         let Ok(Some(id)) = host.netns_id(netns.as_fd()) else { continue };
@@ -53,7 +55,7 @@ pub fn look(devices: &[Device], bridge: Option<&Device>, (address, other): (IpAd
             return Looked { pod: Some(pod), is_absent: false };
         }
     }
-    Looked { pod: None, is_absent: unread.is_empty() }
+    Looked { pod: None, is_absent: has_known_links && unread.is_empty() }
 }
 
 /// What is known inside of a pod.

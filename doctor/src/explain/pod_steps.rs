@@ -33,7 +33,9 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
     if let Some(other) = &pod.other_link {
         return Some(Step {
             state: State::Doubt,
-            because: Some(format!("the packet leaves the pod {from} by {other}, another network of it, and not by {name}")),
+            because: Some(format!(
+                "the packet leaves the pod {from} by {other}, another network of it, and not by {name}"
+            )),
             remedy: Some(format!("look at the routes of the pod: {inside} {ip} route get {to} from {from}")),
             ..step
         });
@@ -105,7 +107,8 @@ pub(super) fn not_masqueraded(facts: &Facts, way: &Way, places: (&Place, &Place)
         return None;
     }
     let from = way.packet.from;
-    let because = format!("the packet leaves with the pod's address {from}, and FLANNEL_IPMASQ is true: no rule masquerades it");
+    let because =
+        format!("the packet leaves with the pod's address {from}, and FLANNEL_IPMASQ is true: no rule masquerades it");
     let remedy = "a running agent writes the rules again: `weft status rules`; nothing is wrong if net-conf excepts the destination";
     Some(Step {
         state: State::Doubt,

@@ -96,7 +96,9 @@ fn a_plugin_that_reads_another_subnet_file_than_the_agent_writes_is_named() {
         fs::write(file, ENV).unwrap();
         let own = format!("the agent writes {}", file.display());
         only_text(&sources, "cni", &["the plugin reads /run/flannel/subnet.env", &own, "--subnet-file=/run/flannel/"]);
-        let conf = |file: &Path| CONF.replace(r#""type":"flannel""#, &format!(r#""type":"flannel","subnetFile":"{}""#, file.display()));
+        let conf = |file: &Path| {
+            CONF.replace(r#""type":"flannel""#, &format!(r#""type":"flannel","subnetFile":"{}""#, file.display()))
+        };
         let place = sources.cni.conf_dir.join("10-flannel.conflist");
         fs::write(&place, conf(&file.with_file_name("other.env"))).unwrap();
         only_text(&sources, "cni", &["other.env", &own, "`subnetFile`"]);

@@ -422,7 +422,8 @@ fn a_program_of_tc_at_a_link_of_pods_is_found_only_if_peers_are_not_reached() {
         assert_eq!(doctor_with(&lossy, "traffic-control"), [], "this filter drops nothing");
         shell("tc filter add dev cni0 ingress bpf direct-action bytecode '1,6 0 0 0,'");
         assert_eq!(doctor_with(&sources, "traffic-control"), []);
-        let text = only_text(&lossy, "traffic-control", &["a program of tc", "on cni0", "tc filter show dev cni0 ingress"]);
+        let text =
+            only_text(&lossy, "traffic-control", &["a program of tc", "on cni0", "tc filter show dev cni0 ingress"]);
         shell(text.rsplit("needs it: ").next().unwrap().split(';').next().unwrap());
         assert_eq!(doctor_with(&lossy, "traffic-control"), []);
     });

@@ -70,7 +70,11 @@ async fn a_flush_is_restored_at_once_and_many_flushes_by_the_resync() {
         handle.state.wait_for(|state| state.warnings == [warning]).await.unwrap();
         let stopped = tokio::time::Instant::now();
         handle.state.wait_for(|state| state.warnings.is_empty()).await.unwrap();
-        assert!(stopped.elapsed() > MINUTE - RESYNC && stopped.elapsed() < MINUTE + RESYNC * 3, "{:?}", stopped.elapsed());
+        assert!(
+            stopped.elapsed() > MINUTE - RESYNC && stopped.elapsed() < MINUTE + RESYNC * 3,
+            "{:?}",
+            stopped.elapsed()
+        );
     })
     .await;
 }
