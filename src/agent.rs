@@ -14,10 +14,7 @@ use anyhow::Context;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::Instant;
-use weft_backends::backend::TYPES;
 use weft_backends::owner::PROTOCOL;
-use weft_subnet::dir::DirStore;
-use weft_subnet::etcd::EtcdStore;
 use weft_subnet::outside::is_simulated;
 use weft_subnet::source::{Event, Source};
 
@@ -45,7 +42,7 @@ use crate::observe::node_condition::ConditionReporter;
 use crate::observe::report::{self, Reporter};
 use crate::observe::socket::{self, AgentSocket};
 use crate::observe::systemd::Notify;
-use crate::options::{Options, Store};
+use crate::options::Options;
 use crate::pass::Passer;
 use crate::pass::old_routes;
 use crate::saved::{SavedFile, Saver};
@@ -54,27 +51,6 @@ use crate::saved::{SavedFile, Saver};
 const MAX_QUEUED_EVENTS: usize = 1024;
 /// Longest time for which the loop sleeps.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
-
-/// Opens the store that the options name.
-pub fn open_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
-    Ok(match store {
-        Store::Etcd(options) => Box::new(EtcdStore::new(options.clone()).context("etcd store")?),
-        Store::Dir(path) => Box::new(DirStore::new(path.clone(), TYPES)),
-        #[cfg(feature = "kube")]
-        Store::Kube(options) => {
-            Box::new(weft_subnet::kube::KubeStore::new((**options).clone()).context("kubernetes store")?)
-        }
-    })
-}
-
-/// Opens the store for a command. Unlike the agent, a command does not create the directory of a store, because a typing
-/// error in its path would create an empty one.
-pub fn open_existing_store(store: &Store) -> anyhow::Result<Box<dyn Source>> {
-    if let Store::Dir(path) = store {
-        anyhow::ensure!(path.is_dir(), "--store dir:{0}: {0} is no directory", path.display());
-    }
-    open_store(store)
-}
 
 /// Opens the kernel of this network namespace, with nexthop objects. The path of the subnet file names the instance.
 pub fn open_kernel(subnet_file: &Path) -> anyhow::Result<LinuxKernel> {
@@ -91,7 +67,7 @@ fn kernel_options(subnet_file: &Path, nexthop_objects: bool) -> LinuxOptions {
 /// # Errors
 /// The agent cannot start: the store's options are wrong, netlink cannot be opened, or the socket is in use.
 pub async fn run(options: Options, shutdown: impl Future<Output = ()>) -> anyhow::Result<ExitCode> {
-    let store: Rc<dyn Source> = Rc::from(open_store(&options.store)?);
+    let store: Rc<dyn Source> = Rc::from(options.store.open()?);
     let kernel_options = kernel_options(&options.subnet_file, options.nexthop_objects);
     let alias = kernel_options.alias.clone();
     let kernel = LinuxKernel::open(kernel_options).context("open netlink (are you root?)")?;
@@ -230,7 +206,7 @@ async fn open_history(options: &Options) -> Recorder {
 fn remove_leftovers(options: &Options) {
     // A simulated disk leaves nothing.
     let Some(directory) = options.state_dir.clone().filter(|_| !is_simulated()) else { return };
-    files::beside(move || match leftovers::remove(&directory) {
+    files::spawn_blocking(move || match leftovers::remove(&directory) {
         Ok(removed) => removed.iter().for_each(|file| {
             tracing::info!(file = %file.display(), "removed a temporary file of an interrupted write");
         }),

@@ -15,6 +15,7 @@ pub mod mesh;
 mod other_agents;
 pub mod plan;
 pub mod status;
+mod tunnel_port;
 pub mod ui;
 pub mod version;
 

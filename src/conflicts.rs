@@ -13,6 +13,8 @@ use tokio::time::Instant;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, ObservedValue, Value};
 
+use crate::observe::entries::protocol;
+
 /// Repairs within this time are counted together.
 const WINDOW: Duration = Duration::from_secs(60);
 /// Number of repairs within the window that are made at once.
@@ -21,6 +23,8 @@ const MAX_REPAIRS: usize = 3;
 const PARTS_OF_A_FENCE: usize = 6;
 /// Minimum time between two removals of old records.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// A conflict is shown for this time after the last repair that was one too many. Audits bring such repairs, and an audit rarely comes later.
+const SHOWN: Duration = Duration::from_secs(90);
 
 /// The repairs of one entry.
 #[derive(Debug, Default)]
@@ -29,6 +33,10 @@ struct Repairs {
     times: VecDeque<Instant>,
     /// When it was last reported that there are too many.
     reported: Option<Instant>,
+    /// When there was last one too many.
+    exceeded: Option<Instant>,
+    /// The protocol of the route that was last seen in the place of ours.
+    protocol: Option<u8>,
 }
 
 /// What the number of repairs means.
@@ -54,6 +62,7 @@ impl Repairs {
         if self.times.len() <= max {
             return Count::Few;
         }
+        self.exceeded = Some(now);
         if self.reported.is_some_and(|at| now - at < WINDOW) {
             return Count::TooMany;
         }
@@ -81,7 +90,11 @@ impl Conflicts {
             self.repairs.retain(|_, repairs| repairs.times.back().is_some_and(|last| now - *last < WINDOW));
         }
         let max = if matches!(key, Key::Fence(_)) { MAX_REPAIRS * PARTS_OF_A_FENCE } else { MAX_REPAIRS };
-        let count = self.repairs.entry(key).or_default().count(max, now);
+        let repairs = self.repairs.entry(key).or_default();
+        if let (Key::Route(..), Some(seen)) = (key, &seen) {
+            repairs.protocol = Some(seen.protocol);
+        }
+        let count = repairs.count(max, now);
         if count == Count::Report {
             let protocol = seen.map(|seen| seen.protocol);
             tracing::warn!(%key, ?protocol, "another program repeatedly replaces or deletes this entry: weft repairs it at each audit only");
@@ -120,6 +133,28 @@ impl Conflicts {
                 false
             }
         }
+    }
+
+    /// Returns a sentence about the entries that another program deletes or replaces again and again, if there are any. It names the first
+    /// one and counts the others. Only entries for which `counts` returns true are looked at.
+    pub fn fights(&self, now: Instant, counts: impl Fn(&Key) -> bool) -> Option<String> {
+        let devices = self.devices.iter().map(|(key, (_, repairs))| (key, repairs));
+        let is_shown = |repairs: &Repairs| repairs.exceeded.is_some_and(|at| now - at < SHOWN);
+        let (mut first, mut others): (Option<(&Key, &Repairs)>, usize) = (None, 0);
+        for (key, repairs) in self.repairs.iter().chain(devices) {
+            if !is_shown(repairs) || !counts(key) {
+                continue;
+            }
+            others += usize::from(first.is_some());
+            if first.is_none_or(|(before, _)| key < before) {
+                first = Some((key, repairs));
+            }
+        }
+        let (key, repairs) = first?;
+        let more = if others > 0 { format!(" and {others} more") } else { String::new() };
+        let writer = repairs.protocol.map(|number| format!(" (protocol {number}, {})", protocol(number)));
+        let writer = writer.unwrap_or_default();
+        Some(format!("another program repeatedly deletes or replaces {key}{more}{writer}"))
     }
 }
 
@@ -162,6 +197,37 @@ mod tests {
             assert!(conflicts.allow(fence, None, start), "part {part}");
         }
         assert!(!conflicts.allow(fence, None, start));
+    }
+
+    #[test]
+    fn a_fight_is_shown_until_some_time_after_the_last_repair() {
+        let route = |n: u8| Key::Route(format!("10.5.{n}.0/24").parse().unwrap(), 0);
+        let seen = |protocol| ObservedValue { value: Value::Addr, protocol, mark: false };
+        let (mut conflicts, start) = (Conflicts::default(), Instant::now());
+        let shown = |conflicts: &Conflicts, second| conflicts.fights(start + Duration::from_secs(second), |_| true);
+        for second in 0..3 {
+            conflicts.allow(route(7), None, start + Duration::from_secs(second));
+        }
+        assert_eq!(shown(&conflicts, 3), None, "three repairs are no fight");
+        for second in 0..30 {
+            for n in 2..6 {
+                conflicts.allow(route(n), Some(seen(4)), start + Duration::from_secs(second));
+            }
+        }
+        let text = "another program repeatedly deletes or replaces route 10.5.2.0/24 and 3 more (protocol 4, static)";
+        assert_eq!(shown(&conflicts, 30).as_deref(), Some(text));
+        conflicts.allow(route(3), None, start + Duration::from_secs(40));
+        let text = "another program repeatedly deletes or replaces route 10.5.3.0/24 (protocol 4, static)";
+        assert_eq!(shown(&conflicts, 120).as_deref(), Some(text), "only one goes on");
+        let now = start + Duration::from_secs(120);
+        assert_eq!(conflicts.fights(now, |key| *key != route(3)), None, "the kernel refuses this one");
+        assert_eq!(shown(&conflicts, 131), None);
+        let write = Op::Ensure(link("flannel.1"), Value::Addr);
+        for _ in 0..5 {
+            conflicts.applied(&write, now);
+        }
+        let text = "another program repeatedly deletes or replaces link flannel.1";
+        assert_eq!(shown(&conflicts, 131).as_deref(), Some(text));
     }
 
     /// Returns after how many of these writes, one a second, a conflict was reported.

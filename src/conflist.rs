@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::time::Instant;
-use weft_subnet::env::beside;
+use weft_subnet::env::sibling_file;
 
 use crate::files;
 use crate::options::CniOptions;
@@ -122,14 +122,25 @@ impl Conflist {
     }
 }
 
-const REMEDY: &str = "correct cni-conf.json (ConfigMap kube-flannel-cfg); nothing new is published until then";
+/// Where the manifests of weft and flannel mount the ConfigMap.
+const MOUNTED: &str = "/etc/kube-flannel";
+
+/// Returns what to do about a configuration that cannot be published.
+fn remedy(conf: &Path) -> String {
+    let what = if conf.starts_with(MOUNTED) {
+        "cni-conf.json (ConfigMap kube-flannel-cfg)".to_owned()
+    } else {
+        conf.display().to_string()
+    };
+    format!("correct {what}; nothing new is published until then")
+}
 
 /// Why the configuration was not published.
 #[derive(Debug, thiserror::Error)]
 enum PublishError {
-    #[error("read {}: {error}: {REMEDY}", path.display())]
+    #[error("read {}: {error}: {}", path.display(), remedy(path))]
     Read { path: PathBuf, error: io::Error },
-    #[error("{} is not a list of CNI plugins: {error}: {REMEDY}", path.display())]
+    #[error("{} is not a list of CNI plugins: {error}: {}", path.display(), remedy(path))]
     NotAList { path: PathBuf, error: NotAList },
     #[error("write {}: {error}", path.display())]
     Write { path: PathBuf, error: io::Error },
@@ -154,7 +165,7 @@ pub fn remove(dir: &Path, subnet_file: &Path) -> io::Result<bool> {
 /// Returns the path of the file. It is beside subnet.env, so a boot removes both. The path is absolute, because a link is not relative to the
 /// working directory of the agent.
 fn published(subnet_file: &Path) -> PathBuf {
-    let file = beside(subnet_file, NAME, |name| format!("10-flannel_{name}.conflist"));
+    let file = sibling_file(subnet_file, NAME, |name| format!("10-flannel_{name}.conflist"));
     std::path::absolute(&file).unwrap_or(file)
 }
 
@@ -319,7 +330,8 @@ mod tests {
             place.look();
             let problem = place.conflist.problem().unwrap();
             assert!(problem.contains(why), "{text}: {problem}");
-            assert!(problem.contains("conf.json") && problem.contains("correct cni-conf.json"), "{problem}");
+            let remedy = format!("correct {};", place.path("conf.json").display());
+            assert!(problem.contains(&remedy), "{problem}");
             assert_eq!(place.seen().1, LIST, "the last good configuration must stay");
         }
         fs::remove_file(place.path("conf.json")).unwrap();
@@ -328,6 +340,14 @@ mod tests {
         fs::write(place.path("conf.json"), LIST).unwrap();
         place.look();
         assert_eq!(place.conflist.problem(), None);
+    }
+
+    #[test]
+    fn the_configmap_is_named_only_where_the_manifests_mount_it() {
+        let text = remedy(Path::new("/etc/kube-flannel/cni-conf.json"));
+        assert!(text.starts_with("correct cni-conf.json (ConfigMap kube-flannel-cfg);"), "{text}");
+        let text = remedy(Path::new("/etc/weft/cni-conf.json"));
+        assert!(text.starts_with("correct /etc/weft/cni-conf.json;"), "{text}");
     }
 
     #[test]

@@ -13,13 +13,12 @@ use nix::net::if_::if_nametoindex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use weft_backends::tunnel::{Tunnel, TunnelPeer};
+use weft_subnet::retry::Backoff;
 use weft_udp::counters::Counters;
 use weft_udp::{Config, Descriptors, Device, Peer, Routes};
 
-/// The pause after the first failure. It doubles with each further failure.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
-const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// The pauses after failures.
+const BACKOFF: Backoff = Backoff::without_jitter(Duration::from_secs(1), Duration::from_secs(30));
 /// A tunnel that ran for this time is started again without a pause.
 const STEADY: Duration = Duration::from_secs(30);
 /// The pause between two tables of peers, as a multiple of the time that it took to make one. With 50,000 peers a table takes
@@ -218,7 +217,7 @@ impl DataPath {
             // A descriptor that the service manager keeps may be the reason.
             self.handover = Some(Handover::Forget);
         }
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LAST_PAUSE);
+        let pause = BACKOFF.nth(self.failures);
         if self.problem.as_ref() != Some(&cause) {
             tracing::warn!("the tunnel carries no packets: {cause}");
         }

@@ -19,6 +19,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use weft_backends::backend::Backend;
 use weft_backends::commands::{CommandLine, CommandPeer, Commands, Variable};
+use weft_subnet::retry::Backoff;
 
 use crate::files;
 use crate::options::NetConfCommands;
@@ -31,6 +32,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 const MAX_AT_ONCE: usize = 8;
 /// The longest pause before the command after the lease is tried again.
 const LAST_OWN_PAUSE: Duration = Duration::from_secs(30);
+const OWN_BACKOFF: Backoff = Backoff::without_jitter(Duration::from_secs(1), LAST_OWN_PAUSE);
 /// The pause between two lists of peers, as a multiple of the time that it took to compare one.
 const LIST_PAUSE: u32 = 9;
 /// The shortest time between two writes of the file with the peers.
@@ -261,8 +263,8 @@ impl Extension {
                 if self.own.problem.as_ref() != Some(&error) {
                     tracing::error!("no pod may start, because a command failed, which is tried again: {error}");
                 }
+                self.own.retry_at = Some(now + OWN_BACKOFF.nth(self.own.failures));
                 self.own.failures += 1;
-                self.own.retry_at = Some(now + peers::pause(self.own.failures).min(LAST_OWN_PAUSE));
                 self.own.problem = Some(error);
             }
         }
@@ -347,7 +349,7 @@ impl Extension {
         }
         self.peers.is_changed = false;
         let (peers, fails) = (self.peers.made(), self.save_fails.clone());
-        self.saving = Some(files::beside(move || log_write(&file, memory::write(&file, &peers), &fails)));
+        self.saving = Some(files::spawn_blocking(move || log_write(&file, memory::write(&file, &peers), &fails)));
     }
 }
 

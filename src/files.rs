@@ -142,7 +142,7 @@ pub fn make_directory(path: &Path) -> io::Result<()> {
 
 /// Runs a function that reads or writes files in another thread, because a disk may hang. In the simulator it runs in this thread, after the time
 /// that a write takes there.
-pub fn beside<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+pub fn spawn_blocking<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     if !is_simulated() {
         return tokio::task::spawn_blocking(function);
     }
@@ -151,7 +151,7 @@ pub fn beside<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) 
         if !time.is_zero() {
             sleep(time).await;
         }
-        outside::beside(function)
+        outside::blocking_task(function)
     })
 }
 

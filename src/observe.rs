@@ -3,6 +3,7 @@
 
 pub mod clients_by_age;
 pub mod entries;
+pub mod fault;
 pub mod fault_events;
 pub mod health;
 pub mod history;
@@ -10,6 +11,7 @@ pub mod mesh;
 pub mod metrics;
 pub mod node_condition;
 pub mod plan;
+pub mod problem;
 pub mod report;
 pub mod socket;
 pub mod status;

@@ -16,6 +16,7 @@ use weft_backends::state::Name;
 use weft_netlink::ethtool::{self, EthtoolError, TX_CHECKSUM};
 
 use crate::files;
+use crate::observe::problem::{Problem, ProblemKind};
 
 /// The devices whose transmit checksum offload this agent turned off.
 #[derive(Debug)]
@@ -32,16 +33,16 @@ pub struct ChecksumOffload {
 
 impl ChecksumOffload {
     /// Returns a value that uses the file beside this subnet file. `off` is true with `--tx-checksum-off`.
-    pub fn beside(subnet_file: &Path, off: bool) -> ChecksumOffload {
+    pub fn new(subnet_file: &Path, off: bool) -> ChecksumOffload {
         let mut file = subnet_file.as_os_str().to_owned();
         file.push(".tx_checksum");
         ChecksumOffload { off, file: file.into(), turned_off: BTreeMap::new(), saved: BTreeMap::new(), read: false }
     }
 
-    /// Turns the feature off on these devices, or on again on those where this agent turned it off. Returns what the operator should do, one
-    /// sentence for each problem.
-    pub fn ensure(&mut self, devices: impl Iterator<Item = Name>) -> Vec<String> {
-        let mut problems: Vec<String> = self.read_file().into_iter().collect();
+    /// Turns the feature off on these devices, or on again on those where this agent turned it off. Returns what the operator should
+    /// do.
+    pub fn ensure(&mut self, devices: impl Iterator<Item = Name>) -> Vec<Problem> {
+        let mut problems: Vec<Problem> = Problem::each(ProblemKind::Offload, self.read_file()).collect();
         let mut turn_on = std::mem::take(&mut self.turned_off);
         if self.off {
             turn_on.retain(|name, index| is_same(*name, *index));
@@ -60,11 +61,11 @@ impl ChecksumOffload {
                 }
             }
         }
-        problems.extend(self.save());
+        problems.extend(Problem::each(ProblemKind::Offload, self.save()));
         problems
     }
 
-    fn turn_off(&mut self, name: Name, index: u32) -> Option<String> {
+    fn turn_off(&mut self, name: Name, index: u32) -> Option<Problem> {
         match ethtool::has_tx_checksum(index) {
             Ok(false) => return None,
             Ok(true) => {}
@@ -151,9 +152,10 @@ fn unless_gone(error: EthtoolError) -> Result<(), EthtoolError> {
     }
 }
 
-fn problem(name: Name, error: &EthtoolError, on: bool) -> String {
-    let word = if on { "on" } else { "off" };
-    format!("--tx-checksum-off: {name}: {error}; run: ethtool -K {name} {TX_CHECKSUM} {word}")
+fn problem(name: Name, error: &EthtoolError, on: bool) -> Problem {
+    let command = format!("ethtool -K {name} {TX_CHECKSUM} {}", if on { "on" } else { "off" });
+    let text = format!("--tx-checksum-off: {name}: {error}; run: {command}");
+    Problem::new(ProblemKind::Offload, text).with_command(command)
 }
 
 #[cfg(test)]
@@ -164,10 +166,10 @@ mod tests {
     #[test]
     fn a_file_that_is_not_regular_is_a_problem_and_holds_nothing_up() {
         let dir = tempfile::tempdir().unwrap();
-        let mut offload = ChecksumOffload::beside(&dir.path().join("subnet.env"), false);
+        let mut offload = ChecksumOffload::new(&dir.path().join("subnet.env"), false);
         let file = offload.file.clone();
         let problems = with_fifo(&file, move || offload.ensure(std::iter::empty()));
-        assert!(problems[0].contains(".tx_checksum: it is not a regular file"), "{problems:?}");
+        assert!(problems[0].text.contains(".tx_checksum: it is not a regular file"), "{problems:?}");
     }
 
     #[test]

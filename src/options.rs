@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The options of the agent. Only `cli.rs` makes them.
+//! The options of the agent, and the store that they name. In the program, only `cli.rs` makes them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context;
+use weft_backends::backend::TYPES;
 use weft_backends::traffic_rules::Masquerade;
+use weft_subnet::dir::DirStore;
+use weft_subnet::etcd::{EtcdOptions, EtcdStore};
+#[cfg(feature = "kube")]
+use weft_subnet::kube::{KubeOptions, KubeStore};
+use weft_subnet::source::Source;
 
 use crate::firewall::choice::Choice;
 
@@ -51,6 +58,34 @@ pub struct Options {
     pub rules: RuleOptions,
     /// `--cni-conf` and `--cni-conf-dir`. `None` means that another program writes the CNI configuration.
     pub cni: Option<CniOptions>,
+}
+
+impl Options {
+    /// Returns the options of an agent that has its store and its files in this directory, and does nothing that is not asked for: no
+    /// probes, no traffic rules and no sysctls. Tests, the simulator and benches start from these.
+    pub fn minimal(dir: &Path) -> Options {
+        Options {
+            store: Store::Dir(dir.into()),
+            uplink: UplinkChoice::default(),
+            subnet_file: dir.join("subnet.env"),
+            socket: dir.join("socket"),
+            health: None,
+            resync: Duration::from_secs(3600),
+            nexthop_objects: true,
+            hold_removals: Duration::from_secs(300),
+            change_grace: Duration::ZERO,
+            net_conf_commands: NetConfCommands::Refuse,
+            on_lost_lease: OnLostLease::Hold,
+            manage_sysctls: false,
+            tx_checksum_off: false,
+            state_dir: None,
+            wireguard_key: "/nonexistent/wgkey".into(),
+            probe: false,
+            unwell_after: Duration::from_secs(30),
+            rules: RuleOptions::default(),
+            cni: None,
+        }
+    }
 }
 
 /// The CNI configuration that is published as soon as pods can be reached.
@@ -106,12 +141,39 @@ pub struct Fences {
 #[derive(Debug, Clone)]
 pub enum Store {
     /// `--etcd-*`.
-    Etcd(weft_subnet::etcd::EtcdOptions),
+    Etcd(EtcdOptions),
     /// `--store dir:PATH`.
     Dir(PathBuf),
     /// `--kube-*`.
     #[cfg(feature = "kube")]
-    Kube(Box<weft_subnet::kube::KubeOptions>),
+    Kube(Box<KubeOptions>),
+}
+
+impl Store {
+    /// Opens the store.
+    ///
+    /// # Errors
+    /// Its options are wrong.
+    pub fn open(&self) -> anyhow::Result<Box<dyn Source>> {
+        Ok(match self {
+            Store::Etcd(options) => Box::new(EtcdStore::new(options.clone()).context("etcd store")?),
+            Store::Dir(path) => Box::new(DirStore::new(path.clone(), TYPES)),
+            #[cfg(feature = "kube")]
+            Store::Kube(options) => Box::new(KubeStore::new((**options).clone()).context("kubernetes store")?),
+        })
+    }
+
+    /// Opens the store for a command. Unlike the agent, a command does not create the directory of a store, because a typing
+    /// error in its path would create an empty one.
+    ///
+    /// # Errors
+    /// Its options are wrong, or it is a directory that does not exist.
+    pub fn open_existing(&self) -> anyhow::Result<Box<dyn Source>> {
+        if let Store::Dir(path) = self {
+            anyhow::ensure!(path.is_dir(), "--store dir:{0}: {0} is no directory", path.display());
+        }
+        self.open()
+    }
 }
 
 /// `--iface*` and `--public-ip*` (docs/flannel-formats.md, "Interface and public address").

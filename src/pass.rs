@@ -69,6 +69,12 @@ impl<K: Kernel> Passer<K> {
         self.keep_all = keep;
     }
 
+    /// Returns true for a removal that waits until it is known which peers are gone.
+    fn holds(&self, op: &Op, plan: &Plan) -> bool {
+        let is_unknown = self.keep_all || self.keep_stale_until.is_some();
+        is_unknown && matches!(op, Op::Remove(..)) && !plan.ends_clear_text(op)
+    }
+
     /// Returns the kernel, for snapshots of the machine.
     pub fn kernel(&mut self) -> &mut K {
         &mut self.kernel
@@ -82,6 +88,12 @@ impl<K: Kernel> Passer<K> {
     /// Returns the entries that failed, by key.
     pub fn pending(&self) -> &Pendings {
         &self.pending
+    }
+
+    /// Returns which entries another program deletes or replaces again and again, as one sentence. An entry that the kernel refuses is
+    /// pending, and is written again and again for this reason.
+    pub fn fights(&self) -> Option<String> {
+        self.conflicts.fights(Instant::now(), |key| self.pending.get(key).is_none())
     }
 
     /// Returns the time at which [`Self::retry`] has something to do.
@@ -185,7 +197,7 @@ impl<K: Kernel> Passer<K> {
         for (key, seen) in seen {
             let ours = seen.as_ref().is_some_and(|seen| ownership.ours(&key, seen));
             let Some(op) = diff::change(key, plan.desired(&key), seen.clone(), ours) else { continue };
-            if (self.keep_all || self.keep_stale_until.is_some()) && matches!(op, Op::Remove(..)) {
+            if self.holds(&op, plan) {
                 continue;
             }
             if self.devices.permit(&op) && self.conflicts.allow(key, seen.clone(), started) {

@@ -28,7 +28,7 @@ use weft_backends::backend::{Backend, Skip, TYPES};
 use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
-use weft_backends::index::{Changed, Index, OWN};
+use weft_backends::index::{Changed, Index};
 use weft_backends::owner::Ownership;
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::attrs::Attrs;
@@ -285,7 +285,10 @@ impl Plan {
     /// # Errors
     /// The backend cannot work on this host.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
-        let attrs = self.backend.advertise(host)?.with_other_ways(&self.extra_backends.ways(host));
+        let ways = self.extra_backends.ways(host);
+        let mut attrs = self.backend.advertise(host)?.with_other_ways(&ways);
+        // A way in the lease is a type and its data. Peers that use udp also need the address from which its packets come.
+        attrs.tunnel_ip = attrs.tunnel_ip.or_else(|| ways.iter().find_map(|way| way.tunnel_ip));
         Ok(if self.guard.is_some() { with_tunnel_addresses(attrs, host) } else { attrs })
     }
 
@@ -362,10 +365,7 @@ impl Plan {
             tracing::warn!("{remark}");
         }
         self.remark = remark;
-        let state = self.backend.device(&self.host, &self.own);
-        let changed = self.index.set(&Id::from(OWN), &Age::default(), state);
-        self.update_devices(&changed);
-        self.plan_extra_devices();
+        self.plan_all_devices();
         self.plan_fence();
     }
 

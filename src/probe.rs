@@ -283,6 +283,9 @@ impl Prober {
         match step {
             Step::Reached | Step::Silent => {
                 self.examined.remove(&sent.target.place);
+                if before.is_some() {
+                    self.samples.of(&sent.target).forget_losses();
+                }
                 before.map(|_| None)
             }
             Step::Continue => (after != before).then_some(after),

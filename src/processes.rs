@@ -7,6 +7,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use weft_doctor::processes;
+
 /// A process of weft or flanneld.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentProcess {
@@ -42,15 +44,12 @@ impl fmt::Display for AgentProcess {
 pub fn agent_processes() -> io::Result<Vec<AgentProcess>> {
     let ours = net_namespace(Path::new("/proc/self"))?;
     let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let path = entry?.path();
-        let pid = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse::<u32>().ok());
-        let Some(pid) = pid.filter(|pid| *pid != std::process::id()) else { continue };
+    for process in processes::all()?.into_iter().filter(|process| process.pid != std::process::id()) {
+        let (pid, path) = (process.pid, &process.dir);
         // A process may end while it is examined.
         let Ok(cmdline) = fs::read(path.join("cmdline")) else { continue };
-        let comm = fs::read_to_string(path.join("comm")).unwrap_or_default();
-        let command = comm.trim_end().to_owned();
-        let may_be_here = || match net_namespace(&path) {
+        let command = process.name();
+        let may_be_here = || match net_namespace(path) {
             Ok(namespace) => namespace == ours,
             // Better one agent too many: its rules and entries are not touched then.
             Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
@@ -62,6 +61,13 @@ pub fn agent_processes() -> io::Result<Vec<AgentProcess>> {
         }
     }
     Ok(found)
+}
+
+/// Returns true if a process is stopped, as after SIGSTOP. It does nothing until it gets SIGCONT.
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name of the command, in parentheses, may contain anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with("T "))
 }
 
 /// Returns a number that stands for the network namespace of a process: the files below `net` are different ones in each namespace.

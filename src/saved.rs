@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use weft_subnet::lease::Lease;
 use weft_subnet::peers::Peers;
-use weft_subnet::saved_peers::{self, Head, Saved};
+use weft_subnet::saved_peers::{self, BadSavedPeers, Head, Saved};
 use weft_subnet::source::Source;
 
 use crate::files;
@@ -34,7 +34,7 @@ const BUSY: Duration = Duration::from_secs(1);
 /// Why saved peers cannot be read. The display is a sentence for the log.
 #[derive(Debug, thiserror::Error)]
 #[error("saved peers: {}: {cause}", file.display())]
-pub struct Unusable {
+pub struct SavedFileError {
     file: PathBuf,
     cause: Cause,
 }
@@ -43,7 +43,7 @@ pub struct Unusable {
 #[error(transparent)]
 enum Cause {
     Io(io::Error),
-    Contents(saved_peers::Unusable),
+    Contents(BadSavedPeers),
 }
 
 /// The file of an instance, and the store to which it must belong.
@@ -69,14 +69,12 @@ impl SavedFile {
     ///
     /// # Errors
     /// The file cannot be read, it is damaged, or it belongs to another store.
-    pub fn read(&self) -> Result<Option<Saved>, Unusable> {
-        let unusable = |cause| Unusable { file: self.file.clone(), cause };
+    pub fn read(&self) -> Result<Option<Saved>, SavedFileError> {
+        let failed = |cause| SavedFileError { file: self.file.clone(), cause };
         match self.contents() {
-            Ok(text) => {
-                saved_peers::read(&text, &self.store).map(Some).map_err(|error| unusable(Cause::Contents(error)))
-            }
+            Ok(text) => saved_peers::read(&text, &self.store).map(Some).map_err(|error| failed(Cause::Contents(error))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(unusable(Cause::Io(error))),
+            Err(error) => Err(failed(Cause::Io(error))),
         }
     }
 
@@ -172,7 +170,7 @@ impl Saver {
                 let _ = before.await;
             }
             let path = file.clone();
-            let removed = files::beside(move || files::remove(&path)).await.map_err(io::Error::other);
+            let removed = files::spawn_blocking(move || files::remove(&path)).await.map_err(io::Error::other);
             if let Err(error) = removed.flatten() {
                 tracing::error!(
                     "saved peers: remove {}: {error}; it names a lease that is lost: remove it by hand",
@@ -203,7 +201,7 @@ impl Saver {
         let (file, head) = (saved_file.file.clone(), head(saved_file));
         let leases: Vec<Arc<Lease>> = peers.believed_unordered().cloned().collect();
         let (wanted, failing) = (Arc::downgrade(&self.wanted), self.failing.clone());
-        self.task = Some(files::beside(move || {
+        self.task = Some(files::spawn_blocking(move || {
             let written = write(&file, &head, leases, &wanted);
             log_result(&file, written, &failing);
         }));

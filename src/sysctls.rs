@@ -10,12 +10,13 @@ use weft_backends::state::Name;
 
 use crate::kernel::observe::has_advertised_routes;
 use crate::kernel::sysctl::{self, Change};
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::plan::Plan;
 
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
-/// Checks each sysctl, and writes it if `write` is true. Returns what the operator must do, one sentence for each problem.
-pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
+/// Checks each sysctl, and writes it if `write` is true. Returns what the operator must do.
+pub fn ensure(plan: &Plan, write: bool) -> Vec<Problem> {
     let mut problems = Vec::new();
     let want = |path: &Path, value: &str| set(path, value, write);
     let uplink = plan.host().uplink.name;
@@ -52,8 +53,9 @@ pub fn ensure(plan: &Plan, write: bool) -> Vec<String> {
 }
 
 /// Says what is lost if `accept_ra` is not set.
-fn lost(text: String) -> String {
-    format!("{text} (forwarding makes the kernel ignore router advertisements: IPv6 routes from them are lost)")
+fn lost(problem: Problem) -> Problem {
+    let why = "(forwarding makes the kernel ignore router advertisements: IPv6 routes from them are lost)";
+    Problem { text: format!("{problem} {why}"), ..problem }
 }
 
 /// Returns `accept_ra` of each link but the uplink that would lose routes of router advertisements if forwarding was turned on. Our own
@@ -65,14 +67,14 @@ fn other_links_with_advertised_routes(uplink: Name) -> Vec<PathBuf> {
 }
 
 /// Sets one sysctl, or only checks it if `write` is false. Returns what the operator must do.
-fn set(path: &Path, value: &str, write: bool) -> Option<String> {
+fn set(path: &Path, value: &str, write: bool) -> Option<Problem> {
     match sysctl::ensure(path, value, write) {
         Ok(Change::Changed) => {
             tracing::info!(sysctl = sysctl::shown(path), value, "sysctl written");
             None
         }
         Ok(Change::Same) => None,
-        Err(problem) => Some(problem.to_string()),
+        Err(help) => Some(Problem::new(ProblemKind::Sysctl, help.to_string()).with_command(help.command)),
     }
 }
 

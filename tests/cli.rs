@@ -24,6 +24,8 @@ mod history;
 #[allow(dead_code, reason = "others use more of it")]
 #[path = "common/namespace.rs"]
 mod namespace;
+#[path = "cli/output.rs"]
+mod output;
 #[path = "cli/plan.rs"]
 mod plan;
 #[path = "cli/state_dir.rs"]
@@ -473,6 +475,26 @@ fn a_health_port_that_is_taken_is_tried_again() {
         });
         assert!(answer.starts_with("HTTP/1.0 503") && answer.contains("config.json does not exist"), "{answer}");
         assert_eq!(agent.term().code(), Some(0));
+    });
+}
+
+/// A start without the store would go on with the saved lease, although another node may have it by then.
+#[test]
+fn what_was_saved_goes_with_the_lease_that_is_released() {
+    in_namespace(|| {
+        let place = Place::new();
+        place.configure();
+        fs::create_dir(place.path("store/subnets")).unwrap();
+        let lease = r#"{"PublicIP":"192.168.64.2","PublicIPv6":null,"BackendType":"host-gw"}"#;
+        fs::write(place.path("store/subnets/10.244.7.0-24.json"), lease).unwrap();
+        let env = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.7.1/24\nFLANNEL_MTU=1500\n";
+        fs::write(place.path("subnet.env"), env).unwrap();
+        let saved = weft::saved::file(&place.path("state"), &place.path("subnet.env"));
+        fs::create_dir(place.path("state")).unwrap();
+        fs::write(&saved, "the lease").unwrap();
+        let released = place.weft(&["release", "--state-dir", &place.text("state")]);
+        assert_eq!(String::from_utf8_lossy(&released.stdout), "released 10.244.7.0/24\n", "{released:?}");
+        assert!(!saved.exists() && !place.path("store/subnets/10.244.7.0-24.json").exists());
     });
 }
 

@@ -105,6 +105,11 @@ fn the_drop_in_for_udp_shows_one_device() {
 #[test]
 fn the_drop_in_for_extension_sets_the_flag_alone() {
     assert_eq!(settings("weft-extension.conf"), ["[Service]", "Environment=FLANNELD_ALLOW_EXTENSION=true"]);
+    // Whoever takes the mark away from an example must not get a setting that belongs to no section.
+    let text = fs::read_to_string(file("weft-extension.conf")).expect("read drop-in");
+    let before = text.split("[Service]").next().expect("a beginning");
+    let example = |line: &str| line.starts_with('#') && line.contains('=') && !line.starts_with("# ");
+    assert!(!before.lines().any(example) && text.lines().any(example), "{text}");
 }
 
 /// As shipped nothing is switched on: the defaults are those of the agent.
@@ -160,9 +165,10 @@ fn manifests_name_the_image_of_this_version() {
     }
 }
 
-/// A release has both for those who do not have this tree. They name the image where it was published.
+/// A release has them for those who do not have this tree. They name the image where it was published, also in the archive of deploy/: people
+/// who come from flannel apply the manifest in it.
 #[test]
-fn a_release_has_one_manifest_and_one_chart_that_name_the_published_image() {
+fn manifest_chart_and_archive_of_a_release_name_the_published_image() {
     let tool = |dir: &Path, image: &str| {
         let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/manifests");
         Command::new(tool).arg(dir).arg(image).output().expect("run tools/manifests")
@@ -174,17 +180,23 @@ fn a_release_has_one_manifest_and_one_chart_that_name_the_published_image() {
     }
     let version = env!("CARGO_PKG_VERSION");
     let name = |end: &str| format!("weft-{version}-{end}");
-    for end in ["kube.yml", "chart.tgz"] {
+    for end in ["kube.yml", "chart.tgz", "deploy.tar.gz"] {
         let read = |place: &Path| fs::read(place.join(name(end))).expect("the tool writes it");
         assert!(read(one.path()) == read(two.path()), "{end} differs from run to run");
     }
     let manifest = fs::read_to_string(one.path().join(name("kube.yml"))).expect("a manifest");
     assert_eq!(manifest.matches(&format!("image: r.test:5000/net/weft:{version}\n")).count(), 2);
     assert!(!manifest.contains("image: weft") && manifest.contains("\nkind: Namespace\n"));
-    let mut tar = Command::new("tar");
-    tar.args(["--extract", "--gzip", "--to-stdout", "--file"]).arg(one.path().join(name("chart.tgz")));
-    let values = said(&tar.arg("weft/values.yaml").output().expect("run tar"));
+    let packed = |end: &str, file: &str| {
+        let mut tar = Command::new("tar");
+        tar.args(["--extract", "--gzip", "--to-stdout", "--file"]).arg(one.path().join(name(end)));
+        said(&tar.arg(file).output().expect("run tar"))
+    };
+    let in_archive = |file: &str| packed("deploy.tar.gz", &format!("weft-{version}/deploy/{file}"));
+    assert!(manifest.ends_with(&in_archive("kube/weft.yml")), "the archive has another manifest");
+    let values = packed("chart.tgz", "weft/values.yaml");
     assert_eq!(values.matches("    repository: r.test:5000/net/weft\n").count(), 1, "{values}");
+    assert_eq!(in_archive("helm/weft/values.yaml"), values);
     for wrong in ["weft:1", "r.test/weft:1", "r.test/", "a b", "a,b"] {
         assert!(said(&tool(one.path(), wrong)).contains("is no name of an image without a tag"), "{wrong}");
     }
@@ -202,6 +214,9 @@ fn a_new_version_is_written_everywhere() {
         "deploy",
         "tests/kube/flannel.yml",
         "subnet/tests/kube/policy.rs",
+        "docs/install.md",
+        "docs/cni.md",
+        "docs/testing.md",
         "tools/version",
     ];
     let mut copy = Command::new("cp");
@@ -217,9 +232,11 @@ fn a_new_version_is_written_everywhere() {
     assert!(output.status.success(), "{}", said(&output));
     fs::remove_file(log).expect("remove the log, which names all versions");
     let old = env!("CARGO_PKG_VERSION").replace('.', "\\.");
-    let pattern = format!("weft:{old}|^version = \"{old}\"|ersion: {old}|tag: \"{old}\"");
+    let pattern = format!("weft[a-z-]*[-_:]{old}|(^version = \"|ersion: |tag: \"|tag=|tar:|checkout v|release-){old}");
     let found = Command::new("grep").args(["-rE", "--exclude=Cargo.lock", &pattern]).arg(place.path()).output();
     assert_eq!(said(&found.expect("run grep")), "", "the old version is still there");
+    let install = fs::read_to_string(place.path().join("docs/install.md")).expect("read a page");
+    assert!(install.contains("/weft:98.7.6\n") && !install.contains(env!("CARGO_PKG_VERSION")), "{install}");
     let lock = fs::read_to_string(place.path().join("Cargo.lock")).expect("read the lock");
     let ours = lock.split("[[package]]").filter(|one| one.contains("name = \"weft") && !one.contains("source ="));
     let versions: Vec<bool> = ours.map(|one| one.contains("version = \"98.7.6\"")).collect();

@@ -16,7 +16,8 @@ use std::process::{Command, Output};
 use std::sync::LazyLock;
 
 /// The checks of tests/deb/scenario.sh that must have been made, beside others.
-const CHECKS: [&str; 7] = [
+const CHECKS: [&str; 8] = [
+    "the plugin is weft's, beside older plugins",
     "the first installation starts nothing",
     "the pod of the other node answers",
     "no packet is lost by the upgrade",

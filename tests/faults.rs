@@ -32,6 +32,8 @@ mod instances;
 mod namespace;
 #[path = "faults/process.rs"]
 mod process;
+#[path = "faults/rules.rs"]
+mod rules;
 #[path = "faults/site.rs"]
 mod site;
 #[path = "faults/store.rs"]

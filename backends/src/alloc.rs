@@ -18,6 +18,7 @@ use crate::state::{Name, State};
 pub(crate) const TYPE: BackendType = BackendType {
     lease_type: "",
     annotations: |_| Annotations::without_data(true, true),
+    makes_routes: false,
     ..BackendType::new("alloc", make)
 };
 
@@ -51,10 +52,6 @@ impl Backend for Alloc {
 
     fn understands(&self, lease: &Attrs) -> bool {
         lease.backend_type == TYPE.lease_type
-    }
-
-    fn makes_routes(&self) -> bool {
-        false
     }
 
     fn echo_address(&self, _peer: &Lease) -> Option<EchoAddress> {

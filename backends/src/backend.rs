@@ -19,7 +19,9 @@ use crate::state::State;
 use crate::tunnel::{Tunnel, TunnelPeer};
 use crate::wireguard::key::DeviceSecrets;
 
-pub use crate::register::{BackendType, BadType, TYPES, make, make_for_lease, make_kind, names_its_leases};
+pub use crate::register::{
+    BackendType, BadType, TYPES, device_kind, make, make_for_lease, make_kind, makes_routes, names_its_leases,
+};
 
 /// Why a backend cannot reach one family of a lease, or cannot do its work on this host. Each backend has an enum of its own reasons,
 /// and this is any of them. As text it is a sentence for people, which names the field and its content.
@@ -145,7 +147,7 @@ pub trait Backend {
     /// entry. `--fail-closed` has no effect, because the way to the peers may be the default route. And no existing route counts as one of
     /// flannel, because those of other programs may look the same.
     fn makes_routes(&self) -> bool {
-        true
+        makes_routes(self.kind())
     }
     /// Returns true if this backend encrypts the packets between nodes.
     fn encrypts(&self) -> bool {

@@ -20,8 +20,9 @@ use crate::identity::{Found, Identities, Identity};
 use crate::options::Options;
 use crate::state::{Name, State};
 
-/// extension in the register.
-pub(crate) const TYPE: BackendType = BackendType { annotations, ..BackendType::new("extension", make) };
+/// extension in the register. Its commands make the routes, and weft does not touch these.
+pub(crate) const TYPE: BackendType =
+    BackendType { annotations, makes_routes: false, ..BackendType::new("extension", make) };
 
 /// The largest data of a lease in bytes, as JSON. The rest of a lease needs space, too.
 const MOST_DATA: usize = 3072;
@@ -119,11 +120,6 @@ impl Backend for Extension {
 
     fn refuses(&self, backend_type: &str) -> Option<Skip> {
         Some(Skip::new(ExtensionError::OtherLease(shown(backend_type))))
-    }
-
-    /// Returns false, because the commands make the routes, and weft does not touch these.
-    fn makes_routes(&self) -> bool {
-        false
     }
 
     fn mtu(&self, host: &Host, _family: Family) -> u32 {

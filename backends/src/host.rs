@@ -127,6 +127,59 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_longest_prefix_counts_and_of_equal_ones_the_lowest_metric() {
+        let (eth0, eth1) = (Name::new("eth0").unwrap(), Name::new("eth1").unwrap());
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let all = [
+            (net("10.0.0.0/8"), 0, Reach::Gateway),
+            (net("10.9.0.0/16"), 100, Reach::Link(eth0)),
+            (net("10.9.0.0/16"), 50, Reach::Link(eth1)),
+            (net("10.9.7.0/24"), 200, Reach::Gateway),
+            (net("fd00::/16"), 0, Reach::Link(eth0)),
+            (net("fc00::/7"), 0, Reach::Link(eth1)),
+        ];
+        let mut reversed = all;
+        reversed.reverse();
+        for routes in [all, reversed].map(OnLink::new) {
+            for (ip, length, link) in [
+                ("10.9.0.1", Some(16), Some(eth1)),
+                ("10.9.7.1", Some(24), None),
+                ("10.1.0.1", Some(8), None),
+                ("11.0.0.1", None, None),
+                ("fd00:1::1", Some(16), Some(eth0)),
+                ("fd01:1::1", Some(7), None),
+            ] {
+                let address: IpAddr = ip.parse().unwrap();
+                assert_eq!((routes.prefix_len(address), routes.on_link(address)), (length, link), "{ip}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_route_that_came_went_or_leads_elsewhere_is_a_difference() {
+        let (eth0, eth1) = (Name::new("eth0").unwrap(), Name::new("eth1").unwrap());
+        let table =
+            |routes: &[(&str, Reach)]| OnLink::new(routes.iter().map(|(net, reach)| (net.parse().unwrap(), 0, *reach)));
+        let before = table(&[
+            ("10.7.0.0/16", Reach::Gateway),
+            ("10.8.0.0/16", Reach::Link(eth0)),
+            ("10.9.0.0/16", Reach::Link(eth0)),
+        ]);
+        let after = table(&[
+            ("10.7.0.0/16", Reach::Gateway),
+            ("10.9.0.0/16", Reach::Link(eth1)),
+            ("fd00:9::/64", Reach::Link(eth0)),
+        ]);
+        let differ = |one: &OnLink, other: &OnLink| {
+            let nets: std::collections::BTreeSet<IpNet> = one.difference(other).into_iter().collect();
+            nets.iter().map(IpNet::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(differ(&before, &after), ["10.8.0.0/16", "10.9.0.0/16", "fd00:9::/64"]);
+        assert_eq!(differ(&after, &before), differ(&before, &after));
+        assert!(before.difference(&before).is_empty());
+    }
+
+    #[test]
     fn a_default_route_without_a_gateway_leads_to_no_lan() {
         let (eth0, ppp0) = (Name::new("eth0").unwrap(), Name::new("ppp0").unwrap());
         let net = |text: &str| text.parse::<IpNet>().unwrap();

@@ -23,6 +23,8 @@ use crate::state::{Key, Name, State, Value};
 
 /// Its type, in net-conf and in leases.
 pub(crate) const KIND: &str = "ipip";
+/// The kind of the device, as the kernel names it.
+pub const DEVICE_KIND: &str = "ipip";
 /// The name of the device, which is flannel's. There is one per host.
 const DEVICE: &str = "flannel.ipip";
 
@@ -43,7 +45,7 @@ impl fmt::Display for IpipLink {
 
 impl LinkKind for IpipLink {
     fn name(&self) -> &'static str {
-        "ipip"
+        DEVICE_KIND
     }
 
     fn parent(&self) -> Option<Name> {
@@ -131,8 +133,11 @@ impl Ipip {
 }
 
 /// ipip in the register. Its leases have no data, and are for IPv4 only.
-pub(crate) const TYPE: BackendType =
-    BackendType { annotations: |_| Annotations::without_data(true, false), ..BackendType::new(KIND, make) };
+pub(crate) const TYPE: BackendType = BackendType {
+    annotations: |_| Annotations::without_data(true, false),
+    device_kind: Some(DEVICE_KIND),
+    ..BackendType::new(KIND, make)
+};
 
 fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(Ipip::new(options, network)?))

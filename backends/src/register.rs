@@ -57,14 +57,20 @@ pub struct BackendType {
     pub annotations: fn(&Attrs) -> Annotations,
     /// The ports that a lease of this type names, if several nodes may share one public address.
     pub ports: fn(&Attrs) -> PublicPorts,
+    /// False if something else makes the routes to the peers ([`Backend::makes_routes`]).
+    pub makes_routes: bool,
+    /// The kind of its devices, as the kernel names it. The module of the kernel that makes them has the same name. `None` if it has no devices.
+    pub device_kind: Option<&'static str>,
 }
 
 impl BackendType {
-    /// Returns a type whose leases have its name, have no identity, and publish the data of the families that have any.
+    /// Returns a type whose leases have its name, have no identity, and publish the data of the families that have any. It makes routes, and
+    /// has no devices.
     pub(crate) const fn new(kind: &'static str, make: Make) -> BackendType {
         let identities: fn(&Attrs) -> PublicIdentities = |_| [None, None];
         let ports: fn(&Attrs) -> PublicPorts = |_| [None, None];
-        BackendType { kind, lease_type: kind, make, identities, annotations: Annotations::of_data, ports }
+        let (lease_type, annotations) = (kind, Annotations::of_data);
+        BackendType { kind, lease_type, make, identities, annotations, ports, makes_routes: true, device_kind: None }
     }
 }
 
@@ -96,6 +102,18 @@ fn of_lease(attrs: &Attrs) -> Option<&'static BackendType> {
 /// or a lease of another type without a name.
 pub fn names_its_leases(kind: &str) -> bool {
     REGISTER.iter().all(|known| known.kind != kind || !known.lease_type.is_empty())
+}
+
+/// Returns false if something else than the agent makes the routes to peers of this type. Of a type that is not in the register this is not
+/// known, and it counts as one with routes.
+pub fn makes_routes(kind: &str) -> bool {
+    REGISTER.iter().all(|known| known.kind != kind || known.makes_routes)
+}
+
+/// Returns the kind of the devices of this type, as the kernel names it, which is also the name of the module that makes them. `None` if the
+/// type has no devices, or is not in the register.
+pub fn device_kind(kind: &str) -> Option<&'static str> {
+    REGISTER.iter().find(|known| known.kind == kind)?.device_kind
 }
 
 /// Types that weft does not have on purpose, with the type that serves the same purpose, and how to use that.

@@ -24,6 +24,8 @@ use crate::tunnel::{Tunnel, TunnelPeer};
 
 /// The name of the device, which is flannel's.
 const DEVICE: &str = "flannel0";
+/// The kind of its device.
+const DEVICE_KIND: &str = "tun";
 /// flannel's default port.
 const PORT: u32 = 8285;
 
@@ -31,6 +33,7 @@ const PORT: u32 = 8285;
 pub(crate) const TYPE: BackendType = BackendType {
     lease_type: "",
     annotations: |_| Annotations::without_data(true, false),
+    device_kind: Some(DEVICE_KIND),
     ..BackendType::new("udp", make)
 };
 
@@ -46,7 +49,7 @@ impl fmt::Display for TunLink {
 
 impl LinkKind for TunLink {
     fn name(&self) -> &'static str {
-        "tun"
+        DEVICE_KIND
     }
 
     /// Returns the sysctls that let the tunnel answer "network unreachable" and "time exceeded" from an address of the host itself. The

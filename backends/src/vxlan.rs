@@ -32,10 +32,14 @@ use mac::{lease_macs, vtep_mac};
 
 /// Its type, in net-conf and in leases.
 pub(crate) const KIND: &str = "vxlan";
+/// The kind of its devices.
+pub const DEVICE_KIND: &str = "vxlan";
 /// 24 bits.
 const MAX_VNI: u32 = 0x00ff_ffff;
-/// The port that Linux uses for port 0. It is older than the 4789 of IANA.
-const LINUX_PORT: u32 = 8472;
+/// The VNI unless net-conf names another one.
+pub const USUAL_VNI: u32 = 1;
+/// The port unless net-conf names another one: the one that Linux uses for port 0. It is older than the 4789 of IANA.
+pub const LINUX_PORT: u16 = 8472;
 /// The smallest MTU of an underlay. With the overhead over IPv6 it leaves the 68 bytes that IPv4 needs.
 const MIN_MTU: u32 = 138;
 
@@ -81,7 +85,7 @@ impl fmt::Display for VxlanLink {
 
 impl LinkKind for VxlanLink {
     fn name(&self) -> &'static str {
-        "vxlan"
+        DEVICE_KIND
     }
 
     fn parent(&self) -> Option<Name> {
@@ -120,11 +124,11 @@ impl Vxlan {
     /// Reads the options.
     pub fn new(options: &Options, network: &Network) -> Result<Vxlan, BadOption> {
         let port = match options.number("Port", 0..=65535, 0)? {
-            0 => LINUX_PORT,
+            0 => u32::from(LINUX_PORT),
             port => port,
         };
         let mtu = UnderlayMtu::read(options, MIN_MTU)?;
-        let vni = options.number("VNI", 0..=MAX_VNI, 1)?;
+        let vni = options.number("VNI", 0..=MAX_VNI, USUAL_VNI)?;
         let vxlan = Vxlan {
             families: families(network),
             vni,
@@ -255,6 +259,7 @@ fn device_name(vni: u32, family: Family) -> Result<Name, LongName> {
 /// vxlan in the register.
 pub(crate) const TYPE: BackendType = BackendType {
     identities: |attrs| lease_macs(attrs).map(|mac| mac.map(|mac| PublicIdentity::new(KIND, mac))),
+    device_kind: Some(DEVICE_KIND),
     ..BackendType::new(KIND, make)
 };
 

@@ -48,6 +48,7 @@ const MIN_MTU: u32 = 148;
 pub(crate) const TYPE: BackendType = BackendType {
     identities: |attrs| lease::keys(attrs).map(|key| key.map(|key| PublicIdentity::new(KIND, key))),
     ports: lease::ports,
+    device_kind: Some(link::DEVICE_KIND),
     ..BackendType::new(KIND, make)
 };
 

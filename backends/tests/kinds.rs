@@ -6,9 +6,9 @@
 
 use std::net::Ipv4Addr;
 
-use weft_backends::backend::{TYPES, make_for_lease, make_kind};
+use weft_backends::backend::{TYPES, device_kind, make, make_for_lease, make_kind, makes_routes};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
-use weft_backends::state::{Key, Mac, Name};
+use weft_backends::state::{Key, Mac, Name, Value};
 use weft_backends::traffic_rules::Test;
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
@@ -82,6 +82,31 @@ fn host_gw_has_no_device() {
     assert!(backend.device(&host(), &lease("10.5.1.0-24", "host-gw", 1)).is_empty());
 }
 
+/// `weft doctor` asks the register for the module of the kernel that a backend needs, and whether routes of other programs are expected.
+#[test]
+fn the_register_names_the_devices_of_a_backend_and_says_whether_it_makes_routes() {
+    for (kind, device, routes) in [
+        ("vxlan", Some("vxlan"), true),
+        ("host-gw", None, true),
+        ("ipip", Some("ipip"), true),
+        ("udp", Some("tun"), true),
+        ("alloc", None, false),
+    ] {
+        let network = Network { backend_type: kind.to_owned(), ..network() };
+        let backend = make(&network).unwrap();
+        let state = backend.device(&host(), &lease("10.5.1.0-24", kind, 1));
+        let made = state.iter().find_map(|(_, value)| match value {
+            Value::Link(link) => Some(link.kind.name()),
+            _ => None,
+        });
+        assert_eq!((made, device_kind(kind)), (device, device), "{kind}");
+        assert_eq!((backend.makes_routes(), makes_routes(kind)), (routes, routes), "{kind}");
+    }
+    assert_eq!((device_kind("wireguard"), makes_routes("wireguard")), (Some("wireguard"), true));
+    assert_eq!((device_kind("extension"), makes_routes("extension")), (None, false));
+    assert_eq!((device_kind(""), makes_routes("")), (None, true), "no agent has said which backend it has");
+}
+
 /// Up to eight nodes are named one by one. More are counted.
 #[test]
 fn many_nodes_of_a_rule_are_counted_and_few_are_named() {
@@ -106,7 +131,7 @@ fn vxlan_needs_an_address_and_a_subnet_of_a_family() {
     let mut peer = lease("10.5.2.0-24", "vxlan", 2);
     peer.attrs = Attrs::from_wire(value.as_bytes()).unwrap();
     peer.subnets.v6 = Some("fd00:5:0:2::/64".parse().unwrap());
-    let own_backend = weft_backends::backend::make(&network).unwrap();
+    let own_backend = make(&network).unwrap();
     let mut own = lease("10.5.1.0-24", "vxlan", 1);
     for (backend, name) in [(&own_backend, "our own VNI"), (&backend, "another's type")] {
         let planned = backend.plan(&host, &own, &peer);
@@ -118,6 +143,25 @@ fn vxlan_needs_an_address_and_a_subnet_of_a_family() {
     }
     own.subnets.v6 = Some("fd00:5:0:1::/64".parse().unwrap());
     assert!(own_backend.plan(&host, &own, &peer).skipped.is_empty());
+}
+
+/// Otherwise, packets would be sent through a device that the peer does not have.
+#[test]
+fn vxlan_understands_a_lease_whose_vnis_are_its_own() {
+    let mut network = network();
+    network.networks.v6 = Some("fd00:5::/48".parse().unwrap());
+    let backend = make_kind("vxlan", r#"{"VNI": 5}"#, &network).unwrap();
+    let attrs = |v4: &str, v6: &str| {
+        let data = |vni: &str| Some(format!(r#"{{{vni}"VtepMAC":"02:00:00:00:00:02"}}"#).into());
+        let (backend_data, backend_v6_data) = (data(v4), data(v6));
+        Attrs { backend_type: "vxlan".to_owned(), backend_data, backend_v6_data, ..Attrs::default() }
+    };
+    let (ours, other) = (r#""VNI":5,"#, r#""VNI":6,"#);
+    for (v4, v6, wanted) in [(ours, ours, true), (ours, other, false), (other, ours, false), ("", ours, true)] {
+        assert_eq!(backend.understands(&attrs(v4, v6)), wanted, "{v4} {v6}");
+    }
+    assert!(backend.understands(&attrs("no JSON", ours)), "the plan says what is wrong");
+    assert!(!backend.understands(&Attrs { backend_type: "host-gw".to_owned(), ..attrs(ours, ours) }));
 }
 
 #[test]
@@ -159,7 +203,7 @@ fn a_lease_without_a_type_is_one_of_udp_in_a_network_of_udp_alone() {
 #[test]
 fn a_net_conf_without_a_backend_is_one_of_udp() {
     let network = Network::parse(r#"{"Network":"10.5.0.0/16"}"#).unwrap();
-    assert_eq!(weft_backends::backend::make(&network).unwrap().kind(), "udp");
+    assert_eq!(make(&network).unwrap().kind(), "udp");
 }
 
 #[test]

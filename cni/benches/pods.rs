@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use weft_cni::rtnl::Rtnl;
+use weft_netlink::rtnl::Rtnl;
 
 use crate::site::{Site, on_a_node};
 

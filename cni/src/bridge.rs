@@ -6,11 +6,11 @@
 
 use ipnet::IpNet;
 use serde_json::{Map, Value};
+use weft_netlink::rtnl::{Addr, Link, Rtnl};
 
 use crate::render::{BRIDGE, kind};
-use crate::rtnl::{Addr, Link, Rtnl};
 use crate::spec::{Error, code};
-use crate::subnet_env::SubnetEnv;
+use crate::subnet_env::CheckedSubnetEnv;
 
 /// The bridge plugin's default for `bridge`.
 const CNI0: &str = "cni0";
@@ -20,7 +20,7 @@ const CNI0: &str = "cni0";
 /// # Errors
 /// [`code::OTHER`] if the bridge has an address of another subnet and pods are connected to it. The message names the
 /// bridge, both subnets and the remedy.
-pub fn repair(delegate: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {
+pub fn repair(delegate: &Map<String, Value>, env: &CheckedSubnetEnv) -> Result<(), Error> {
     if kind(delegate) != BRIDGE {
         return Ok(());
     }
@@ -63,7 +63,7 @@ pub fn repair(delegate: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Erro
 /// were added by somebody else, for example for a DNS cache of the node.
 fn stale_addrs(
     delegate: &Map<String, Value>,
-    env: &SubnetEnv,
+    env: &CheckedSubnetEnv,
     link: &Link,
     rtnl: &mut Rtnl,
 ) -> Result<Vec<Addr>, Error> {
@@ -99,7 +99,7 @@ fn is_any_gateway(addr: &Addr) -> bool {
     net.is_ok_and(|net| net.prefix_len() + 2 <= net.max_prefix_len() && is_gateway(&net, addr))
 }
 
-fn refuse_if_stale(name: &str, pods: usize, stale: &[Addr], env: &SubnetEnv) -> Result<(), Error> {
+fn refuse_if_stale(name: &str, pods: usize, stale: &[Addr], env: &CheckedSubnetEnv) -> Result<(), Error> {
     // The bridge plugin accepts another IPv6 address beside its own.
     let Some(addr) = stale.iter().find(|addr| addr.addr.is_ipv4()) else { return Ok(()) };
     let subnets: Vec<_> = env.subnets.iter().map(IpNet::to_string).collect();

@@ -11,7 +11,7 @@ use crate::plugin::Call;
 use crate::record::{self, Locked};
 use crate::render::{self, kind};
 use crate::spec::{Error, code};
-use crate::subnet_env::SubnetEnv;
+use crate::subnet_env::CheckedSubnetEnv;
 use crate::{gc, status, wait};
 
 /// Handles one call and returns what goes to standard output.
@@ -107,7 +107,7 @@ fn check(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     if let Some(routes) = rendered.get_mut("prevResult").and_then(|result| result.get_mut("routes")?.as_array_mut()) {
         fill_in_gateways(routes, result);
     }
-    if let Ok(env) = SubnetEnv::load(&conf.subnet_file) {
+    if let Ok(env) = CheckedSubnetEnv::load(&conf.subnet_file) {
         check_subnets(result, &rendered, &env)?;
     }
     let name = kind(&rendered).to_owned();
@@ -127,7 +127,7 @@ fn fill_in_gateways(routes: &mut [Value], result: &Value) {
     }
 }
 
-fn check_subnets(result: &Value, rendered: &Map<String, Value>, env: &SubnetEnv) -> Result<(), Error> {
+fn check_subnets(result: &Value, rendered: &Map<String, Value>, env: &CheckedSubnetEnv) -> Result<(), Error> {
     let recorded = &rendered["ipam"]["ranges"];
     let now = render::ranges(env);
     if *recorded == now {

@@ -19,7 +19,7 @@ use crate::plugin::Call;
 use crate::record::{self, Caller, Record};
 use crate::render::{self, kind};
 use crate::spec::{Error, Version, code};
-use crate::subnet_env::SubnetEnv;
+use crate::subnet_env::CheckedSubnetEnv;
 
 /// How long GC waits for a running call for an attachment that is not valid any more.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -102,7 +102,7 @@ fn request(call: &Call, record: &Record, caller: &Caller) -> Request {
 
 /// Calls the delegate's GC if the delegate supports it.
 fn delegate_gc(call: &Call, conf: &Conf) -> Result<(), Error> {
-    let env = SubnetEnv::load(&conf.subnet_file).unwrap_or_default();
+    let env = CheckedSubnetEnv::load(&conf.subnet_file).unwrap_or_default();
     let mut rendered = render::delegate(call, conf, &env)?;
     for key in KEYS {
         if let Some(list) = call.conf.get(key) {

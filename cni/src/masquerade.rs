@@ -10,6 +10,8 @@ use std::process::{Command, ExitStatus, Output};
 
 use serde_json::Value;
 
+use crate::iptables::{value, words};
+
 /// Family, table and chain of the rules that the plugins write with nftables.
 const NFT_CHAIN: [&str; 3] = ["inet", "cni_plugins_masquerade", "masq_checks"];
 
@@ -64,17 +66,16 @@ fn removals(listing: &str, network: &str, is_alive: &dyn Fn(&str) -> bool) -> Ve
     let mut chains: Vec<String> = Vec::new();
     for line in listing.lines() {
         let words = words(line);
-        let after = |key: &str| words.iter().skip_while(|word| *word != key).nth(1);
         let [add, chain, rest @ ..] = words.as_slice() else { continue };
-        let Some(comment) = after("--comment").filter(|_| add == "-A") else { continue };
+        let Some(comment) = value(rest, "--comment").filter(|_| add == "-A") else { continue };
         let id = comment.strip_prefix(&format!("name: \"{network}\" id: \"")).and_then(|rest| rest.strip_suffix('"'));
         if id.is_none_or(is_alive) {
             continue;
         }
-        let (own, jump) = (chain.starts_with("CNI-"), after("-j").filter(|target| target.starts_with("CNI-")));
+        let (own, jump) = (chain.starts_with("CNI-"), value(rest, "-j").filter(|target| target.starts_with("CNI-")));
         if let Some(target) = jump.filter(|_| !own) {
             jumps.push(["-D".to_owned(), chain.clone()].into_iter().chain(rest.iter().cloned()).collect());
-            chains.push(target.clone());
+            chains.push(target.to_owned());
         } else if own {
             chains.push(chain.clone());
         }
@@ -83,27 +84,6 @@ fn removals(listing: &str, network: &str, is_alive: &dyn Fn(&str) -> bool) -> Ve
     chains.dedup();
     let delete = chains.iter().flat_map(|chain| ["-F", "-X"].map(|verb| vec![verb.to_owned(), chain.clone()]));
     jumps.into_iter().chain(delete).collect()
-}
-
-/// Splits a rule, as iptables prints it, into words. Spaces separate words, double quotes group them, and inside quotes
-/// a backslash escapes the next character.
-pub fn words(rule: &str) -> Vec<String> {
-    let mut words = Vec::new();
-    let (mut word, mut quoted) = (None::<String>, false);
-    let mut chars = rule.chars();
-    while let Some(c) = chars.next() {
-        match c {
-            ' ' if !quoted => words.extend(word.take()),
-            '"' => {
-                quoted = !quoted;
-                word.get_or_insert_default();
-            }
-            '\\' if quoted => word.get_or_insert_default().extend(chars.next()),
-            c => word.get_or_insert_default().push(c),
-        }
-    }
-    words.extend(word);
-    words
 }
 
 fn nftables(network: &str, is_alive: &dyn Fn(&str) -> bool) -> Result<(), CommandError> {
@@ -190,12 +170,6 @@ mod tests {
             "-X CNI-bbbbbbbbbbbbbbbbbbbbbbbb",
         ];
         assert_eq!(commands, wanted);
-        assert_eq!(words(r#"-A X --comment "a \"b\" c" -j Y"#), ["-A", "X", "--comment", "a \"b\" c", "-j", "Y"]);
-        assert_eq!(
-            words(r#"-i a\b  --comment "" -m"#),
-            ["-i", r"a\b", "--comment", "", "-m"],
-            "a backslash escapes only inside quotes"
-        );
     }
 
     #[test]

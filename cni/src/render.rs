@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::conf::Conf;
 use crate::plugin::Call;
 use crate::spec::{Error, code};
-use crate::subnet_env::SubnetEnv;
+use crate::subnet_env::CheckedSubnetEnv;
 
 /// The delegate's type if the user gives none.
 pub const BRIDGE: &str = "bridge";
@@ -16,7 +16,7 @@ pub const BRIDGE: &str = "bridge";
 ///
 /// # Errors
 /// [`code::CONFIG`] if `ipam.routes` is not a list of routes.
-pub fn delegate(call: &Call, conf: &Conf, env: &SubnetEnv) -> Result<Map<String, Value>, Error> {
+pub fn delegate(call: &Call, conf: &Conf, env: &CheckedSubnetEnv) -> Result<Map<String, Value>, Error> {
     let mut all = conf.delegate.clone();
     if let Some(runtime) = &conf.runtime_config {
         all.insert("runtimeConfig".to_owned(), runtime.clone());
@@ -44,7 +44,7 @@ pub fn kind(all: &Map<String, Value>) -> &str {
     all.get("type").and_then(Value::as_str).unwrap_or_default()
 }
 
-fn ipam(conf: &Conf, env: &SubnetEnv) -> Result<Map<String, Value>, Error> {
+fn ipam(conf: &Conf, env: &CheckedSubnetEnv) -> Result<Map<String, Value>, Error> {
     let mut ipam = conf.ipam.clone();
     ipam.entry("type").or_insert(json!("host-local"));
     ipam.insert("ranges".to_owned(), ranges(env));
@@ -59,7 +59,7 @@ fn ipam(conf: &Conf, env: &SubnetEnv) -> Result<Map<String, Value>, Error> {
 }
 
 /// Returns host-local's `ranges`: one set of ranges for each subnet of the node.
-pub fn ranges(env: &SubnetEnv) -> Value {
+pub fn ranges(env: &CheckedSubnetEnv) -> Value {
     env.subnets.iter().map(|net| json!([{"subnet": net}])).collect()
 }
 

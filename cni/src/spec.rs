@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use weft_netlink::rtnl::{self, Refused};
 
 /// The supported versions, oldest first.
 pub const VERSIONS: [Version; 7] = [
@@ -115,6 +116,21 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<rtnl::Error> for Error {
+    fn from(error: rtnl::Error) -> Error {
+        match error {
+            rtnl::Error::Io { what, error } => Error::io(what, error),
+            rtnl::Error::Refused(refused) => refused.into(),
+        }
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Error {
+        Error::new(code::OTHER, refused.to_string())
+    }
+}
 
 /// An interface that a plugin created.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use crate::env::Verb;
 use crate::plugin::Call;
 use crate::render::{self, kind};
 use crate::spec::{Error, Version, code};
-use crate::subnet_env::SubnetEnv;
+use crate::subnet_env::CheckedSubnetEnv;
 
 /// Checks subnet.env and the delegate. It never waits for one of them.
 ///
@@ -22,7 +22,7 @@ use crate::subnet_env::SubnetEnv;
 /// [`code::NOT_AVAILABLE`] if no pod can be added; the delegate's own errors.
 pub fn run(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     let not_available = |text: String| Error::new(code::NOT_AVAILABLE, text);
-    let env = SubnetEnv::load(&conf.subnet_file)
+    let env = CheckedSubnetEnv::load(&conf.subnet_file)
         .map_err(|why| not_available(format!("the node has no subnet yet: {why}")))?;
     let rendered = render::delegate(call, conf, &env)?;
     let name = kind(&rendered).to_owned();

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The content of subnet.env as the plugin needs it. Unlike [`weft_subnet::env::SubnetEnv`], it allows several networks of one family, and
-//! everything that is missing or wrong is an error that names it.
+//! The content of subnet.env as the plugin needs it: checked, with an error that names everything that is missing or wrong.
+//!
+//! There are two types for this file: [`CheckedSubnetEnv`] and [`weft_subnet::env::SubnetEnv`]. [`settings`] reads the lines for both. The agent,
+//! its commands and `weft doctor` use the other one: they ignore what they cannot read, and know one network of each family, because that is
+//! what an agent writes. The plugin must not connect a pod by half of a file, so it refuses such a file. It allows several networks of one
+//! family, because flannel's plugin does.
 
 use std::fmt;
 use std::io;
@@ -62,9 +66,9 @@ impl fmt::Display for Problems {
     }
 }
 
-/// The content of subnet.env.
+/// The content of a subnet.env in which nothing is missing or wrong.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SubnetEnv {
+pub struct CheckedSubnetEnv {
     /// The cluster's networks without duplicates, IPv4 first.
     pub networks: Vec<IpNet>,
     /// The node's subnets, IPv4 first.
@@ -75,18 +79,18 @@ pub struct SubnetEnv {
     pub ipmasq: bool,
 }
 
-impl SubnetEnv {
+impl CheckedSubnetEnv {
     /// Reads and parses the file.
     ///
     /// # Errors
     /// The file cannot be read, or something in it is missing or wrong.
-    pub fn load(file: &Path) -> Result<SubnetEnv, LoadError> {
+    pub fn load(file: &Path) -> Result<CheckedSubnetEnv, LoadError> {
         let text = std::fs::read_to_string(file).map_err(|source| LoadError::Read { path: file.into(), source })?;
-        SubnetEnv::parse(&text).map_err(|problems| LoadError::Content { path: file.into(), problems })
+        CheckedSubnetEnv::parse(&text).map_err(|problems| LoadError::Content { path: file.into(), problems })
     }
 
-    fn parse(text: &str) -> Result<SubnetEnv, Problems> {
-        let mut env = SubnetEnv::default();
+    fn parse(text: &str) -> Result<CheckedSubnetEnv, Problems> {
+        let mut env = CheckedSubnetEnv::default();
         let (mut mtu, mut ipmasq) = (None, None);
         let mut problems = Vec::new();
         for setting in settings(text) {
@@ -160,7 +164,7 @@ mod tests {
     fn lists_are_deduplicated_and_sorted_by_family() {
         let text = "FLANNEL_IPV6_NETWORK=fd00::/48\nFLANNEL_NETWORK=10.5.0.0/16,10.6.0.0/16,10.5.0.0/16\n\
                     FLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_IPV6_SUBNET=fd00:0:0:1::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\nX=1\n";
-        let env = SubnetEnv::parse(text).unwrap();
+        let env = CheckedSubnetEnv::parse(text).unwrap();
         let texts = |nets: &[IpNet]| nets.iter().map(IpNet::to_string).collect::<Vec<_>>();
         assert_eq!(texts(&env.networks), ["10.5.0.0/16", "10.6.0.0/16", "fd00::/48"]);
         assert_eq!(texts(&env.subnets), ["10.5.1.0/24", "fd00:0:0:1::/64"]);
@@ -170,7 +174,7 @@ mod tests {
     #[test]
     fn the_error_names_everything_that_is_missing_or_wrong() {
         let all = "is missing FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK, FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET, FLANNEL_MTU, FLANNEL_IPMASQ";
-        assert_eq!(SubnetEnv::parse("").unwrap_err().to_string(), all);
+        assert_eq!(CheckedSubnetEnv::parse("").unwrap_err().to_string(), all);
         let rows = [
             (
                 "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_IPMASQ=false\n",
@@ -187,7 +191,7 @@ mod tests {
             ),
         ];
         for (text, wrong) in rows {
-            assert_eq!(SubnetEnv::parse(text).unwrap_err().to_string(), wrong);
+            assert_eq!(CheckedSubnetEnv::parse(text).unwrap_err().to_string(), wrong);
         }
     }
 }

@@ -19,10 +19,11 @@ mod plan;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use weft_netlink::rtnl::Rtnl;
+
 use crate::attachments::ValidAttachments;
 use crate::env::Verb;
 use crate::plugin::Call;
-use crate::rtnl::Rtnl;
 use crate::spec::Error;
 use plan::Plan;
 
@@ -65,6 +66,8 @@ pub fn validate(call: &Call) -> Result<Vec<u8>, Error> {
 fn del(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
     let link = Rtnl::open().and_then(|mut host| host.remove_link_named(&plan.host));
     let addresses = plan.release();
-    link.map_err(|error| error.details(format!("the host's end of the pod's veth pair is {}", plan.host)))?;
+    link.map_err(|error| {
+        Error::from(error).details(format!("the host's end of the pod's veth pair is {}", plan.host))
+    })?;
     addresses.map(|()| Vec::new())
 }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::conf::Conf;
 use crate::spec::{Error, code};
-use crate::subnet_env::SubnetEnv;
+use crate::subnet_env::CheckedSubnetEnv;
 
 /// Time between two checks.
 const STEP: Duration = Duration::from_millis(20);
@@ -57,13 +57,13 @@ pub(crate) fn pause_for(step: Duration) {
 ///
 /// # Errors
 /// [`code::TRY_AGAIN`] if there is no valid subnet.env within `conf.wait`.
-pub fn for_agent(conf: &Conf) -> Result<SubnetEnv, Error> {
+pub fn for_agent(conf: &Conf) -> Result<CheckedSubnetEnv, Error> {
     let begin = Instant::now();
     let (mut logged, mut question) = (false, STEP);
     loop {
         let mut step = STEP;
         // Without the file there is no reason to ask the agent.
-        let (why, limit) = match SubnetEnv::load(&conf.subnet_file).map(|env| (env, agent(&conf.socket))) {
+        let (why, limit) = match CheckedSubnetEnv::load(&conf.subnet_file).map(|env| (env, agent(&conf.socket))) {
             Ok((env, Agent::Fine)) => {
                 if logged {
                     note!("the agent is ready after {} ms", begin.elapsed().as_millis());

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use weft_backends::owner;
-use weft_cni::rtnl::Link;
+use weft_netlink::rtnl::Link;
 
 use super::node::{AgentAnswer, NodeSources};
 use super::node_findings::{NodeFinding, finding};

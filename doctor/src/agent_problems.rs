@@ -5,56 +5,77 @@ use std::net::IpAddr;
 
 use super::node_findings::{NodeFinding, finding};
 
-/// The problems of these kinds end with a command. Others may contain what another node says of itself, so no command is taken from them.
-const WITH_COMMAND: [&str; 5] = ["uplink: ", "sysctl ", "chain ", "br_netfilter ", "--tx-checksum-off: "];
-/// What comes before the command.
-const RUN: &str = "; run: ";
+/// The programs that undo again and again what the agent writes.
+const FIND: &str = "find the program that does it: cron, networkd, NetworkManager, a VPN, a firewall, a second agent";
 
-/// Returns the finding about one problem.
-pub(super) fn reported(problem: &str) -> NodeFinding {
-    let usual = || "look for this text in docs/messages.md; `weft status` shows the whole state".to_owned();
-    finding(format!("the agent reports: {problem}"), remedy(problem).unwrap_or_else(usual))
+/// A problem that the agent reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentProblem {
+    /// What is wrong, in the words of the agent. They may contain what another node says of itself, so no remedy is taken from them.
+    pub text: String,
+    /// What is known beyond the text.
+    pub hint: Hint,
 }
 
-fn remedy(problem: &str) -> Option<String> {
-    if WITH_COMMAND.iter().any(|kind| problem.starts_with(kind)) {
-        return problem.split_once(RUN).map(|(_, command)| command.to_owned());
+/// What is known of a problem beyond its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hint {
+    /// Nothing.
+    None,
+    /// This command ends it.
+    Command(String),
+    /// The store fails.
+    Store,
+    /// Packets do not reach some peers.
+    Unreachable,
+    /// Another program undoes again and again what the agent writes.
+    Fight,
+    /// This published address of a peer does not answer.
+    Silent(IpAddr),
+    /// A firewall drops these packets to a peer, in words: `UDP port 8472`.
+    Dropped(String),
+    /// A link of the path to a peer carries only packets of this size.
+    SmallMtu {
+        /// The uplink of this node.
+        uplink: String,
+        /// The size in bytes.
+        mtu: u32,
+    },
+}
+
+impl AgentProblem {
+    /// Returns a problem about which nothing is known beyond its text.
+    pub fn new(text: impl Into<String>) -> AgentProblem {
+        AgentProblem { text: text.into(), hint: Hint::None }
     }
-    if problem.starts_with("store: ") {
-        return Some("weft doctor --check-store, with the agent's flags of the store, finds out why".to_owned());
+
+    /// Returns the finding about the problem.
+    pub(super) fn finding(&self) -> NodeFinding {
+        finding(format!("the agent reports: {}", self.text), self.hint.remedy())
     }
-    if problem.starts_with("packets do not reach ") {
-        return Some("weft mesh shows which ways are broken, and why".to_owned());
+}
+
+impl Hint {
+    fn remedy(&self) -> String {
+        match self {
+            Hint::None => "look for this text in docs/messages.md; `weft status` shows the whole state".to_owned(),
+            Hint::Command(command) => command.clone(),
+            Hint::Store => "weft doctor --check-store, with the agent's flags of the store, finds out why".to_owned(),
+            Hint::Unreachable => "weft mesh shows which ways are broken, and why".to_owned(),
+            Hint::Fight => format!(
+                "`ip monitor link address route neigh` (`bridge monitor fdb` for FDB entries, `nft monitor` for rules) shows when; {FIND}"
+            ),
+            Hint::Silent(address) => format!(
+                "ping -c 3 {address}; if that node is up: weft status and weft doctor there, and compare its addresses with {address}"
+            ),
+            Hint::Dropped(packets) => format!(
+                "weft doctor --only firewall on both nodes names the rule; if there is none, let {packets} pass between the nodes (security group, switch)"
+            ),
+            Hint::SmallMtu { uplink, mtu } => {
+                format!("ip link set {uplink} mtu {mtu} on every node; or raise the MTU of the link between them")
+            }
+        }
     }
-    let (_, reason) = problem.strip_prefix("peer ")?.split_once(" is unreachable: ")?;
-    silent(reason).or_else(|| firewall(reason)).or_else(|| mtu(reason))
-}
-
-/// The public address of the peer does not answer.
-fn silent(reason: &str) -> Option<String> {
-    let (words, _) = reason.split_once(": the node is down or cut off")?;
-    let (_, rest) = words.split_once("its public address ")?;
-    let address: IpAddr = rest.split(' ').next()?.parse().ok()?;
-    Some(format!(
-        "ping -c 3 {address}; if that node is up: weft status and weft doctor there, and compare its addresses with {address}"
-    ))
-}
-
-/// A firewall drops packets of the tunnel.
-fn firewall(reason: &str) -> Option<String> {
-    let (_, dropped) = reason.split_once(" drops ")?;
-    let dropped = dropped.split(" from this node").next().unwrap_or(dropped);
-    Some(format!(
-        "weft doctor --only firewall on both nodes names the rule; if there is none, let {dropped} pass between the nodes (security group, switch)"
-    ))
-}
-
-/// A link on the path carries smaller packets.
-fn mtu(reason: &str) -> Option<String> {
-    let (_, rest) = reason.split_once("or set the MTU of the uplink ")?;
-    let (link, rest) = rest.split_once(" to ")?;
-    let mtu: u32 = rest.split(' ').next()?.parse().ok()?;
-    Some(format!("ip link set {link} mtu {mtu} on every node; or raise the MTU of the link between them"))
 }
 
 #[cfg(test)]
@@ -63,55 +84,27 @@ mod tests {
 
     #[test]
     fn the_commonest_problems_have_a_command() {
-        let peer = "peer 10.5.2.0/24 (192.0.2.2) is unreachable: ";
-        for (problem, begin) in [
-            ("uplink: eth0 is down; run: ip link set eth0 up".to_owned(), "ip link set eth0 up"),
-            ("sysctl a.b: Permission denied; run: sysctl -w a.b=1".to_owned(), "sysctl -w a.b=1"),
-            (
-                "chain FORWARD of iptables-legacy drops forwarded packets of pods; with --firewall=iptables, the agent accepts them \
-                 itself; run: iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT"
-                    .to_owned(),
-                "iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT",
-            ),
-            ("store: no answer; its last answer was 7 s ago".to_owned(), "weft doctor --check-store"),
-            ("packets do not reach 1 of 3 peers: 10.5.2.0/24 (192.0.2.2); weft mesh has".to_owned(), "weft mesh"),
-            (
-                format!("{peer}its public address 192.0.2.2 does not answer: the node is down or cut off, or"),
-                "ping -c 3 192.0.2.2;",
-            ),
-            (
-                format!(
-                    "{peer}neither its tunnel address 10.5.2.0 nor its public address 192.0.2.2 answers: the node is down or cut off, or"
-                ),
-                "ping -c 3 192.0.2.2;",
-            ),
-            (
-                format!("{peer}a firewall between the nodes, or on one of them, drops UDP port 8472"),
-                "weft doctor --only firewall",
-            ),
-            (
-                format!("{peer}Raise its MTU, or set the MTU of the uplink eth0 to 1404 on every node"),
-                "ip link set eth0 mtu 1404 ",
-            ),
+        for (hint, begin) in [
+            (Hint::Command("ip link set eth0 up".to_owned()), "ip link set eth0 up"),
+            (Hint::Store, "weft doctor --check-store"),
+            (Hint::Unreachable, "weft mesh"),
+            (Hint::Fight, "`ip monitor link address route neigh` "),
+            (Hint::Silent([192, 0, 2, 2].into()), "ping -c 3 192.0.2.2;"),
+            (Hint::Dropped("UDP port 8472".to_owned()), "weft doctor --only firewall"),
+            (Hint::SmallMtu { uplink: "eth0".to_owned(), mtu: 1404 }, "ip link set eth0 mtu 1404 "),
         ] {
-            let finding = reported(&problem);
-            assert!(finding.remedy.starts_with(begin), "{problem}: {}", finding.remedy);
-            assert_eq!(finding.evidence, format!("the agent reports: {problem}"));
+            let finding = AgentProblem { text: "it is broken".to_owned(), hint }.finding();
+            assert!(finding.remedy.starts_with(begin), "{finding:?}");
+            assert_eq!(finding.evidence, "the agent reports: it is broken");
         }
-        let dropped = reported(&format!(
-            "{peer}it does not answer ours: a firewall drops UDP port 8472 from this node to 192.0.2.2"
-        ));
-        assert!(dropped.remedy.contains("let UDP port 8472 pass between"), "{}", dropped.remedy);
+        let dropped = Hint::Dropped("UDP port 8472".to_owned()).remedy();
+        assert!(dropped.contains("let UDP port 8472 pass between"), "{dropped}");
     }
 
     #[test]
     fn no_command_is_taken_from_what_another_node_may_say() {
-        for problem in [
-            "peer 10.5.2.0/24 (192.0.2.2) is set aside: its node is x; run: rm /file",
-            "peer 10.5.2.0/24 (192.0.2.2) is unreachable: its public address x;rm does not answer: the node is down or cut off",
-            "no lease",
-        ] {
-            assert!(reported(problem).remedy.starts_with("look for this text"), "{problem}");
-        }
+        let said = "peer 10.5.2.0/24 (192.0.2.2) is set aside: its node is x; run: rm /file";
+        let remedy = AgentProblem::new(said).finding().remedy;
+        assert!(remedy.starts_with("look for this text"), "{remedy}");
     }
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Follows a packet through the chains of `iptables-save`, as far as its rules say what they match. Pure functions.
 
-use std::collections::HashMap;
-
 use ipnet::IpNet;
+use weft_cni::iptables::{Table, words};
 
 /// Chains may call each other no deeper than this.
 const DEPTH: u8 = 8;
@@ -32,48 +31,37 @@ enum Match {
     All,
 }
 
-struct Rule<'a> {
-    text: &'a str,
-    matches: Match,
-    target: String,
-}
-
 /// What happens to the packet in a chain.
-enum Outcome<'a> {
+enum Outcome {
     /// The caller goes on.
     Return,
     /// Nothing more happens to it in this table.
     Done,
     /// This rule replaces its source address.
-    Masqueraded(&'a str),
+    Masqueraded(String),
 }
 
-/// Returns the rule that replaces the source address of these packets, if there certainly is one. `saved` is the table nat.
-pub fn masquerading_rule<'a>(saved: &'a str, packet: &PodPacket<'_>) -> Option<&'a str> {
-    let mut chains: HashMap<&str, Vec<&str>> = HashMap::new();
-    for line in saved.lines() {
-        let mut words = line.split(' ');
-        if let (Some("-A"), Some(chain)) = (words.next(), words.next()) {
-            chains.entry(chain).or_default().push(line);
-        }
-    }
-    match follow(&chains, "POSTROUTING", packet, DEPTH) {
+/// Returns the rule of table nat that replaces the source address of these packets, if there certainly is one.
+pub fn masquerading_rule(nat: &Table, packet: &PodPacket<'_>) -> Option<String> {
+    match follow(nat, "POSTROUTING", packet, DEPTH) {
         Outcome::Masqueraded(rule) => Some(rule),
         Outcome::Return | Outcome::Done => None,
     }
 }
 
-fn follow<'a>(chains: &HashMap<&str, Vec<&'a str>>, chain: &str, packet: &PodPacket<'_>, depth: u8) -> Outcome<'a> {
-    for line in chains.get(chain).into_iter().flatten() {
-        let rule = parse(line, packet);
-        match (rule.target.as_str(), rule.matches) {
+fn follow(nat: &Table, chain: &str, packet: &PodPacket<'_>, depth: u8) -> Outcome {
+    for rule in nat.get(chain).into_iter().flat_map(|chain| &chain.rules) {
+        let (matches, target) = judge(rule, packet);
+        match (target.as_str(), matches) {
             (_, Match::None) => {}
-            ("MASQUERADE" | "SNAT", Match::Some | Match::All) => return Outcome::Masqueraded(rule.text),
+            ("MASQUERADE" | "SNAT", Match::Some | Match::All) => {
+                return Outcome::Masqueraded(format!("-A {chain} {rule}"));
+            }
             // What comes after a rule that may have taken the packet is not certain.
             ("RETURN", Match::Unknown | Match::All) => return Outcome::Return,
             ("ACCEPT" | "DROP", Match::Unknown | Match::All) => return Outcome::Done,
-            (target, Match::Some | Match::All) if depth > 0 && chains.contains_key(target) => {
-                match follow(chains, target, packet, depth - 1) {
+            (target, Match::Some | Match::All) if depth > 0 && nat.contains_key(target) => {
+                match follow(nat, target, packet, depth - 1) {
                     Outcome::Return => {}
                     outcome => return outcome,
                 }
@@ -84,10 +72,11 @@ fn follow<'a>(chains: &HashMap<&str, Vec<&'a str>>, chain: &str, packet: &PodPac
     Outcome::Return
 }
 
-fn parse<'a>(text: &'a str, packet: &PodPacket<'_>) -> Rule<'a> {
-    let words = split(text);
-    let mut rule = Rule { text, matches: Match::All, target: String::new() };
-    let (mut at, mut negated) = (2, false);
+/// Returns how far a rule matches, and its target.
+fn judge(rule: &str, packet: &PodPacket<'_>) -> (Match, String) {
+    let words = words(rule);
+    let (mut all, mut target) = (Match::All, String::new());
+    let (mut at, mut negated) = (0, false);
     while let Some(word) = words.get(at) {
         let value = words.get(at + 1).map(String::as_str).unwrap_or_default();
         let net =
@@ -98,7 +87,7 @@ fn parse<'a>(text: &'a str, packet: &PodPacket<'_>) -> Rule<'a> {
                 continue;
             }
             "-j" | "-g" => {
-                value.clone_into(&mut rule.target);
+                value.clone_into(&mut target);
                 break;
             }
             "-s" => (net().map_or(Match::Unknown, |net| of_net(net, packet.from, negated)), 2),
@@ -108,9 +97,9 @@ fn parse<'a>(text: &'a str, packet: &PodPacket<'_>) -> Rule<'a> {
             "--comment" => (Match::All, 2),
             _ => (Match::Unknown, 1),
         };
-        (rule.matches, at, negated) = (rule.matches.min(matches), at + taken, false);
+        (all, at, negated) = (all.min(matches), at + taken, false);
     }
-    rule
+    (all, target)
 }
 
 fn of_net(net: IpNet, range: IpNet, negated: bool) -> Match {
@@ -131,33 +120,15 @@ fn of_links(name: &str, links: &[&str], negated: bool) -> Match {
     }
 }
 
-/// Splits a line of `iptables-save` into words. Words in quotes are comments, whose quotes inside have a backslash.
-fn split(text: &str) -> Vec<String> {
-    let (mut words, mut word, mut quoted, mut escaped) = (Vec::new(), String::new(), false, false);
-    for char in text.chars() {
-        match char {
-            _ if escaped => {
-                word.push(char);
-                escaped = false;
-            }
-            '\\' => escaped = true,
-            '"' => quoted = !quoted,
-            ' ' if !quoted => words.push(std::mem::take(&mut word)),
-            _ => word.push(char),
-        }
-    }
-    words.push(word);
-    words
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weft_cni::iptables::Saved;
 
     fn found(rules: &str) -> Option<String> {
-        let saved = format!("*nat\n:POSTROUTING ACCEPT [0:0]\n{rules}\nCOMMIT\n");
+        let saved = Saved::parse(&format!("*nat\n:POSTROUTING ACCEPT [0:0]\n{rules}\nCOMMIT\n"));
         let (from, to) = ("10.5.7.0/24".parse().unwrap(), "10.5.0.0/16".parse().unwrap());
-        masquerading_rule(&saved, &PodPacket { from, to, links: &["flannel.1"] }).map(str::to_owned)
+        masquerading_rule(saved.table("nat").unwrap(), &PodPacket { from, to, links: &["flannel.1"] })
     }
 
     #[test]

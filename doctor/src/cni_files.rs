@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::cni_plugins;
 use super::node::{AgentAnswer, NodeFacts};
 use super::node_findings::{NodeFinding, env, finding};
 
 /// Files with these endings are configurations.
 const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
 /// The plugins that connect pods to weft's network.
-const OURS: [&str; 2] = ["flannel", "weft-veth"];
+pub(super) const OURS: [&str; 2] = ["flannel", "weft-veth"];
 /// A network is reported from this share of its addresses, in percent.
 const FULL: usize = 95;
 
@@ -37,6 +38,8 @@ pub struct Conf {
     pub name: String,
     /// The plugins that it needs, those of delegates included; or why it cannot be used.
     pub plugins: Result<Vec<String>, String>,
+    /// The subnet files that plugins of weft and flannel read.
+    pub subnet_files: Vec<PathBuf>,
 }
 
 /// Everything that was read.
@@ -48,6 +51,8 @@ pub struct CniFiles {
     pub confs: Vec<Conf>,
     /// The plugins of the first configuration that are in none of the directories. Empty if none of the directories exists.
     pub missing: Vec<String>,
+    /// The plugins of the first configuration that are there and cannot run, each with the reason.
+    pub broken: Vec<(PathBuf, String)>,
     /// The directories of plugins, for people.
     pub path: String,
     /// For each network of host-local its name, and the reserved addresses.
@@ -66,22 +71,29 @@ pub fn read(sources: &CniSources) -> CniFiles {
     };
     let is_conf =
         |name: &String| Path::new(name).extension().is_some_and(|kind| ENDINGS.iter().any(|ending| kind == *ending));
-    let conf = |name: String| Conf { plugins: plugins(&sources.conf_dir.join(&name)), name };
+    let conf = |name: String| {
+        let list = plugin_list(&sources.conf_dir.join(&name));
+        let subnet_files = list.iter().flatten().filter_map(cni_plugins::subnet_file).collect();
+        Conf { plugins: list.and_then(|list| plugins(&list)), subnet_files, name }
+    };
     let confs: Vec<Conf> = names(&sources.conf_dir).into_iter().filter(is_conf).map(conf).collect();
-    let wanted = confs.first().and_then(|first| first.plugins.as_ref().ok()).into_iter().flatten();
+    let wanted = || confs.first().and_then(|first| first.plugins.as_ref().ok()).into_iter().flatten();
     let has_dir = sources.path.iter().any(|dir| dir.is_dir());
     let is_missing = |plugin: &&String| !sources.path.iter().any(|dir| is_program(&dir.join(plugin)));
+    let place = |plugin: &String| sources.path.iter().map(|dir| dir.join(plugin)).find(|path| is_program(path));
+    let broken = wanted().filter_map(place).filter_map(|path| Some((path.clone(), cni_plugins::why_not(&path)?)));
     let reserved = |network: String| {
         let addrs = names(&sources.networks.join(&network)).iter().filter_map(|name| name.parse().ok()).collect();
         (network, addrs)
     };
     CniFiles {
         conf_dir: sources.conf_dir.clone(),
-        missing: wanted.filter(|_| has_dir).filter(is_missing).cloned().collect(),
+        missing: wanted().filter(|_| has_dir).filter(is_missing).cloned().collect(),
+        broken: broken.collect(),
         confs,
         path: sources.path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":"),
         reserved: names(&sources.networks).into_iter().map(reserved).collect(),
-        has_kubelet: super::processes::running(&["kubelet"]).is_some(),
+        has_kubelet: super::processes::is_running(&["kubelet"]),
     }
 }
 
@@ -89,19 +101,23 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
 }
 
-/// Returns the plugins that a configuration needs.
-fn plugins(path: &Path) -> Result<Vec<String>, String> {
+/// Returns the plugins of a configuration, as it describes them.
+fn plugin_list(path: &Path) -> Result<Vec<Value>, String> {
     let text = fs::read(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => "it is a link that leads nowhere".to_owned(),
         _ => error.to_string(),
     })?;
     let value: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    let list = match &value["plugins"] {
+    Ok(match &value["plugins"] {
         Value::Array(list) => list.clone(),
         _ => vec![value],
-    };
+    })
+}
+
+/// Returns the names of these plugins, and of those that they call.
+fn plugins(list: &[Value]) -> Result<Vec<String>, String> {
     let mut found: Vec<String> = Vec::new();
-    for plugin in &list {
+    for plugin in list {
         let kind = plugin["type"].as_str().filter(|kind| !kind.is_empty()).ok_or("a plugin in it has no `type`")?;
         let mut add = |value: &Value, default: Option<&str>| {
             let named = value["type"].as_str().or(default).filter(|name| !name.is_empty() && !name.contains('/'));
@@ -177,6 +193,8 @@ pub(super) fn cni(facts: &NodeFacts) -> Vec<NodeFinding> {
                       containernetworking-plugins; if the runtime has another directory, name it with --cni-path";
         findings.push(finding(evidence, remedy.to_owned()));
     }
+    findings.extend(cni_plugins::broken(facts));
+    findings.extend(cni_plugins::other_subnet_file(facts));
     findings
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Addresses of this node that another host on the LAN has, too. The kernel finds those of IPv6. For IPv4, this module asks the LAN as RFC 5227
-//! says: an ARP request for the address, with 0.0.0.0 as its sender, so that nobody learns anything from it.
+//! says: an ARP request for the address, with 0.0.0.0 as its sender, so that nobody learns anything from it. A MAC address that another host has,
+//! too, is found in the kernel's table of neighbours.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,10 +12,11 @@ use std::time::{Duration, Instant};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{LinkAddr, bind};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
-use weft_cni::rtnl::{Addr, Link, mac_text};
+use weft_netlink::rtnl::{Addr, Link, mac_text};
 
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, finding};
+use super::underlay::Tables;
 use super::uplinks::PathLinks;
 
 /// Requests for each address, and the time after each. A host on the LAN answers within a few milliseconds.
@@ -39,6 +41,32 @@ pub struct Duplicate {
     pub link: String,
     /// The MAC address of the other host.
     pub mac: Mac,
+}
+
+/// A MAC address of this node that another host has, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SameMac {
+    /// The link of this node that has it.
+    pub link: String,
+    /// The MAC address.
+    pub mac: Mac,
+    /// An address of the other host.
+    pub addr: IpAddr,
+    /// How many more addresses of others have this MAC address.
+    pub more: usize,
+}
+
+/// Returns the MAC addresses of uplinks that other hosts have, too, as the neighbours of the kernel show them.
+pub(super) fn same_macs(tables: &Tables<'_>, path: &PathLinks) -> Vec<SameMac> {
+    let is_own = |addr: IpAddr| tables.addrs.iter().any(|own| own.addr == addr);
+    let is_uplink = |link: &&Link| path.links.iter().any(|one| one.is_uplink && one.name == link.name);
+    let same_mac = |link: &Link| {
+        let mac = link.mac?;
+        let of_link = tables.neighbours.iter().filter(|neigh| neigh.index == link.index && neigh.mac == mac);
+        let mut others = of_link.map(|neigh| neigh.addr).filter(|addr| !is_own(*addr));
+        Some(SameMac { link: link.name.clone(), mac, addr: others.next()?, more: others.count() })
+    };
+    tables.links.iter().filter(is_uplink).filter_map(same_mac).collect()
 }
 
 /// Asks for the addresses of the uplinks.
@@ -124,7 +152,7 @@ fn sender(frame: &[u8; FRAME]) -> Option<(Ipv4Addr, Mac)> {
     Some((addr.into(), mac))
 }
 
-/// Another host has an address of this node.
+/// Another host has an address of this node, or its MAC address.
 pub(super) fn duplicate_address(facts: &NodeFacts) -> Vec<NodeFinding> {
     let v4 = |Duplicate { addr, link, mac }: &Duplicate| {
         let mac = mac_text(mac);
@@ -143,7 +171,21 @@ pub(super) fn duplicate_address(facts: &NodeFacts) -> Vec<NodeFinding> {
         );
         finding(evidence, remedy)
     };
-    facts.duplicates.iter().map(v4).chain(facts.path_links.duplicates.iter().map(v6)).collect()
+    let addresses = facts.duplicates.iter().map(v4).chain(facts.path_links.duplicates.iter().map(v6));
+    addresses.chain(facts.same_macs.iter().map(cloned)).collect()
+}
+
+fn cloned(SameMac { link, mac, addr, more }: &SameMac) -> NodeFinding {
+    let mac = mac_text(mac);
+    let who = if *more == 0 { format!("{addr} has") } else { format!("{addr} and {more} more addresses have") };
+    let evidence = format!(
+        "{who} the MAC address of this node's {link} ({mac}): one of the two is a cloned machine, and the switch sends packets for both to one of them"
+    );
+    let family = if addr.is_ipv6() { "-6 " } else { "" };
+    let remedy = format!(
+        "give one of them another MAC address (in the hypervisor, or `ip link set {link} address` with a free one); then ip {family}neigh del {addr} dev {link}"
+    );
+    finding(evidence, remedy)
 }
 
 #[cfg(test)]

@@ -4,11 +4,9 @@
 //! [`read`] asks the kernel, [`steps`] and [`route_steps`] decide, in functions without side effects. The rules of firewalls are read by the caller
 //! and judged in [`rules`].
 
+mod chance;
 pub mod facts;
 pub mod ipvs;
-pub mod kernel;
-pub mod links;
-pub mod nft;
 mod outcome;
 mod pod;
 mod pod_steps;

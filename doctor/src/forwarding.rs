@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether the kernel forwards the packets of pods: for each link by which they arrive, a sysctl can forbid it.
 
-use weft_cni::rtnl::{Link, Route};
+use weft_netlink::rtnl::{Link, Route};
 
 use super::node::{BRIDGE, NodeFacts, sysctl};
 use super::node_findings::{NodeFinding, env, finding};

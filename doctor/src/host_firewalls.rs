@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! ufw and firewalld: how their rules are known, and how they are told to accept packets of the tunnel.
 
-use super::explain::rules::Chains;
+use weft_cni::iptables::Table;
 
 /// The table of firewalld in nftables.
 const FIREWALLD: &str = "firewalld";
@@ -16,9 +16,9 @@ pub(super) enum HostFirewall {
 }
 
 impl HostFirewall {
-    /// Returns the program whose chains of iptables packets to this host pass.
-    pub(super) fn of_iptables(chains: &dyn Chains) -> Option<HostFirewall> {
-        let (_, rules) = chains.chain("INPUT")?;
+    /// Returns the program whose chains of iptables packets to this host pass, in table filter.
+    pub(super) fn of_iptables(filter: &Table) -> Option<HostFirewall> {
+        let rules = &filter.get("INPUT")?.rules;
         let leads_to = |begin: &str| rules.iter().any(|rule| rule.contains(begin));
         if leads_to("-j ufw") {
             Some(HostFirewall::Ufw)

@@ -4,30 +4,42 @@
 //! `weft explain`: follows one packet through this node ([`explain`]).
 //!
 //! `weft doctor pods`: finds what deleted pods left behind on a node ([`pods`]).
+//!
+//! All of them ask the kernel ([`kernel`]) and read /proc ([`processes`]).
 
 pub mod absent_agent;
-mod agent_problems;
+pub mod agent_problems;
+mod arp_rules;
 mod certificates;
 mod chains;
 pub mod cni_files;
+mod cni_plugins;
 pub mod duplicates;
 pub mod explain;
+mod filters;
 mod forwarding;
 mod host_firewalls;
 pub mod ipsec;
+pub mod kernel;
+pub mod legacy_tables;
 mod limits;
+pub mod lossy;
 pub mod node;
 pub mod node_findings;
 pub mod offload;
 mod other_networks;
 pub mod other_rules;
+mod own_subnet;
+mod peer_port;
 mod pod_links;
 pub mod pods;
-mod processes;
+mod policy_rules;
+pub mod processes;
 mod programs;
 mod rule_findings;
 pub mod store;
 mod store_findings;
+mod tunnel;
 mod tunnel_rules;
 pub mod underlay;
 mod uplinks;

@@ -10,6 +10,7 @@ use nix::unistd::geteuid;
 
 use super::node::{Fill, NodeFacts, unwritable};
 use super::node_findings::{NodeFinding, finding};
+use super::processes;
 
 /// A limit is reported from this share, in percent.
 const FULL: u64 = 95;
@@ -45,14 +46,10 @@ pub fn read(dirs: &[&Path]) -> Limits {
 /// Counts the inotify instances of root's processes.
 fn inotify_instances() -> io::Result<u64> {
     let mut count = 0;
-    for process in fs::read_dir("/proc")?.flatten() {
-        let is_process = process.file_name().to_string_lossy().parse::<u32>().is_ok();
-        if !is_process || process.metadata().map_or(true, |about| about.uid() != 0) {
-            continue;
+    for process in processes::all()? {
+        if process.dir.metadata().is_ok_and(|about| about.uid() == 0) {
+            count += process.files().filter(|file| file == Path::new("anon_inode:inotify")).count() as u64;
         }
-        let fds = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        let is_instance = |target: PathBuf| target == Path::new("anon_inode:inotify");
-        count += fds.filter(|fd| fs::read_link(fd.path()).is_ok_and(is_instance)).count() as u64;
     }
     Ok(count)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads what `weft doctor` examines: files, sysctls and the kernel's tables, without drawing conclusions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -11,22 +11,27 @@ use anyhow::Context;
 use ipnet::IpNet;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
-use weft_cni::rtnl::{Addr, Link, Neigh, Rtnl};
+use weft_netlink::rtnl::{Addr, Link, Neigh, Rtnl};
 use weft_subnet::env::SubnetEnv;
 
 use super::absent_agent::{self, AbsentAgent};
+use super::agent_problems::AgentProblem;
 use super::cni_files::{self, CniFiles, CniSources};
-use super::duplicates::{self, Duplicate};
+use super::duplicates::{self, Duplicate, SameMac};
+use super::filters::{self, PodFilter};
 use super::forwarding::{self, Forwarding};
 use super::ipsec::{self, Taken};
 use super::limits::{self, Limits};
+use super::lossy::LossyPeer;
 use super::node_findings::NodeFinding;
 use super::offload::{self, Offloaded};
 use super::other_networks::{self, Leftover};
 use super::other_rules::{self, RuleFacts};
 use super::pod_links::{self, PodLinks};
+use super::policy_rules::PolicyRules;
 use super::processes;
 use super::store::{self, StoreAnswer, StoreFacts, StoreSources};
+use super::tunnel::{self, Tunnel};
 use super::tunnel_rules::{self, DroppingRule};
 use super::underlay::{self, Fault, PeerAddress, Tables};
 use super::uplinks::{self, PathLinks};
@@ -35,15 +40,12 @@ use super::ways::{self, WayFacts};
 /// The bridge of flannel's CNI plugin.
 pub const BRIDGE: &str = "cni0";
 
-/// With this backend, or without a known one, packets between nodes are those of a vxlan device.
-const VXLAN: &str = "vxlan";
-
 /// What is examined.
 #[derive(Debug, Default, Clone)]
 pub struct NodeSources {
     /// The subnet file of the agent.
     pub subnet_file: PathBuf,
-    /// The UDP port of the tunnel.
+    /// The UDP port of the tunnel of the backend vxlan.
     pub port: u16,
     /// The socket on which the agent was asked.
     pub socket: PathBuf,
@@ -53,6 +55,8 @@ pub struct NodeSources {
     pub absent_agent: AbsentAgent,
     /// The backend of the agent; empty if this is not known.
     pub backend: String,
+    /// The UDP port of the tunnel of the backends udp and wireguard, if it is known.
+    pub tunnel_port: Option<u16>,
     /// The addresses that this node publishes, if the agent named them.
     pub published: Vec<IpAddr>,
     /// The link by which the agent reaches peers, if it named one.
@@ -63,6 +67,8 @@ pub struct NodeSources {
     pub peers: Vec<IpAddr>,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
+    /// Other peers, to which some packets get lost.
+    pub lossy: Vec<LossyPeer>,
     /// Agents of flannel that run with the same subnet file, for people.
     pub other_agents: Vec<String>,
     /// The directory in which the agent keeps what survives a restart.
@@ -79,10 +85,15 @@ pub enum AgentAnswer {
     /// No agent answers, as before the first start.
     #[default]
     None,
-    /// An agent holds the socket, but does not show its status. The text says why.
-    Failed(String),
+    /// An agent holds the socket, but does not show its status.
+    Failed {
+        /// Why it does not, in words.
+        why: String,
+        /// The process ID of the agent, if its process is stopped.
+        stopped: Option<u32>,
+    },
     /// The problems that the agent reports.
-    Problems(Vec<String>),
+    Problems(Vec<AgentProblem>),
 }
 
 /// The subnet file.
@@ -95,6 +106,16 @@ pub enum SubnetFile {
     Bad(String),
     /// The content.
     Good(SubnetEnv),
+}
+
+impl SubnetFile {
+    /// Returns the subnets of this node, if the file names them.
+    fn subnets(&self) -> Vec<IpNet> {
+        match self {
+            SubnetFile::Good(env) => env.subnets.iter().collect(),
+            SubnetFile::Missing | SubnetFile::Bad(_) => Vec::new(),
+        }
+    }
 }
 
 /// The bridge of the CNI plugin.
@@ -124,7 +145,7 @@ pub struct NodeFacts {
     pub subnet_file: SubnetFile,
     /// Why the directory of the subnet file cannot be written, if it cannot.
     pub unwritable: Option<String>,
-    /// The UDP port of the tunnel.
+    /// The UDP port of the tunnel: that of weft's vxlan device, if there is one.
     pub port: u16,
     /// The programs that have a socket on this port, with their process IDs.
     pub port_users: Vec<String>,
@@ -132,6 +153,8 @@ pub struct NodeFacts {
     pub bridge: Option<Bridge>,
     /// net.bridge.bridge-nf-call-iptables; `None` without the module br_netfilter.
     pub bridge_calls_iptables: Option<u64>,
+    /// net.bridge.bridge-nf-call-ip6tables; `None` without the module br_netfilter.
+    pub bridge_calls_ip6tables: Option<u64>,
     /// The entries below net.ipv6.conf that switch IPv6 off for our links, now or when they are made.
     pub ipv6_disabled: Vec<String>,
     /// The connection tracking table, if the module is loaded.
@@ -146,14 +169,20 @@ pub struct NodeFacts {
     pub forwarding: Forwarding,
     /// The links by which packets between nodes pass.
     pub path_links: PathLinks,
+    /// The filters of tc at links of pods that drop packets, or may do so.
+    pub filters: Vec<PodFilter>,
     /// The IPv4 addresses of this node that another host has, too.
     pub duplicates: Vec<Duplicate>,
+    /// The MAC addresses of this node that another host has, too.
+    pub same_macs: Vec<SameMac>,
     /// The policies of IPsec that take packets between pods.
     pub ipsec: Vec<Taken>,
     /// The tunnel devices that leave checksums to a card that may spoil them.
     pub offload: Vec<Offloaded>,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
+    /// Other peers, to which some packets get lost.
+    pub lossy: Vec<LossyPeer>,
     /// The rules of other programs.
     pub rules: RuleFacts,
     /// The rules that drop packets of the tunnel.
@@ -180,13 +209,6 @@ pub struct NodeFacts {
     pub not_examined: Vec<(&'static str, String)>,
 }
 
-impl NodeFacts {
-    /// Returns the UDP port of the tunnel: that of weft's device, if there is one.
-    pub fn tunnel_port(&self) -> u16 {
-        self.ways.port().unwrap_or(self.port)
-    }
-}
-
 /// Reads everything.
 ///
 /// # Errors
@@ -196,17 +218,13 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let links = kernel.links()?;
     let addrs = kernel.addrs()?;
     let subnet_file = read_subnet_file(&sources.subnet_file);
-    let subnets: Vec<IpNet> = match &subnet_file {
-        SubnetFile::Good(env) => env.subnets.iter().collect(),
-        _ => Vec::new(),
-    };
+    let subnets = subnet_file.subnets();
     let (routes, neighbours) = (kernel.main_table()?, kernel.neighbours()?);
-    let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours };
-    let ways = ways::read(&links, &addrs, &routes, &subnets)?;
-    let rules = other_rules::read(links.iter().map(|link| link.name.as_str()), &subnets, &ways.to_peers);
-    let has_vxlan = sources.backend.is_empty() || sources.backend == VXLAN;
-    let port = ways.port().unwrap_or(sources.port);
-    let tunnel = has_vxlan.then_some((sources.peers.as_slice(), port));
+    let policy = PolicyRules::read().context("read the policy rules")?;
+    let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours, policy: &policy };
+    let ways = ways::read(&tables, &subnets)?;
+    let rules = other_rules::read((&links, &addrs), &subnets, &ways.to_peers);
+    let (tunnel, vxlan_port) = (Tunnel::of(sources, &ways), tunnel::vxlan_port(sources, &ways));
     // A kernel without queueing disciplines has none that matters.
     let qdiscs = kernel.qdiscs().unwrap_or_default();
     let path_links = uplinks::read(&links, (&addrs, &routes), &qdiscs, &sources.published);
@@ -223,21 +241,26 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         path: sources.subnet_file.clone(),
         subnet_file,
         unwritable: unwritable(&sources.subnet_file),
-        port: sources.port,
-        port_users: port_users(has_vxlan.then_some(port)).context("look for the programs that use UDP ports")?,
+        port: ways.port().unwrap_or(sources.port),
+        port_users: port_users(vxlan_port).context("look for the programs that use UDP ports")?,
         bridge: bridge(&links, &addrs),
         bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),
+        bridge_calls_ip6tables: sysctl("bridge/bridge-nf-call-ip6tables"),
         ipv6_disabled: ipv6_disabled(&links, &ways),
         conntrack: conntrack(),
         neighbours: neighbour_tables(&neighbours),
         pods: pod_links::read(&links, &addrs, &routes),
         forwarding: forwarding::read(&links, &routes),
         duplicates,
+        same_macs: duplicates::same_macs(&tables, &path_links),
         offload: offload::read(&links, &path_links, Path::new("/sys/class/net")),
         path_links,
+        // A kernel without filters has none that drop packets.
+        filters: filters::read(&links, &qdiscs).unwrap_or_default(),
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
-        dropping: tunnel_rules::read(tunnel, &subnets, &rules.iptables)?,
+        lossy: sources.lossy.clone(),
+        dropping: tunnel_rules::read(tunnel.map(|tunnel| (&*sources.peers, tunnel)), &subnets, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),
         cni: cni_files::read(&sources.cni),
@@ -247,7 +270,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         store: store::read(&sources.store),
         agent: sources.agent.clone(),
         absent_agent: absent_agent::absent_agent(sources, &links),
-        underlay: underlay::read(&tables, sources).context("ask for the ways to peers")?,
+        underlay: underlay::read(&tables, sources, tunnel.and_then(Tunnel::port))
+            .context("ask for the ways to peers")?,
         backend: sources.backend.clone(),
         not_examined,
     })
@@ -357,33 +381,25 @@ fn neighbour_tables(all: &[Neigh]) -> Vec<(&'static str, Fill)> {
 /// lowest number.
 fn port_users(port: Option<u16>) -> io::Result<Vec<String>> {
     let Some(port) = port else { return Ok(Vec::new()) };
-    let mut inodes = BTreeSet::new();
+    let mut sockets = BTreeSet::new();
     for file in ["udp", "udp6"] {
         // Without IPv6 in the kernel there is no second file.
         let text = fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-        inodes.extend(text.lines().skip(1).filter_map(|line| socket_on(line, port)));
+        sockets.extend(text.lines().skip(1).filter_map(|line| socket_on(line, port)));
     }
-    if inodes.is_empty() {
+    if sockets.is_empty() {
         return Ok(Vec::new());
     }
-    let mut owners: BTreeMap<String, u32> = BTreeMap::new();
-    for process in fs::read_dir("/proc")?.flatten() {
-        // `self` and `thread-self` would name the same processes again.
-        let Ok(pid) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
-        // A process may end meanwhile.
-        for fd in fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten() {
-            let Ok(target) = fs::read_link(fd.path()) else { continue };
-            if let Some(socket) = inodes.get(&*target.to_string_lossy()) {
-                owners.entry(socket.clone()).and_modify(|owner| *owner = pid.min(*owner)).or_insert(pid);
-            }
+    let mut all = processes::all()?;
+    all.sort_unstable_by_key(|process| process.pid);
+    let mut users = Vec::new();
+    for process in all {
+        // A socket that was found is not looked for in later processes.
+        if process.files().filter(|file| sockets.remove(&*file.to_string_lossy())).count() > 0 {
+            users.push(process.to_string());
         }
     }
-    let pids: BTreeSet<u32> = owners.into_values().collect();
-    let named = |pid: u32| {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        format!("{} (pid {pid})", name.trim())
-    };
-    Ok(pids.into_iter().map(named).collect())
+    Ok(users)
 }
 
 /// Returns how /proc/PID/fd shows the socket of a line of /proc/net/udp, if the socket is bound to this port.

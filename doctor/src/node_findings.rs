@@ -6,12 +6,13 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use weft_subnet::env::SubnetEnv;
 
-use super::agent_problems;
+use super::agent_problems::AgentProblem;
 use super::cni_files;
 use super::duplicates;
 use super::forwarding::forwarding;
 use super::ipsec;
 use super::limits;
+use super::lossy;
 use super::node::{AgentAnswer, BRIDGE, NodeFacts, SubnetFile};
 use super::offload;
 use super::other_networks;
@@ -83,7 +84,7 @@ pub const CHECKS: [Check; 35] = [
     },
     Check {
         name: "traffic-control",
-        about: "netem, XDP programs or filters of tc may drop packets",
+        about: "netem, XDP programs, filters or rate limits of tc may drop packets",
         decide: uplinks::traffic_control,
     },
     Check { name: "forwarding", about: "the kernel does not forward packets of pods", decide: forwarding },
@@ -182,11 +183,18 @@ pub(super) fn env(facts: &NodeFacts) -> Option<&SubnetEnv> {
 fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
     match &facts.agent {
         AgentAnswer::None => facts.absent_agent.iter().cloned().collect(),
-        AgentAnswer::Failed(why) => {
-            let remedy = "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned();
+        AgentAnswer::Failed { why, stopped } => {
+            let remedy = match stopped {
+                Some(pid) => format!(
+                    "kill -CONT {pid}; then find out who stopped it (SIGSTOP, a debugger); pods keep their network meanwhile"
+                ),
+                None => "read the log of the agent, and restart it if this lasts; pods keep their network".to_owned(),
+            };
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
-        AgentAnswer::Problems(problems) => problems.iter().map(|problem| agent_problems::reported(problem)).collect(),
+        AgentAnswer::Problems(problems) => {
+            problems.iter().map(AgentProblem::finding).chain(lossy::lossy(facts)).collect()
+        }
     }
 }
 
@@ -206,7 +214,7 @@ fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
 }
 
 fn port(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let port = facts.tunnel_port();
+    let port = facts.port;
     let one = |user: &String| {
         let remedy = format!("stop {user}, or choose another Port in the net-conf of the whole cluster");
         finding(format!("{user} has a socket on UDP port {port}, so a vxlan device cannot use this port"), remedy)
@@ -245,14 +253,19 @@ fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
 }
 
 fn br_netfilter(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let evidence = match (&facts.bridge, facts.bridge_calls_iptables) {
-        (Some(_), None) => "the module br_netfilter is not loaded",
-        (Some(_), Some(0)) => "net.bridge.bridge-nf-call-iptables is 0",
+    let has_v6 = env(facts).is_some_and(|env| env.subnets.v6.is_some());
+    let (sysctl, evidence) = match (facts.bridge_calls_iptables, facts.bridge_calls_ip6tables) {
+        (None, _) => ("iptables", "the module br_netfilter is not loaded"),
+        (Some(0), _) => ("iptables", "net.bridge.bridge-nf-call-iptables is 0"),
+        (_, Some(0)) if has_v6 => ("ip6tables", "net.bridge.bridge-nf-call-ip6tables is 0"),
         _ => return Vec::new(),
     };
+    if facts.bridge.is_none() {
+        return Vec::new();
+    }
     let evidence =
         format!("{BRIDGE} exists and {evidence}: a pod may not reach a service whose pod is on the same node");
-    vec![finding(evidence, "modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-iptables=1".to_owned())]
+    vec![finding(evidence, format!("modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-{sysctl}=1"))]
 }
 
 fn ipv6(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -317,7 +330,7 @@ mod tests {
 
     #[test]
     fn only_the_chosen_checks_run_and_problems_of_the_agent_are_findings() {
-        let agent = AgentAnswer::Problems(vec!["no lease".to_owned()]);
+        let agent = AgentAnswer::Problems(vec![AgentProblem::new("no lease")]);
         let not_examined = vec![("port", "other users".to_owned())];
         let port_users = vec!["nc (pid 7)".to_owned()];
         let facts = NodeFacts { agent, port_users, not_examined, ..NodeFacts::default() };

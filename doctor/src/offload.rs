@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use weft_cni::rtnl::Link;
 use weft_netlink::ethtool::{self, TX_CHECKSUM};
+use weft_netlink::rtnl::Link;
 
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, finding};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Other networks for pods on this node: another agent beside weft, and what such networks left behind.
 
-use weft_cni::rtnl::Link;
+use weft_cni::iptables::{Saved, target, words};
+use weft_netlink::rtnl::Link;
 
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, finding};
@@ -67,7 +68,7 @@ pub fn read(links: &[Link], iptables: &[SavedRules]) -> Vec<Leftover> {
         .filter(|left| {
             let programs =
                 KNOWN.iter().find(|known| known.name == left.network).map_or(&[][..], |known| known.programs);
-            processes::running(programs).is_none()
+            !processes::is_running(programs)
         })
         .collect()
 }
@@ -75,15 +76,26 @@ pub fn read(links: &[Link], iptables: &[SavedRules]) -> Vec<Leftover> {
 fn left_by(known: &Known, links: &[Link], iptables: &[SavedRules]) -> Leftover {
     let names = links.iter().filter(|link| known.links.contains(&link.name.as_str()));
     let rules = iptables.iter().find_map(|saved| {
-        let mut lines = saved.filter.lines().chain(saved.nat.lines());
-        lines.find_map(|line| {
-            let chain = line.strip_prefix("-A ")?.split(' ').next()?;
-            let target = line.rsplit_once(" -j ")?.1.split(' ').next()?;
-            let prefix = known.chains.iter().find(|prefix| target.starts_with(**prefix))?;
-            BUILT_IN.contains(&chain).then(|| (saved.program.clone(), line.to_owned(), (*prefix).to_owned()))
-        })
+        let (rule, prefix) = jump(known, &saved.tables)?;
+        Some((saved.program.clone(), rule, prefix.to_owned()))
     });
     Leftover { network: known.name, rules, links: names.map(|link| link.name.clone()).collect() }
+}
+
+/// Returns the first rule by which a chain of the kernel leads to one of this network, and how the name of that one begins.
+fn jump(known: &Known, saved: &Saved) -> Option<(String, &'static str)> {
+    for table in ["filter", "nat"].into_iter().filter_map(|name| saved.table(name)) {
+        for chain in BUILT_IN {
+            for rule in table.get(chain).into_iter().flat_map(|chain| &chain.rules) {
+                let words = words(rule);
+                let Some((target, _)) = target(&words) else { continue };
+                if let Some(prefix) = known.chains.iter().find(|prefix| target.starts_with(**prefix)) {
+                    return Some((format!("-A {chain} {rule}"), *prefix));
+                }
+            }
+        }
+    }
+    None
 }
 
 /// Rules and links of a network that does not run any more.

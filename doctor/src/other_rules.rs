@@ -4,23 +4,31 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
 
+use super::arp_rules;
+use super::explain::ipvs::LINK;
+use super::explain::rules::{Fate, Tested};
+use super::kernel::entries::Packet;
+use super::kernel::nft;
+use super::legacy_tables::side_tables;
+use super::node::BRIDGE;
+use super::processes::{self, Process};
+use super::programs::{LIMIT, ProgramError, run};
 use ipnet::IpNet;
+use weft_cni::iptables::{Saved, Table};
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
+use weft_netlink::rtnl::{Addr, Link};
 use weft_netlink::socket::Netlink;
 
-use super::explain::facts::Packet;
-use super::explain::nft;
-use super::explain::rules::{Fate, Tested};
-use super::node::BRIDGE;
-use super::programs::{LIMIT, ProgramError, run};
-
 /// Where the kernel lists the tables of iptables-legacy, for IPv4 and IPv6.
-const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+pub(super) const LEGACY_TABLES: [&str; 2] =
+    ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
 /// The tables of iptables that its programs list.
 const LISTED: [&str; 2] = ["filter", "nat"];
+
+/// The table of filters.
+pub(super) const FILTER: &str = "filter";
 
 /// The rules of one flavour and one family of iptables.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -29,10 +37,16 @@ pub struct SavedRules {
     pub program: String,
     /// True if its tables are in nftables, too.
     pub in_nftables: bool,
-    /// Table nat, as the program prints it.
-    pub nat: String,
-    /// Table filter, as the program prints it.
-    pub filter: String,
+    /// The tables nat and filter, and those of the tables raw, mangle and security that are not in nftables, if they exist.
+    pub tables: Saved,
+}
+
+impl SavedRules {
+    /// Returns the tables that filter packets, with their names, in the order in which packets pass them.
+    pub(super) fn filters(&self) -> impl Iterator<Item = (&'static str, &Table)> {
+        let names = ["raw", "mangle", FILTER, "security"];
+        names.into_iter().filter_map(|name| Some((name, self.tables.table(name)?)))
+    }
 }
 
 /// A rule of nftables.
@@ -51,26 +65,28 @@ pub struct RuleFacts {
     pub iptables: Vec<SavedRules>,
     /// What `nft list ruleset` prints; `None` if there is no such program.
     pub nft: Option<String>,
+    /// What `arptables-legacy-save` prints; empty without its table or the program.
+    pub arptables: String,
     /// The rules of nftables that replace the source address of packets to pods of other nodes.
     pub nft_masquerades: Vec<NftRule>,
     /// kube-proxy with its process ID, if it runs in this network namespace.
     pub kube_proxy: Option<String>,
     /// True if kube-proxy carries services by IPVS.
     pub ipvs: bool,
+    /// True if services have addresses for IPVS, and its table is empty.
+    pub ipvs_is_empty: bool,
     /// What could not be read.
     pub unreadable: Option<String>,
 }
 
-/// Reads the rules. `links` contains the names of all links, `subnets` those of this node, and `to_peers` a destination for each link by which
-/// packets to pods of other nodes leave.
-pub fn read<'a>(
-    links: impl IntoIterator<Item = &'a str>,
-    subnets: &[IpNet],
-    to_peers: &[(String, IpNet)],
-) -> RuleFacts {
+/// Reads the rules. `links` and `addrs` are all of this node, `subnets` are its subnets, and `to_peers` contains a destination for each link by
+/// which packets to pods of other nodes leave.
+pub fn read((links, addrs): (&[Link], &[Addr]), subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> RuleFacts {
     let mut facts = RuleFacts {
         kube_proxy: kube_proxy(),
-        ipvs: links.into_iter().any(|name| name == "kube-ipvs0"),
+        ipvs: links.iter().any(|link| link.name == LINK),
+        ipvs_is_empty: ipvs_is_empty(links, addrs),
+        arptables: arp_rules::read_legacy(),
         ..RuleFacts::default()
     };
     for (family, legacy_tables) in ["iptables", "ip6tables"].into_iter().zip(LEGACY_TABLES) {
@@ -100,12 +116,14 @@ pub fn read<'a>(
 fn saved(family: &str, legacy: Option<&str>) -> Result<SavedRules, ProgramError> {
     let in_nftables = legacy.is_none();
     let with = |program: String| {
-        let table = |name: &str| {
-            let exists = legacy.is_none_or(|tables| tables.lines().any(|table| table == name));
-            if exists { run(&format!("{program}-save"), &["-t", name], LIMIT) } else { Ok(String::new()) }
-        };
-        let (nat, filter) = (table("nat")?, table("filter")?);
-        Ok(SavedRules { program, in_nftables, nat, filter })
+        let mut text = String::new();
+        for name in LISTED {
+            if legacy.is_none_or(|tables| tables.lines().any(|table| table == name)) {
+                text += &run(&format!("{program}-save"), &["-t", name], LIMIT)?;
+            }
+        }
+        text += &side_tables(&program, legacy.unwrap_or_default())?;
+        Ok(SavedRules { program, in_nftables, tables: Saved::parse(&text) })
     };
     match with(format!("{family}-{}", if in_nftables { "nft" } else { "legacy" })) {
         // A program that is older than the flavours does not name its own.
@@ -155,15 +173,35 @@ fn nft_masquerades(
     Ok(found)
 }
 
+/// Returns true if the link of kube-proxy has addresses of services, and IPVS carries none.
+fn ipvs_is_empty(links: &[Link], addrs: &[Addr]) -> bool {
+    let link = links.iter().find(|link| link.name == LINK);
+    let has_services = link.is_some_and(|link| addrs.iter().any(|addr| addr.index == link.index && addr.global));
+    has_services && fs::read_to_string("/proc/thread-self/net/ip_vs").is_ok_and(|table| lists_no_service(&table))
+}
+
+fn lists_no_service(table: &str) -> bool {
+    let is_service = |line: &str| ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|begin| line.starts_with(begin));
+    !table.lines().any(is_service)
+}
+
 fn kube_proxy() -> Option<String> {
     let own = fs::read_link("/proc/thread-self/ns/net").ok()?;
-    let is_kube_proxy = |process: &Path| {
-        fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "kube-proxy")
-            && fs::read_link(process.join("ns/net")).is_ok_and(|netns| netns == own)
-    };
-    let number = |process: &Path| process.file_name()?.to_str()?.parse::<u32>().ok();
-    let mut processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
-    processes.find_map(|process| {
-        number(&process).filter(|_| is_kube_proxy(&process)).map(|pid| format!("kube-proxy (pid {pid})"))
-    })
+    let is_here = |process: &Process| fs::read_link(process.dir.join("ns/net")).is_ok_and(|netns| netns == own);
+    let is_kube_proxy = |process: &Process| process.name() == "kube-proxy" && is_here(process);
+    processes::all().ok()?.into_iter().find(is_kube_proxy).map(|process| process.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lists_no_service;
+
+    #[test]
+    fn a_table_of_ipvs_without_a_service_has_only_its_head() {
+        let head = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n";
+        assert!(lists_no_service(head));
+        assert!(!lists_no_service(&format!(
+            "{head}TCP  0A600001:01BB rr\n  -> 0A050102:1F90      Masq    1      0          0\n"
+        )));
+    }
 }

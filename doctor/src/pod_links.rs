@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use weft_cni::rtnl::{Addr, BridgePort, Link, Route};
 use weft_cni::veth::ALIAS;
+use weft_netlink::rtnl::{Addr, BridgePort, Link, Route};
 use weft_subnet::env::gateway;
 
 use super::node::{BRIDGE, NodeFacts};
 use super::node_findings::{NodeFinding, env, finding};
+use super::own_subnet;
 use super::ways::is_ours;
 
 /// The bridge plugin names the host's end of a pod's veth pair so, followed by eight hexadecimal digits.
@@ -48,8 +49,11 @@ pub struct PodLinks {
     pub orphans: Vec<String>,
     /// Links of pods that are in another bridge than cni0, each with the name of that bridge.
     pub strays: Vec<(String, String)>,
-    /// The addresses of all links, except for those of weft's devices and of routed pods, and for the address of the gateway at links of pods.
-    pub addrs: Vec<(String, IpAddr)>,
+    /// The addresses of all links, with their prefix lengths, except for those of weft's devices and of routed pods, and for the address of the
+    /// gateway at links of pods.
+    pub addrs: Vec<(String, IpNet)>,
+    /// The destinations of the routes over the bridge that need no gateway.
+    pub connected: Vec<IpNet>,
 }
 
 /// Reads from the tables of the kernel what concerns pods.
@@ -78,8 +82,14 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
         // The CNI plugin ptp gives every link of a pod the gateway alone, without the subnet.
         let is_alone = addr.len == if addr.addr.is_ipv4() { 32 } else { 128 };
         let of_pod = link.kind == VETH && link.peer_netns.is_some();
-        (!(is_alone && of_pod)).then(|| (link.name.clone(), addr.addr))
+        let addr = IpNet::new(addr.addr, addr.len).ok()?;
+        (!(is_alone && of_pod)).then(|| (link.name.clone(), addr))
     };
+    let is_connected = |route: &&Route| {
+        let of_bridge = bridge.is_some_and(|bridge| bridge.index == route.index);
+        of_bridge && route.gateway.is_none() && !route.refuses
+    };
+    let connected = routes.iter().filter(is_connected);
     PodLinks {
         bridge_up: bridge.map(|bridge| bridge.up),
         promiscuous: bridge.is_some_and(|bridge| bridge.promiscuous),
@@ -88,6 +98,7 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
         orphans: links.iter().filter(is_orphan).map(|link| link.name.clone()).collect(),
         strays: bridge.map(|bridge| strays(bridge, links, addrs)).unwrap_or_default(),
         addrs: addrs.iter().filter(|addr| addr.global).filter_map(named).collect(),
+        connected: connected.filter_map(|route| IpNet::new(route.dst?, route.len).ok()).collect(),
     }
 }
 
@@ -161,7 +172,7 @@ pub(super) fn bridge(facts: &NodeFacts) -> Vec<NodeFinding> {
     }
     for subnet in env.subnets.iter() {
         let of_family = |addr: &IpAddr| addr.is_ipv4() == subnet.addr().is_ipv4();
-        let has_address = pods.addrs.iter().any(|(link, addr)| link == BRIDGE && of_family(addr));
+        let has_address = pods.addrs.iter().any(|(link, addr)| link == BRIDGE && of_family(&addr.addr()));
         if ports > 0 && !has_address {
             let evidence = format!(
                 "{BRIDGE} connects {ports} pods and has no address in {}, which is their gateway",
@@ -169,6 +180,9 @@ pub(super) fn bridge(facts: &NodeFacts) -> Vec<NodeFinding> {
             );
             let remedy = format!("ip addr add {}/{} dev {BRIDGE}", gateway(subnet), subnet.prefix_len());
             findings.push(finding(evidence, remedy));
+        }
+        if ports > 0 && pods.bridge_up == Some(true) {
+            findings.extend(own_subnet::not_connected(pods, subnet));
         }
         findings.extend(two_links(pods, subnet));
     }
@@ -212,6 +226,18 @@ fn ports_that_drop(pods: &PodLinks) -> Vec<NodeFinding> {
         let remedy = format!("bridge link set dev {first} learning on flood on; and so on for each of these ports");
         findings.push(finding(evidence, remedy));
     }
+    let locked = || ports().filter(|(_, port)| port.locked).map(|(name, _)| name);
+    if let Some(first) = locked().next() {
+        let evidence = format!(
+            "{} ports of {BRIDGE} are locked ({}): it drops what these pods send",
+            locked().count(),
+            some_of(locked())
+        );
+        findings.push(finding(
+            evidence,
+            format!("bridge link set dev {first} locked off; and so on for each of these ports"),
+        ));
+    }
     findings
 }
 
@@ -226,7 +252,7 @@ fn strays_found(pods: &PodLinks) -> Vec<NodeFinding> {
 
 /// Two links have addresses in the subnet of this node, so packets to its pods leave by the wrong one.
 fn two_links(pods: &PodLinks, subnet: IpNet) -> Option<NodeFinding> {
-    let inside = pods.addrs.iter().filter(|(_, addr)| subnet.trunc().contains(addr));
+    let inside = pods.addrs.iter().filter(|(_, addr)| subnet.trunc().contains(&addr.addr()));
     let links: BTreeSet<&str> = inside.map(|(link, _)| link.as_str()).collect();
     let other = links.iter().find(|link| **link != BRIDGE).filter(|_| links.len() > 1)?;
     let evidence = format!(

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use weft_cni::env::{Request, Verb};
-use weft_cni::rtnl::Rtnl;
 use weft_cni::{flannel, hostlocal, plugin};
+use weft_netlink::rtnl::Rtnl;
 
 pub use findings::{Finding, Verdict};
 
@@ -182,10 +182,10 @@ fn remove(leak: &Leak, sources: &Sources) -> Result<(), weft_cni::spec::Error> {
         Leak::VethPair { name, index } => {
             let mut host = Rtnl::open()?;
             // Another link may have got the name since the examination.
-            match host.link(name)?.filter(|link| link.index == *index) {
-                Some(link) => host.remove_link(link.index),
-                None => Ok(()),
+            if let Some(link) = host.link(name)?.filter(|link| link.index == *index) {
+                host.remove_link(link.index)?;
             }
+            Ok(())
         }
         Leak::Address { path, container } => {
             let dir = path.parent().unwrap_or(Path::new("/"));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which network namespaces have processes in them, and which processes mention a container.
+//! The processes of this machine: which network namespaces they are in, and which ones mention a container.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -11,10 +12,53 @@ use std::path::{Path, PathBuf};
 /// another PID namespace does not see every process.
 const HOST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
+/// A process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// The process id.
+    pub pid: u32,
+    /// Its directory below /proc.
+    pub dir: PathBuf,
+}
+
+impl Process {
+    /// Returns the name of its command. It is empty if the process has ended.
+    pub fn name(&self) -> String {
+        fs::read_to_string(self.dir.join("comm")).unwrap_or_default().trim_end().to_owned()
+    }
+
+    /// Returns what its open files are, such as `socket:[4711]`. There are none if the process has ended or belongs to another user.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let links = fs::read_dir(self.dir.join("fd")).into_iter().flatten().flatten();
+        links.filter_map(|link| fs::read_link(link.path()).ok())
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", self.name(), self.pid)
+    }
+}
+
+/// Returns all processes of our PID namespace. Each of them may end before it is looked at.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn all() -> io::Result<Vec<Process>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let dir = entry?.path();
+        // `self` and `thread-self` would name the same processes again.
+        let pid = dir.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse::<u32>().ok());
+        all.extend(pid.map(|pid| Process { pid, dir }));
+    }
+    Ok(all)
+}
+
 /// Device and inode of a namespace.
 pub type Id = (u64, u64);
 
-/// The processes of this machine.
+/// What all processes show together.
 #[derive(Debug, Default)]
 pub struct Processes {
     /// The network namespaces that have threads in them, each with a path to it.
@@ -24,33 +68,28 @@ pub struct Processes {
     pub texts: Vec<String>,
 }
 
-/// Reads /proc. A process that ends meanwhile is ignored.
+/// Reads what all processes show. One that ends meanwhile is ignored.
 ///
 /// # Errors
 /// /proc cannot be read.
 pub fn read() -> io::Result<Processes> {
-    let mut all = Processes::default();
-    for entry in fs::read_dir("/proc")? {
-        let path = entry?.path();
-        let number = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.parse::<u32>().is_ok());
-        if !number {
-            continue;
-        }
+    let mut found = Processes::default();
+    for process in all()? {
         // The threads of a process may be in different namespaces.
-        for task in fs::read_dir(path.join("task")).into_iter().flatten().flatten() {
+        for task in fs::read_dir(process.dir.join("task")).into_iter().flatten().flatten() {
             let netns = task.path().join("ns/net");
             if let Ok(id) = id(&netns) {
-                all.netns.entry(id).or_insert(netns);
+                found.netns.entry(id).or_insert(netns);
             }
         }
         // Our own command line may contain the ID that somebody asks about.
-        if path.file_name().is_some_and(|name| *name != *std::process::id().to_string()) {
-            let text = |file: &str| fs::read(path.join(file)).unwrap_or_default();
+        if process.pid != std::process::id() {
+            let text = |file: &str| fs::read(process.dir.join(file)).unwrap_or_default();
             let texts = [text("cgroup"), text("cmdline")].concat();
-            all.texts.push(String::from_utf8_lossy(&texts).into_owned());
+            found.texts.push(String::from_utf8_lossy(&texts).into_owned());
         }
     }
-    Ok(all)
+    Ok(found)
 }
 
 /// Returns the device and inode of a namespace file.
@@ -65,11 +104,7 @@ pub fn unreadable() -> Option<String> {
         .then(|| "processes of the host: run weft doctor on the host itself, or with hostPID".to_owned())
 }
 
-/// Returns one of these programs that runs in our PID namespace, with its number.
-pub fn running(names: &[&str]) -> Option<String> {
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok()).find_map(|pid| {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-        names.contains(&name.trim_end()).then(|| format!("{} (pid {pid})", name.trim_end()))
-    })
+/// Returns true if one of these programs runs in our PID namespace.
+pub fn is_running(names: &[&str]) -> bool {
+    all().is_ok_and(|all| all.iter().any(|process| names.contains(&process.name().as_str())))
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs a program that lists something, and ends it if it takes too long.
 
-use std::io::{self, Read};
-use std::process::{Command, ExitStatus, Stdio};
+use std::io::{self, Read, Write};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,14 +35,32 @@ pub enum ProgramError {
 /// # Errors
 /// It is not installed, fails, or does not end in time.
 pub fn run(program: &str, args: &[&str], limit: Duration) -> Result<String, ProgramError> {
+    let mut command = Command::new(program);
+    command.args(args);
+    let Output { status, stdout, stderr } = output(program, command, "", limit)?;
+    if !status.success() {
+        let first_line = text(&stderr).lines().next().unwrap_or_default().to_owned();
+        return Err(ProgramError::Failed { program: program.to_owned(), status, first_line });
+    }
+    Ok(text(&stdout))
+}
+
+/// Returns what a program prints, and how it ends, when its input is this short text.
+///
+/// # Errors
+/// It is not installed, or does not end in time.
+pub fn output(program: &str, mut command: Command, input: &str, limit: Duration) -> Result<Output, ProgramError> {
     let name = || program.to_owned();
     let start = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => ProgramError::NotInstalled(name()),
         _ => ProgramError::Start { program: name(), source },
     };
-    let mut command = Command::new(program);
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(start)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // It may have ended without reading.
+        let _ = stdin.write_all(input.as_bytes());
+    }
     let deadline = Instant::now() + limit;
     let ended = ends(Pid::from_raw(child.id().cast_signed()));
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
@@ -55,11 +73,7 @@ pub fn run(program: &str, args: &[&str], limit: Duration) -> Result<String, Prog
         return Err(ProgramError::Late { program: name(), limit });
     };
     let status = child.wait().map_err(start)?;
-    if !status.success() {
-        let first_line = text(&stderr).lines().next().unwrap_or_default().to_owned();
-        return Err(ProgramError::Failed { program: name(), status, first_line });
-    }
-    Ok(text(&stdout))
+    Ok(Output { status, stdout, stderr })
 }
 
 /// Does something in a thread of its own, which hands over the result.

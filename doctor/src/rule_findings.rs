@@ -4,8 +4,10 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use weft_cni::iptables::{value, words};
 
 use super::chains::{PodPacket, masquerading_rule};
+use super::explain::ipvs::LINK;
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, env, finding};
 use super::other_rules::{NftRule, SavedRules};
@@ -27,7 +29,8 @@ pub(super) fn masquerade(facts: &NodeFacts) -> Vec<NodeFinding> {
             let to = env.networks.iter().map(|network| network.trunc()).find(|to| to.addr().is_ipv6() == is_v6);
             let Some(to) = to.filter(|_| subnet.addr().is_ipv6() == is_v6) else { continue };
             let packet = PodPacket { from: subnet, to, links: &links };
-            findings.extend(masquerading_rule(&saved.nat, &packet).map(|rule| second_masquerade(saved, rule)));
+            let rule = saved.tables.table("nat").and_then(|nat| masquerading_rule(nat, &packet));
+            findings.extend(rule.map(|rule| second_masquerade(saved, &rule)));
         }
     }
     findings.extend(facts.rules.nft_masquerades.iter().map(second_masquerade_of_nft));
@@ -62,7 +65,7 @@ fn second_masquerade(saved: &SavedRules, rule: &str) -> NodeFinding {
 
 /// Services do not work as they should.
 pub(super) fn services(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let flushed = flushed(facts).into_iter();
+    let flushed = flushed(facts).or_else(|| empty_ipvs(facts)).into_iter();
     flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(pod_links::hairpin(facts)).collect()
 }
 
@@ -71,8 +74,8 @@ fn flushed(facts: &NodeFacts) -> Option<NodeFinding> {
     let rules = &facts.rules;
     let (Some(process), Some(nft), false) = (&rules.kube_proxy, &rules.nft, rules.ipvs) else { return None };
     let in_iptables = |saved: &SavedRules| {
-        let jumps = |line: &str| line.starts_with("-A PREROUTING ") && line.ends_with("-j KUBE-SERVICES");
-        saved.nat.lines().any(jumps)
+        let chain = saved.tables.table("nat").and_then(|nat| nat.get("PREROUTING"));
+        chain.is_some_and(|chain| chain.rules.iter().any(|rule| rule.ends_with("-j KUBE-SERVICES")))
     };
     let in_nft = nft.lines().any(|line| line.starts_with("table ") && line.ends_with(" kube-proxy {"));
     if in_nft || rules.unreadable.is_some() || rules.iptables.iter().any(in_iptables) {
@@ -86,26 +89,47 @@ fn flushed(facts: &NodeFacts) -> Option<NodeFinding> {
     Some(finding(evidence, remedy.to_owned()))
 }
 
-/// The lines of kube-proxy's rules for services, of iptables and of nftables.
-fn service_lines(facts: &NodeFacts) -> impl Iterator<Item = &str> {
-    let saved = facts.rules.iptables.iter().flat_map(|saved| saved.nat.lines());
-    let tables = facts.rules.nft.iter().flat_map(|nft| nft.split("\ntable "));
-    let of_kube_proxy = tables.filter(|table| table.lines().next().is_some_and(|head| head.ends_with(" kube-proxy {")));
-    saved.filter(|line| line.starts_with("-A KUBE-S")).chain(of_kube_proxy.flat_map(str::lines))
+/// The addresses of services are there, and IPVS carries none of them, so this node itself refuses their packets.
+fn empty_ipvs(facts: &NodeFacts) -> Option<NodeFinding> {
+    facts.rules.ipvs_is_empty.then(|| {
+        let evidence = format!("{LINK} has the addresses of services, and the table of IPVS is empty: no service is reached from this node");
+        let remedy = format!(
+            "restart kube-proxy, which writes the table again, and find what flushes it (`ipvsadm -C`); if kube-proxy has another mode now: \
+             ip link del {LINK}"
+        );
+        finding(evidence, remedy)
+    })
 }
 
-/// Returns the word behind these words, as an address range.
-fn net_behind(line: &str, words: &str) -> Option<IpNet> {
-    let word = line.split_once(words)?.1.split(' ').next()?;
+/// The words of kube-proxy's rules for services, of iptables.
+fn service_rules(facts: &NodeFacts) -> impl Iterator<Item = Vec<String>> {
+    let tables = facts.rules.iptables.iter().filter_map(|saved| saved.tables.table("nat"));
+    let chains = tables.flatten().filter(|(name, _)| name.starts_with("KUBE-S"));
+    chains.flat_map(|(_, chain)| &chain.rules).map(|rule| words(rule))
+}
+
+/// The lines of kube-proxy's rules for services, of nftables.
+fn service_lines(facts: &NodeFacts) -> impl Iterator<Item = &str> {
+    let tables = facts.rules.nft.iter().flat_map(|nft| nft.split("\ntable "));
+    let of_kube_proxy = tables.filter(|table| table.lines().next().is_some_and(|head| head.ends_with(" kube-proxy {")));
+    of_kube_proxy.flat_map(str::lines)
+}
+
+/// Returns the range of a word that is an address range or an address.
+fn net(word: &str) -> Option<IpNet> {
     word.parse().ok().or_else(|| word.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 /// kube-proxy has another range for pods than this cluster, so it takes pods for strangers.
 fn cluster_cidr(facts: &NodeFacts) -> Option<NodeFinding> {
     let env = env(facts)?;
-    let ranges: Vec<IpNet> = service_lines(facts)
-        .filter_map(|line| net_behind(line, " ! -s ").or_else(|| net_behind(line, "saddr != ")))
-        .collect();
+    let not_from = |words: Vec<String>| {
+        let at = words.windows(2).position(|two| two == ["!", "-s"])?;
+        net(words.get(at + 2)?)
+    };
+    let in_nft = |line: &str| net(line.split_once("saddr != ")?.1.split(' ').next()?);
+    let ranges: Vec<IpNet> =
+        service_rules(facts).filter_map(not_from).chain(service_lines(facts).filter_map(in_nft)).collect();
     let wrong = |subnet: IpNet| {
         let mut of_family = ranges.iter().filter(|range| range.addr().is_ipv4() == subnet.addr().is_ipv4()).peekable();
         let first = **of_family.peek()?;
@@ -131,10 +155,11 @@ fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
         let keys = line.split(" : goto service-").take(line.matches(" : goto service-").count());
         keys.filter_map(|key| key.split([' ', ',']).rev().find_map(|word| word.parse().ok())).collect()
     };
-    let addresses = service_lines(facts).flat_map(|line| {
-        let cluster_ip = net_behind(line, " -d ").filter(|_| line.contains("cluster IP"));
-        in_map(line).into_iter().chain(cluster_ip.map(|net| net.addr()))
-    });
+    let cluster_ip = |words: Vec<String>| {
+        let is_cluster_ip = value(&words, "--comment")?.contains("cluster IP");
+        net(value(&words, "-d")?).filter(|_| is_cluster_ip).map(|net| net.addr())
+    };
+    let addresses = service_rules(facts).filter_map(cluster_ip).chain(service_lines(facts).flat_map(in_map));
     let mut inside = addresses.filter(|addr| env.networks.iter().any(|network| network.contains(addr)));
     let addr = inside.next()?;
     let network = env.networks.iter().map(|network| network.trunc()).find(|network| network.contains(&addr))?;
@@ -147,9 +172,10 @@ fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
 /// A firewall drops packets of the tunnel, or forwarded packets of pods.
 pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
     // Whether packets come faster than a rate is not known, so such a rule matters only while they are lost.
-    let matters = |found: &&DroppingRule| !found.beyond_rate || facts.unreachable > 0;
+    let are_lost = facts.unreachable > 0 || !facts.lossy.is_empty();
+    let matters = |found: &&DroppingRule| !found.beyond_rate || are_lost;
     let one = |found: &DroppingRule| {
-        let beyond = if found.beyond_rate { " beyond a rate" } else { "" };
+        let beyond = if found.beyond_rate { " beyond a rate or at random" } else { "" };
         let DroppingRule { chain, rule, what, remedy, .. } = found;
         finding(format!("chain {chain} drops {what}{beyond}: {rule}"), remedy.clone())
     };
@@ -161,6 +187,7 @@ mod tests {
     use super::super::node::SubnetFile;
     use super::super::ways::ReversePath;
     use super::*;
+    use weft_cni::iptables::Saved;
     use weft_subnet::env::SubnetEnv;
 
     fn facts() -> NodeFacts {
@@ -175,15 +202,25 @@ mod tests {
         facts
     }
 
-    fn iptables(program: &str, nat: &str, filter: &str) -> SavedRules {
-        SavedRules { program: program.to_owned(), in_nftables: true, nat: nat.to_owned(), filter: filter.to_owned() }
+    #[test]
+    fn a_table_of_ipvs_that_was_flushed_is_found() {
+        let mut facts = facts();
+        assert_eq!(services(&facts), []);
+        facts.rules.ipvs_is_empty = true;
+        let found = services(&facts);
+        assert!(found.len() == 1 && found[0].evidence.contains("the table of IPVS is empty"), "{found:?}");
+    }
+
+    fn iptables(program: &str, nat: &str) -> SavedRules {
+        let tables = Saved::parse(&format!("*nat\n{nat}\n"));
+        SavedRules { program: program.to_owned(), in_nftables: true, tables }
     }
 
     #[test]
     fn a_second_masquerade_is_quoted_with_the_command_that_removes_it() {
         let mut facts = facts();
         let rule = "-A POSTROUTING -o flannel.1 -j MASQUERADE";
-        facts.rules.iptables = vec![iptables("iptables-nft", rule, ""), iptables("ip6tables-nft", rule, "")];
+        facts.rules.iptables = vec![iptables("iptables-nft", rule), iptables("ip6tables-nft", rule)];
         let findings = masquerade(&facts);
         assert_eq!(findings.len(), 1, "this node has no IPv6 subnet: {findings:?}");
         assert!(findings[0].evidence.contains(rule), "{findings:?}");
@@ -193,7 +230,7 @@ mod tests {
     #[test]
     fn services_without_rules_are_found_only_if_everything_was_read() {
         let mut facts = facts();
-        facts.rules.iptables = vec![iptables("iptables-nft", "*nat\n", "")];
+        facts.rules.iptables = vec![iptables("iptables-nft", "")];
         assert_eq!(services(&facts), [], "no kube-proxy");
         facts.rules.kube_proxy = Some("kube-proxy (pid 7)".to_owned());
         assert_eq!(services(&facts).len(), 1);
@@ -204,7 +241,7 @@ mod tests {
             |facts| facts.rules.nft = None,
             |facts| {
                 let jump = "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
-                facts.rules.iptables[0].nat = jump.to_owned();
+                facts.rules.iptables = vec![iptables("iptables-nft", jump)];
             },
         ] {
             let mut facts = facts.clone();

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use weft_backends::backend::device_kind;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::network::{BadNetwork, Network};
 
@@ -93,20 +94,9 @@ pub fn read(sources: &StoreSources) -> StoreFacts {
 fn parse(net_conf: &str) -> Result<NetConf, BadNetwork> {
     let network = Network::parse(net_conf)?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let of_backend = module(&network.backend_type);
-    let module = of_backend.map(|name| (name, has_module(Path::new("/"), release.trim(), name)));
+    let needed = device_kind(&network.backend_type);
+    let module = needed.map(|name| (name, has_module(Path::new("/"), release.trim(), name)));
     Ok(NetConf { networks: network.networks, backend: network.backend_type, module })
-}
-
-/// Returns the module of the kernel that a backend needs.
-fn module(backend: &str) -> Option<&'static str> {
-    Some(match backend {
-        "vxlan" => "vxlan",
-        "ipip" => "ipip",
-        "wireguard" => "wireguard",
-        "udp" => "tun",
-        _ => return None,
-    })
 }
 
 /// Returns true if a module is loaded, part of the kernel, or can be loaded. `None` means that the list of modules is not readable, as in a

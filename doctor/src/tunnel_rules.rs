@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of firewalls on this node that drop packets between nodes: those of the tunnel itself, and forwarded packets of pods.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use weft_cni::iptables::Table;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
 use weft_netlink::socket::{Netlink, absent};
 
-use super::explain::facts::{Device, Lookup, Packet, Proto, RouteKind};
-use super::explain::kernel::Kernel;
-use super::explain::links::{Point, drops};
-use super::explain::nft;
-use super::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
+use super::explain::rules::{Connection, Fate, Outcome, Tested, follow};
 use super::host_firewalls::HostFirewall;
+use super::kernel::Kernel;
+use super::kernel::entries::{Device, Lookup, Packet, Proto, RouteKind};
+use super::kernel::links::{Point, drops};
+use super::kernel::nft;
+use super::legacy_tables;
 use super::node::BRIDGE;
-use super::other_rules::{SavedRules, is_listed};
+use super::other_rules::{FILTER, SavedRules, is_listed};
+use super::tunnel::Tunnel;
 
 /// The tables of weft. Its guard drops packets of strangers on purpose.
 const OURS: &str = "weft";
@@ -36,7 +38,7 @@ pub struct DroppingRule {
     pub remedy: String,
     /// True for the packets of the tunnel, false for those of pods.
     pub of_tunnel: bool,
-    /// Only what is beyond a rate is dropped.
+    /// Only what is beyond a rate or chosen at random is dropped.
     pub beyond_rate: bool,
 }
 
@@ -121,48 +123,25 @@ impl Flow {
     }
 }
 
-/// A table of `iptables-save`.
-struct Saved(HashMap<String, (Option<String>, Vec<String>)>);
-
-impl Saved {
-    fn parse(text: &str) -> Saved {
-        let mut chains: HashMap<String, (Option<String>, Vec<String>)> = HashMap::new();
-        for line in text.lines() {
-            if let Some((name, rest)) = line.strip_prefix(':').and_then(|line| line.split_once(' ')) {
-                let policy = rest.split(' ').next().filter(|policy| *policy != "-").map(str::to_owned);
-                chains.entry(name.to_owned()).or_default().0 = policy;
-            } else if let Some((name, rule)) = line.strip_prefix("-A ").and_then(|line| line.split_once(' ')) {
-                chains.entry(name.to_owned()).or_default().1.push(rule.to_owned());
-            }
-        }
-        Saved(chains)
-    }
-}
-
-impl Chains for Saved {
-    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])> {
-        self.0.get(name).map(|(policy, rules)| (policy.as_deref(), rules.as_slice()))
-    }
-}
-
 /// Follows packets of the tunnel between this node and each of these peers, and those between pods of this node and of peers, through all
-/// firewalls. `tunnel` contains the peers and the port, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this node.
+/// firewalls. `tunnel` contains the peers and what the packets to them are, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this node.
 ///
 /// # Errors
 /// The kernel does not answer.
 pub fn read(
-    tunnel: Option<(&[IpAddr], u16)>,
+    tunnel: Option<(&[IpAddr], Tunnel)>,
     subnets: &[IpNet],
     iptables: &[SavedRules],
 ) -> io::Result<Vec<DroppingRule>> {
     let mut kernel = Kernel::open()?;
     let devices = kernel.devices()?;
     let mut flows = Vec::new();
-    if let Some((peers, port)) = tunnel {
-        for peer in peers {
-            flows.extend(of_tunnel(&mut kernel, &devices, (*peer, port)));
+    if let Some((peers, tunnel)) = tunnel {
+        // ipip carries nothing over IPv6.
+        for peer in peers.iter().filter(|peer| peer.is_ipv4() || tunnel != Tunnel::Ipip) {
+            flows.extend(of_tunnel(&mut kernel, &devices, (*peer, tunnel)));
         }
-        if peers.is_empty() {
+        if let Some(port) = tunnel.port().filter(|_| peers.is_empty()) {
             flows.extend(from_any_node(&mut kernel, &devices, port)?);
         }
     }
@@ -190,16 +169,16 @@ pub fn read(
 }
 
 /// Returns the packets of the tunnel to a peer and from it.
-fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16)) -> Vec<Flow> {
+fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, Tunnel)) -> Vec<Flow> {
     let any = if peer.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0; 16]) };
-    let proto = Some(Proto::Udp);
-    let asked = Packet { from: any, to: peer, proto, port: Some(port) };
+    let asked = Packet { from: any, to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
     let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
     let link = devices.iter().find(|device| device.index == route.device);
     let (Some(own), Some(link)) = (route.source, link) else { return Vec::new() };
     let family = if peer.is_ipv4() { "ip" } else { "ip6" };
     let tests = |[option, field]: [&str; 2]| {
-        [format!("{option} {peer} -p udp --dport {port}"), format!("{family} {field} {peer} udp dport {port}")]
+        let [iptables, nft] = tunnel.tests();
+        [format!("{option} {peer} {iptables}"), format!("{family} {field} {peer} {nft}")]
     };
     let link = || link.name.clone();
     let incoming = Flow {
@@ -212,7 +191,7 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16
         connection: Connection::New,
         hooks: &[Hook::Prerouting, Hook::Input],
         builtin: "INPUT",
-        what: format!("packets of the tunnel (UDP port {port}) from {peer}"),
+        what: format!("packets of the tunnel ({tunnel}) from {peer}"),
         tests: tests(["-s", "saddr"]),
         points: vec![Point::Arrives(link())],
     };
@@ -226,7 +205,7 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, port): (IpAddr, u16
         connection: Connection::New,
         hooks: &[Hook::Output, Hook::Postrouting],
         builtin: "OUTPUT",
-        what: format!("packets of the tunnel (UDP port {port}) to {peer}"),
+        what: format!("packets of the tunnel ({tunnel}) to {peer}"),
         tests: tests(["-d", "daddr"]),
         points: vec![Point::Leaves(link())],
     };
@@ -256,7 +235,7 @@ fn any_node(port: u16, link: &str) -> Flow {
         hooks: &[Hook::Prerouting, Hook::Input],
         builtin: "INPUT",
         what: format!("packets of the tunnel (UDP port {port}) from other nodes"),
-        tests: [format!("-p udp --dport {port}"), format!("udp dport {port}")],
+        tests: Tunnel::Udp(port).tests(),
         points: Vec::new(),
     }
 }
@@ -313,16 +292,36 @@ fn between_ports(ports: &[&Device], own: IpNet) -> Option<Flow> {
 fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
     let mut found = Vec::new();
     for saved in iptables {
-        let (table, program) = (Saved::parse(&saved.filter), &saved.program);
-        for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != program.starts_with("ip6")) {
-            let chain = flow.builtin;
-            if table.chain(chain).is_none() {
-                continue;
+        let tables: Vec<(&str, &Table)> = saved.filters().collect();
+        for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != saved.program.starts_with("ip6")) {
+            found.extend(of_tables(flow, &tables, &saved.program));
+        }
+    }
+    found
+}
+
+/// Follows one packet through tables of iptables. A rule of the table raw may take it out of connection tracking.
+fn of_tables(flow: &Flow, tables: &[(&str, &Table)], program: &str) -> Vec<DroppingRule> {
+    let mut found = Vec::new();
+    let mut connection = flow.connection;
+    for (name, table) in tables.iter().copied() {
+        let is_filter = name == FILTER;
+        let at_hooks = flow.hooks.iter().map(|hook| legacy_tables::chain(*hook)).filter(|_| !is_filter);
+        let chains = at_hooks.chain([flow.builtin].into_iter().filter(|_| is_filter));
+        for chain in chains.filter(|chain| table.contains_key(*chain)) {
+            // Before the routing decision it is not known by which device the packet leaves.
+            let output = flow.output.as_deref().filter(|_| chain != legacy_tables::chain(Hook::Prerouting));
+            let outcome = follow(table, chain, Tested { output, connection, ..flow.tested() });
+            if outcome.untracked {
+                connection = Connection::Untracked;
             }
-            let command = format!("{program} -I {chain} {} -j ACCEPT", flow.tests[0]);
-            let outcome = follow(&table, chain, flow.tested());
-            let firewall = HostFirewall::of_iptables(&table);
-            found.extend(flow.dropped(outcome, format!("{chain} of {program}"), &command, firewall));
+            let (of_table, option) = match is_filter {
+                true => (String::new(), String::new()),
+                false => (format!(" (table {name})"), format!("-t {name} ")),
+            };
+            let command = format!("{program} {option}-I {chain} {} -j ACCEPT", flow.tests[0]);
+            let firewall = HostFirewall::of_iptables(table).filter(|_| is_filter);
+            found.extend(flow.dropped(outcome, format!("{chain} of {program}{of_table}"), &command, firewall));
         }
     }
     found
@@ -391,6 +390,7 @@ fn at_links(netlink: &mut Netlink, flows: &[Flow]) -> io::Result<Vec<DroppingRul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weft_cni::iptables::Saved;
 
     const UFW: &str = ":INPUT DROP [0:0]
 -A INPUT -j ufw-before-input
@@ -409,7 +409,8 @@ mod tests {
 ";
 
     fn saved(program: &str, filter: &str) -> SavedRules {
-        SavedRules { program: program.to_owned(), filter: filter.to_owned(), ..SavedRules::default() }
+        let tables = Saved::parse(&format!("*filter\n{filter}"));
+        SavedRules { program: program.to_owned(), tables, ..SavedRules::default() }
     }
 
     #[test]

@@ -2,23 +2,28 @@
 //! The way of packets to the addresses that peers publish: what the kernel does with them, and whether they can arrive.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
-use weft_cni::rtnl::{Addr, Link, Neigh, Route, mac_text};
+use weft_backends::backend::makes_routes;
+use weft_netlink::rtnl::{Addr, Link, Neigh, Route, mac_text};
 
-use super::explain::facts::{self, Lookup, Packet, RouteKind};
-use super::explain::kernel::Kernel;
+use super::kernel::Kernel;
+use super::kernel::entries::{self, Lookup, Packet, RouteKind};
 use super::node::{NodeFacts, NodeSources};
 use super::node_findings::{NodeFinding, finding};
-use super::way_findings::BY_OTHERS;
+use super::peer_port;
+use super::policy_rules::PolicyRules;
+use super::way_findings::main_rule;
 use super::ways::{is_ours, unspecified};
 
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// A policy rule with this preference comes before those of VPNs.
 const RULE: u32 = 100;
+/// The device of the tunnel, where this node has none.
+const USUAL_DEVICE: &str = "flannel.1";
 
 /// An address that a peer publishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +32,8 @@ pub struct PeerAddress {
     pub addr: IpAddr,
     /// False if the agent knows that packets do not reach the peer.
     pub reached: bool,
+    /// The UDP port of its tunnel, if it may be another one than that of this node.
+    pub port: Option<u16>,
 }
 
 /// Why packets to a peer cannot arrive.
@@ -38,6 +45,8 @@ pub enum Fault {
     Refused(Errno, Option<IpNet>),
     /// No route leads there. The uplink is named.
     NoRoute(String),
+    /// The main table has a route, and no policy rule asks it.
+    NoRule,
     /// They leave by another link than the uplink.
     OtherLink(OtherLink),
     /// The MAC address of the next hop is written down.
@@ -48,6 +57,13 @@ pub enum Fault {
         link: String,
         /// The MAC address, for people.
         mac: String,
+    },
+    /// The peer answers that nothing listens on the port of the tunnel.
+    NoListener {
+        /// The UDP port.
+        port: u16,
+        /// The device that receives on it.
+        device: String,
     },
 }
 
@@ -86,28 +102,42 @@ pub struct Tables<'a> {
     pub routes: &'a [Route],
     /// The neighbours.
     pub neighbours: &'a [Neigh],
+    /// The policy rules.
+    pub policy: &'a PolicyRules,
 }
 
-/// Asks the kernel for the way to each address that peers publish. The agent must have named the own addresses.
+/// Asks the kernel for the way to each address that peers publish. The agent must have named the own addresses. Peers that packets do not reach
+/// although the way is right are asked whether anything listens on the UDP port of the tunnel, if there is one.
 ///
 /// # Errors
 /// The kernel does not answer.
-pub fn read(tables: &Tables<'_>, sources: &NodeSources) -> io::Result<Vec<(IpAddr, Fault)>> {
+pub fn read(tables: &Tables<'_>, sources: &NodeSources, port: Option<u16>) -> io::Result<Vec<(IpAddr, Fault)>> {
     let others = sources.peer_addresses.iter().filter(|peer| !sources.published.contains(&peer.addr));
-    if BY_OTHERS.contains(&sources.backend.as_str()) || sources.published.is_empty() {
+    if !makes_routes(&sources.backend) || sources.published.is_empty() {
         return Ok(Vec::new());
     }
     let mut kernel = Kernel::open()?;
-    let mut found = Vec::new();
+    let (mut found, mut silent) = (Vec::new(), Vec::new());
     for peer in others {
         let to = peer.addr;
         // An address of the other side of a NAT is none of this node.
         let is_here = |own: &&IpAddr| tables.addrs.iter().any(|addr| addr.addr == **own);
         let own = sources.published.iter().filter(is_here).find(|own| own.is_ipv4() == to.is_ipv4());
-        let packet = Packet { from: own.copied().unwrap_or_else(|| unspecified(to)), to, proto: None, port: None };
-        let lookup = kernel.route(&packet, None);
-        found.extend(tables.fault(peer, &lookup, sources).map(|fault| (to, fault)));
+        let from = own.copied().unwrap_or_else(|| unspecified(to));
+        let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
+        match tables.fault(peer, &lookup, sources) {
+            Some(fault) => found.push((to, fault)),
+            None if !peer.reached => {
+                silent.extend(peer.port.or(port).map(|port| (from, SocketAddr::new(to, port))));
+            }
+            None => {}
+        }
     }
+    let closed = |at: SocketAddr| {
+        let (to, port) = (at.ip(), at.port());
+        (to, Fault::NoListener { port, device: tables.tunnel_device(to) })
+    };
+    found.extend(peer_port::closed(&silent).into_iter().map(closed));
     Ok(found)
 }
 
@@ -128,7 +158,12 @@ impl Tables<'_> {
             Lookup::Refused(Errno::ENETUNREACH) if !peer.reached => {
                 // The agent itself says that its uplink is down.
                 let uplink = self.uplinks(sources).find(|link| link.up)?;
-                Some(Fault::NoRoute(uplink.name.clone()))
+                let has_route = self.routes_to(to).any(|(_, route)| !route.refuses && self.runs(route.index));
+                Some(match self.policy.asks_main(to.is_ipv4()) {
+                    _ if !has_route => Fault::NoRoute(uplink.name.clone()),
+                    true => Fault::Refused(Errno::ENETUNREACH, None),
+                    false => Fault::NoRule,
+                })
             }
             Lookup::Refused(errno @ (Errno::EACCES | Errno::EINVAL | Errno::EHOSTUNREACH)) => {
                 let route = self.refusing(to);
@@ -138,12 +173,24 @@ impl Tables<'_> {
         }
     }
 
+    /// Returns true if a link is up and has a carrier. The kernel may leave out the routes of others.
+    pub(super) fn runs(&self, link: u32) -> bool {
+        self.links.iter().any(|one| one.index == link && one.is_running())
+    }
+
     /// Returns the links by which packets should leave: those with a published address, and the one that the agent chose.
     fn uplinks<'a>(&'a self, sources: &'a NodeSources) -> impl Iterator<Item = &'a Link> {
         let is_published =
             |link: &Link| self.addrs.iter().any(|a| a.index == link.index && sources.published.contains(&a.addr));
         let is_uplink = move |link: &&Link| link.name == sources.uplink || (is_published(link) && !is_ours(link));
         self.links.iter().filter(is_uplink)
+    }
+
+    /// Returns the device that sends packets to such an address. That of the peer has the same name.
+    fn tunnel_device(&self, to: IpAddr) -> String {
+        let ours = || self.links.iter().filter(|link| is_ours(link));
+        let of_family = ours().find(|link| link.name.contains("-v6") == to.is_ipv6());
+        of_family.or_else(|| ours().next()).map_or(USUAL_DEVICE, |link| link.name.as_str()).to_owned()
     }
 
     fn own(&self, to: IpAddr) -> Option<(String, u8)> {
@@ -169,7 +216,7 @@ impl Tables<'_> {
         (first.refuses && longest.all(|(_, route)| route.refuses)).then_some(net)
     }
 
-    fn wrong_way(&self, to: IpAddr, taken: &facts::Route, sources: &NodeSources) -> Option<Fault> {
+    fn wrong_way(&self, to: IpAddr, taken: &entries::Route, sources: &NodeSources) -> Option<Fault> {
         let link = self.links.iter().find(|link| link.index == taken.device)?;
         let first = self.uplinks(sources).next()?;
         // The check `uplink` looks at links that are a part of another one.
@@ -250,6 +297,10 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
                 "{ip} route add default via GATEWAY dev {uplink}; or let the program that manages {uplink} do it (DHCP)"
             ),
         ),
+        Fault::NoRule => finding(
+            format!("no policy rule asks the main table, which has a route to {who}"),
+            main_rule(if peer.is_ipv6() { "-6 " } else { "" }),
+        ),
         Fault::OtherLink(other) => other_link(other, (peer, &who), ip),
         Fault::Permanent { nexthop, link, mac } => finding(
             format!(
@@ -257,7 +308,21 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             ),
             format!("{ip} neigh del {nexthop} dev {link}; then find the program that writes it"),
         ),
+        Fault::NoListener { port, device } => {
+            let answer = if peers.len() == 1 { "answers" } else { "answer" };
+            no_listener(&format!("{who} {answer}"), *port, device)
+        }
     }
+}
+
+fn no_listener(who_answers: &str, port: u16, device: &str) -> NodeFinding {
+    let evidence = format!(
+        "{who_answers} that nothing listens on UDP port {port} there: its {device} is down or gone, its agent uses another Port, or a rule there rejects the packets"
+    );
+    let remedy = format!(
+        "on that node: `ip -d link show {device}` shows the state and the port, `weft status` the problems of its agent; restart the agent, which makes the device anew"
+    );
+    finding(evidence, remedy)
 }
 
 fn other_link(other: &OtherLink, (peer, who): (IpAddr, &str), ip: &str) -> NodeFinding {

@@ -5,8 +5,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use weft_cni::rtnl::{Addr, Link, Route};
+use weft_netlink::rtnl::{Addr, Link, Qdisc, Route};
 
+use super::arp_rules;
+use super::filters;
 use super::node::{BRIDGE, NodeFacts, sysctl};
 use super::node_findings::{NodeFinding, finding};
 use super::ways::is_ours;
@@ -15,6 +17,8 @@ use super::ways::is_ours;
 const NETEM: &str = "netem";
 /// The queueing disciplines that carry the filters of tc.
 const FILTERED: [&str; 2] = ["clsact", "ingress"];
+/// The queueing disciplines that limit the rate.
+const SHAPERS: [&str; 2] = ["tbf", "htb"];
 /// The kinds of links that take the packets of the links below them.
 const TAKERS: [&str; 4] = ["bridge", "bond", "team", "openvswitch"];
 /// The kinds of links that need ARP. Physical devices have none.
@@ -33,6 +37,8 @@ pub struct PathLink {
     pub master: Option<(String, String)>,
     /// True if it has the published address or a default route, and neither weft nor a CNI plugin made it.
     pub is_uplink: bool,
+    /// True if weft made it.
+    pub is_of_weft: bool,
     /// What keeps the kernel from asking for MAC addresses or from answering on this link, of an uplink or the bridge of pods.
     pub arp: Option<ArpOff>,
     /// What may drop packets on it.
@@ -57,6 +63,8 @@ pub enum Suspect {
     Xdp,
     /// Filters of tc for packets that arrive or leave, in a queueing discipline of this kind.
     Filters(&'static str),
+    /// A queueing discipline of this kind that limits the rate of all packets that leave, to this many bytes a second if it has one rate.
+    Shaper(&'static str, Option<u64>),
 }
 
 /// Everything that was read.
@@ -69,19 +77,21 @@ pub struct PathLinks {
 }
 
 /// Reads from the tables of the kernel. `published` contains the addresses that this node publishes, if they are known.
-pub fn read(
-    links: &[Link],
-    (addrs, routes): (&[Addr], &[Route]),
-    qdiscs: &[(u32, String)],
-    published: &[IpAddr],
-) -> PathLinks {
+pub fn read(links: &[Link], (addrs, routes): (&[Addr], &[Route]), qdiscs: &[Qdisc], published: &[IpAddr]) -> PathLinks {
     let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
     let bridge = links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
-    let has_qdisc = |link: &Link, kind: &str| qdiscs.iter().any(|(index, name)| *index == link.index && name == kind);
+    let of_link = |link: &Link| qdiscs.iter().filter(|qdisc| qdisc.index == link.index).collect::<Vec<_>>();
     let suspects = |link: &Link| {
-        let filters = FILTERED.into_iter().map(|kind| (Suspect::Filters(kind), has_qdisc(link, kind)));
-        let all = [(Suspect::Netem, has_qdisc(link, NETEM)), (Suspect::Xdp, link.xdp)].into_iter().chain(filters);
-        all.filter(|(_, is_there)| *is_there).map(|(suspect, _)| suspect).collect()
+        let qdiscs = of_link(link);
+        let has_qdisc = |kind: &str| qdiscs.iter().any(|qdisc| qdisc.kind == kind);
+        let filters = FILTERED.into_iter().map(|kind| (Suspect::Filters(kind), has_qdisc(kind)));
+        let all = [(Suspect::Netem, has_qdisc(NETEM)), (Suspect::Xdp, link.xdp)].into_iter().chain(filters);
+        let shaper = |qdisc: &&Qdisc| {
+            let kind = SHAPERS.into_iter().find(|kind| qdisc.is_root && qdisc.kind == *kind)?;
+            Some(Suspect::Shaper(kind, qdisc.rate))
+        };
+        let found = all.filter(|(_, is_there)| *is_there).map(|(suspect, _)| suspect);
+        found.chain(qdiscs.iter().filter_map(shaper)).collect()
     };
     let path_link = |link: &Link| {
         let is_default = routes.iter().any(|route| route.dst.is_none() && route.index == link.index);
@@ -95,6 +105,7 @@ pub fn read(
                 .filter(|master| master.name != BRIDGE)
                 .map(|master| (master.name.clone(), master.kind.clone())),
             is_uplink,
+            is_of_weft: is_ours(link),
             arp: arp_off(link).filter(|_| is_uplink || link.name == BRIDGE),
             suspects: suspects(link),
         })
@@ -131,9 +142,10 @@ pub(super) fn traffic_control(facts: &NodeFacts) -> Vec<NodeFinding> {
                 .push(finding(evidence, format!("`tc qdisc show dev {name}` shows it; tc qdisc del dev {name} root")));
         }
         // Programs that work well are no fault. What they do with a packet cannot be read.
-        if facts.unreachable == 0 || !link.is_uplink {
+        if facts.unreachable == 0 || !(link.is_uplink || link.is_of_weft) {
             continue;
         }
+        findings.extend(link.suspects.iter().filter_map(|suspect| shaper(link, *suspect)));
         if link.suspects.contains(&Suspect::Xdp) {
             let evidence = format!(
                 "packets do not reach {} peers, and an XDP program on {name} sees all packets before the firewall and may drop those of the tunnel",
@@ -146,7 +158,7 @@ pub(super) fn traffic_control(facts: &NodeFacts) -> Vec<NodeFinding> {
         }
         let filters = |suspect: &Suspect| match suspect {
             Suspect::Filters(kind) => Some(*kind),
-            Suspect::Netem | Suspect::Xdp => None,
+            Suspect::Netem | Suspect::Xdp | Suspect::Shaper(..) => None,
         };
         if let Some(kind) = link.suspects.iter().find_map(filters) {
             let evidence = format!(
@@ -159,7 +171,19 @@ pub(super) fn traffic_control(facts: &NodeFacts) -> Vec<NodeFinding> {
             findings.push(finding(evidence, remedy));
         }
     }
+    findings.extend(filters::of_pods(facts));
     findings
+}
+
+/// A queueing discipline that lets less pass than the link does. Somebody may want that, as long as no packets are lost.
+fn shaper(link: &PathLink, suspect: Suspect) -> Option<NodeFinding> {
+    let Suspect::Shaper(kind, rate) = suspect else { return None };
+    let name = &link.name;
+    let rate = rate.map_or_else(|| " by classes".to_owned(), |bytes| format!(" to {} bit/s", bytes.saturating_mul(8)));
+    let evidence = format!(
+        "the queueing discipline {kind} limits the rate of {name}{rate}, and drops what does not fit, and packets do not reach a peer"
+    );
+    Some(finding(evidence, format!("tc qdisc del dev {name} root; then find the program that made it")))
 }
 
 /// A bridge or a bond takes the packets of a link that has an address or routes of its own.
@@ -195,6 +219,7 @@ pub(super) fn uplink(facts: &NodeFacts) -> Vec<NodeFinding> {
             findings.push(found);
         }
     }
+    findings.extend(arp_rules::found(facts));
     findings
 }
 
@@ -237,7 +262,11 @@ mod tests {
         let found = traffic_control(&facts(xdp.clone(), 3));
         assert!(found.len() == 1 && found[0].evidence.contains("do not reach 3 peers"), "{found:?}");
         assert!(found[0].remedy.ends_with("ip link set eth0 xdp off"), "{found:?}");
-        assert_eq!(traffic_control(&facts(PathLink { is_uplink: false, ..xdp }, 3)), [], "a device of weft");
+        let pods = PathLink { is_uplink: false, ..xdp };
+        assert_eq!(traffic_control(&facts(pods.clone(), 3)), [], "a link of pods");
+        let of_weft = PathLink { is_of_weft: true, ..pods };
+        assert_eq!(traffic_control(&facts(of_weft.clone(), 0)), []);
+        assert_eq!(traffic_control(&facts(of_weft, 3)).len(), 1, "a device of weft");
     }
 
     #[test]
@@ -253,13 +282,15 @@ mod tests {
     fn queueing_disciplines_belong_to_their_links() {
         let link = |index, name: &str| Link { index, name: name.to_owned(), ..Link::default() };
         let links = [link(2, "eth0"), link(3, "flannel.1"), link(4, "eth9")];
+        let qdisc = |index, kind: &str| Qdisc { index, kind: kind.to_owned(), ..Qdisc::default() };
+        let tbf = |is_root| Qdisc { is_root, rate: Some(1250), ..qdisc(2, "tbf") };
         let qdiscs =
-            [(2, "fq_codel".to_owned()), (2, "clsact".to_owned()), (3, "netem".to_owned()), (4, "netem".to_owned())];
+            [qdisc(2, "fq_codel"), qdisc(2, "clsact"), tbf(false), tbf(true), qdisc(3, "netem"), qdisc(4, "netem")];
         let addr = Addr { index: 2, addr: [192, 0, 2, 1].into(), len: 24, global: true, duplicate: false };
         let found = read(&links, (&[addr], &[]), &qdiscs, &[addr.addr]);
         let named: Vec<_> = found.links.into_iter().map(|link| (link.name, link.suspects)).collect();
-        let wanted =
-            [("eth0".to_owned(), vec![Suspect::Filters("clsact")]), ("flannel.1".to_owned(), vec![Suspect::Netem])];
+        let of_eth0 = vec![Suspect::Filters("clsact"), Suspect::Shaper("tbf", Some(1250))];
+        let wanted = [("eth0".to_owned(), of_eth0), ("flannel.1".to_owned(), vec![Suspect::Netem])];
         assert_eq!(named, wanted, "eth9 is not on the way");
     }
 }

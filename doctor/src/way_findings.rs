@@ -5,17 +5,17 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use nix::libc;
+use weft_backends::backend::makes_routes;
+use weft_backends::vxlan::USUAL_VNI;
 
 use super::node::{AgentAnswer, NodeFacts};
 use super::node_findings::{NodeFinding, env, finding};
-use super::ways::{Bypass, OtherRoute};
+use super::own_subnet;
+use super::policy_rules::Marked;
+use super::ways::{Bypass, Instead, OtherRoute};
 
-/// The VNI that net-conf has unless it names another one.
-const USUAL_VNI: u32 = 1;
 /// The value of rp_filter with which a packet must come in over the link by which its source is reached.
 const STRICT: u64 = 1;
-/// With these backends, something else than the agent makes the routes to peers.
-pub(super) const BY_OTHERS: [&str; 2] = ["alloc", "extension"];
 /// Fewer packets with a wrong checksum than this are not reported.
 const MIN_WRONG: u64 = 10;
 /// Packets with a wrong checksum are reported from one in this many.
@@ -49,7 +49,7 @@ pub(super) fn device(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// Routes and addresses of other programs in the address range of pods.
 pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
-    if BY_OTHERS.contains(&facts.backend.as_str()) {
+    if !makes_routes(&facts.backend) {
         return Vec::new();
     }
     // Before the first start, net-conf has the networks.
@@ -58,6 +58,9 @@ pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
     let own: Vec<IpNet> = env(facts).map(|env| env.subnets.iter().collect()).unwrap_or_default();
     let in_own = |dst: &IpNet| own.iter().any(|subnet| subnet.trunc().contains(dst));
     let mut findings: Vec<NodeFinding> = facts.ways.bypasses.iter().map(bypass).collect();
+    // Which packets get a mark is not known, so such a rule matters only while some are lost.
+    findings.extend(facts.ways.marked.iter().filter(|_| facts.unreachable > 0).map(marked));
+    findings.extend(own_subnet::led_away(facts, &own));
     for network in networks.into_iter().flat_map(|networks| networks.iter()).map(|network| network.trunc()) {
         let refused = facts.ways.refusals.iter().filter(|(dst, _)| network.contains(dst));
         findings.extend(refused.filter_map(|route| refusal(*route, &own)));
@@ -76,25 +79,60 @@ pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// A policy rule comes before all routes of the main table, however specific they are.
 fn bypass(bypass: &Bypass) -> NodeFinding {
-    let Bypass { table, of_pods, link, example, count } = bypass;
+    let Bypass { instead, of_pods, example, count } = bypass;
     let family = if example.addr().is_ipv6() { "-6 " } else { "" };
     let whose = if *of_pods { "packets of pods" } else { "packets" };
     let subnets = format!("{count} of the subnets of peers, such as {example}");
-    let Some(table) = table else {
-        let evidence =
-            format!("a policy rule refuses {whose} to {subnets} (blackhole or prohibit), before any route is asked");
-        return finding(
-            evidence,
+    match instead {
+        Instead::Rule => finding(
+            format!(
+                "a policy rule refuses {whose} to {subnets} (blackhole, prohibit or unreachable), before any route is asked"
+            ),
             format!("`ip {family}rule` shows the rule; `ip {family}rule del` with its preference"),
-        );
-    };
-    let way = link.as_ref().map_or_else(|| "refuses them".to_owned(), |link| format!("sends them over {link}"));
+        ),
+        Instead::NoRule => finding(
+            format!("no policy rule asks the main table, so {whose} to {subnets} find no route"),
+            main_rule(family),
+        ),
+        Instead::Local { table, prefix } => {
+            let route = prefix.map_or_else(|| example.to_string(), |prefix| prefix.to_string());
+            finding(
+                format!("a local route ({route}, table {table}) keeps {whose} to {subnets} on this node"),
+                format!("ip {family}route del local {route} table {table}; then find the program that writes it"),
+            )
+        }
+        Instead::Table { table, link } => {
+            let way = link.as_ref().map_or_else(|| "refuses them".to_owned(), |link| format!("sends them over {link}"));
+            finding(
+                format!(
+                    "a policy rule asks table {table} before the main table: for {whose} to {subnets}, it {way} instead of to the peer"
+                ),
+                format!(
+                    "exclude Network in the configuration of the program that made the rule (a VPN): `ip {family}rule` shows the rule, \
+                     `ip {family}route show table {table}` its routes"
+                ),
+            )
+        }
+    }
+}
+
+/// Returns the command that adds the rule for the main table as the kernel makes it. `family` is an option of the command, with a space.
+pub(super) fn main_rule(family: &str) -> String {
+    format!("ip {family}rule add lookup main pref 32766; then find the program that deleted this rule")
+}
+
+/// A firewall may give packets to peers a mark with which they are routed elsewhere.
+fn marked(Marked { mark, mask, table, link, example }: &Marked) -> NodeFinding {
+    let family = if example.addr().is_ipv6() { "-6 " } else { "" };
+    let mark = if *mask == u32::MAX { format!("{mark:#x}") } else { format!("{mark:#x}/{mask:#x}") };
+    let way = link.as_ref().map_or_else(|| "refuses".to_owned(), |link| format!("sends over {link}"));
     let evidence = format!(
-        "a policy rule asks table {table} before the main table: for {whose} to {subnets}, it {way} instead of to the peer"
+        "packets do not reach a peer, and a policy rule asks table {table} for packets with the mark {mark}: it {way} those to {example} that \
+         a rule of a firewall gives this mark"
     );
     let remedy = format!(
-        "exclude Network in the configuration of the program that made the rule (a VPN): `ip {family}rule` shows the rule, \
-         `ip {family}route show table {table}` its routes"
+        "`ip {family}rule` shows the rule, `ip {family}route show table {table}` its routes; exclude Network in the configuration of the program \
+         that made them (a VPN)"
     );
     finding(evidence, remedy)
 }
@@ -122,7 +160,7 @@ fn is_network_of_link(route: &OtherRoute) -> bool {
 }
 
 /// flannel's host-gw leaves such routes, and the agent removes them at its first start.
-fn may_be_of_flannel(facts: &NodeFacts, route: &OtherRoute) -> bool {
+pub(super) fn may_be_of_flannel(facts: &NodeFacts, route: &OtherRoute) -> bool {
     facts.agent == AgentAnswer::None && route.has_gateway && route.protocol == libc::RTPROT_BOOT
 }
 
@@ -146,7 +184,7 @@ fn other_route(route: &OtherRoute, network: IpNet) -> NodeFinding {
 }
 
 /// Returns the program that writes routes with this protocol (/etc/iproute2/rt_protos).
-fn protocol(number: u8) -> String {
+pub(super) fn protocol(number: u8) -> String {
     let name = match number {
         3 => "another program (protocol boot, as `ip route` writes)",
         4 => "another program (protocol static)",
@@ -221,7 +259,7 @@ mod tests {
     use super::super::node::SubnetFile;
     use super::super::ways::{ChecksumErrors, ReversePath, VxlanDevice};
     use super::*;
-    use weft_cni::rtnl::Vxlan;
+    use weft_netlink::rtnl::Vxlan;
     use weft_subnet::env::SubnetEnv;
 
     fn facts() -> NodeFacts {
@@ -270,7 +308,7 @@ mod tests {
             assert!(findings.iter().all(|finding| finding.evidence.contains(dst) && finding.evidence.contains("tun0")));
             let is_of_link = protocol == libc::RTPROT_KERNEL && !has_gateway;
             assert!(findings.iter().all(|finding| finding.evidence.contains("is connected to") == is_of_link));
-            for backend in BY_OTHERS {
+            for backend in ["alloc", "extension"] {
                 facts.backend = backend.to_owned();
                 assert_eq!(network(&facts), [], "with {backend} the routes of others are those to peers");
             }
@@ -284,9 +322,8 @@ mod tests {
             (None, "fd00:5:9::/64", ["refuses them", "`ip -6 rule`"]),
         ] {
             let mut facts = facts();
-            let link = link.map(str::to_owned);
-            facts.ways.bypasses =
-                vec![Bypass { table: Some(52), of_pods: false, link, example: example.parse().unwrap(), count: 7 }];
+            let instead = Instead::Table { table: 52, link: link.map(str::to_owned) };
+            facts.ways.bypasses = vec![Bypass { instead, of_pods: false, example: example.parse().unwrap(), count: 7 }];
             let finding = network(&facts).pop().unwrap();
             let text = finding.evidence + &finding.remedy;
             for word in words.into_iter().chain(["table 52", "7 of the subnets", example]) {

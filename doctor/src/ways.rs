@@ -11,12 +11,14 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use weft_backends::owner::{self, PROTOCOL};
-use weft_cni::rtnl::{Addr, Link, Route, Vxlan};
 use weft_cni::veth::ALIAS;
+use weft_netlink::rtnl::{Link, Route, Vxlan};
 
-use super::explain::facts::{Lookup, Packet, RouteKind};
-use super::explain::kernel::Kernel;
+use super::kernel::Kernel;
+use super::kernel::entries::{Lookup, Packet, RouteKind};
 use super::node::BRIDGE;
+use super::policy_rules::Marked;
+use super::underlay::Tables;
 
 /// A vxlan device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,15 +44,36 @@ pub struct OtherRoute {
     pub protocol: u8,
 }
 
-/// Routes of weft that packets do not take, because a policy rule asks another table first.
+/// What packets meet instead of a route of weft.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Instead {
+    /// A policy rule asks another table first.
+    Table {
+        /// Its number, as `ip rule` names it.
+        table: u32,
+        /// Name of the link by which the packets leave, or `None` if they are refused.
+        link: Option<String>,
+    },
+    /// A policy rule refuses them.
+    Rule,
+    /// No policy rule asks the main table.
+    NoRule,
+    /// A route of type local keeps them on this node, and no link has the address.
+    Local {
+        /// The table of that route.
+        table: u32,
+        /// Its destination, if the kernel names it.
+        prefix: Option<IpNet>,
+    },
+}
+
+/// Routes of weft that packets do not take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bypass {
-    /// The table that decides instead, as `ip rule` names it; `None` if the rule itself refuses the packets.
-    pub table: Option<u32>,
+    /// What decides instead.
+    pub instead: Instead,
     /// True if only packets of pods are concerned, and not those of this host.
     pub of_pods: bool,
-    /// Name of the link by which the packets leave, or `None` if they are refused.
-    pub link: Option<String>,
     /// The destination of the first of these routes.
     pub example: IpNet,
     /// Number of these routes.
@@ -88,6 +111,8 @@ pub struct WayFacts {
     pub to_peers: Vec<(String, IpNet)>,
     /// The routes of weft that packets do not take.
     pub bypasses: Vec<Bypass>,
+    /// The routes to peers that packets with a mark take.
+    pub marked: Vec<Marked>,
     /// Routes of others that refuse packets: their destinations, and what wrote them.
     pub refusals: Vec<(IpNet, u8)>,
     /// The rp_filter of the links over which weft's routes lead.
@@ -105,11 +130,13 @@ impl WayFacts {
     }
 }
 
-/// Returns the facts about these links, addresses and routes, and about what /run and /proc contain. `subnets` are those of this node.
+/// Returns the facts about the links, addresses and routes of these tables, and about what /run and /proc contain. `subnets` are those of this
+/// node.
 ///
 /// # Errors
 /// The kernel does not answer what it does with packets to peers.
-pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route], subnets: &[IpNet]) -> io::Result<WayFacts> {
+pub fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFacts> {
+    let Tables { links, addrs, routes, .. } = *tables;
     let mut facts = WayFacts { vxlan: vxlan_devices(links), ..WayFacts::default() };
     let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
     let link_of = |index: u32| by_index.get(&index).copied();
@@ -136,10 +163,10 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route], subnets: &[IpNet])
         }
     }
     let of_weft = routes.iter().filter(|route| route.protocol == PROTOCOL && route.index != 0);
-    let of_weft: Vec<IpNet> = of_weft.filter_map(|route| destination(route)).collect();
-    let name = |index| link_of(index).map(|link| link.name.clone());
+    let of_weft: Vec<(IpNet, &Route)> = of_weft.filter_map(|route| Some((destination(route)?, *route))).collect();
     let bridge = links.iter().find(|link| link.name == BRIDGE && link.up).map(|link| link.index);
-    facts.bypasses = bypasses(&of_weft, (subnets, bridge), name)?;
+    facts.bypasses = bypasses(tables, &of_weft, (subnets, bridge))?;
+    facts.marked = tables.policy.marked(&of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
     facts.managed = managed(links, Path::new("/run"));
     facts.checksums = checksums(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
     Ok(facts)
@@ -148,13 +175,13 @@ pub fn read(links: &[Link], addrs: &[Addr], routes: &[Route], subnets: &[IpNet])
 /// Asks the kernel for each of weft's routes whether a packet to the first address of its destination takes it: a packet of this host, and
 /// one of a pod, if the pods have a bridge.
 fn bypasses(
-    of_weft: &[IpNet],
+    tables: &Tables<'_>,
+    of_weft: &[(IpNet, &Route)],
     (subnets, bridge): (&[IpNet], Option<u32>),
-    name: impl Fn(u32) -> Option<String>,
 ) -> io::Result<Vec<Bypass>> {
     let mut kernel = Kernel::open()?;
     let mut found: Vec<Bypass> = Vec::new();
-    for dst in of_weft {
+    for (dst, route) in of_weft.iter().copied() {
         let Some(to) = dst.hosts().next() else { continue };
         let any = unspecified(to);
         let pod = subnets.iter().find(|subnet| subnet.addr().is_ipv4() == to.is_ipv4());
@@ -162,34 +189,48 @@ fn bypasses(
         let mut asked = vec![(any, None)];
         asked.extend(pod.zip(bridge).map(|(pod, bridge)| (pod, Some(bridge))));
         for (from, arrives) in asked {
+            let of_pods = arrives.is_some();
             let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, arrives);
-            let Some((table, link)) = elsewhere(&lookup, arrives.is_some(), &name) else { continue };
-            match found.iter_mut().find(|bypass| bypass.table == table && bypass.link == link) {
-                Some(bypass) if bypass.of_pods == arrives.is_some() => bypass.count += 1,
+            let Some(instead) = instead(tables, (&lookup, of_pods), (to, route)) else { continue };
+            match found.iter_mut().find(|bypass| bypass.instead == instead) {
+                Some(bypass) if bypass.of_pods == of_pods => bypass.count += 1,
                 // It concerns all packets, and is known already.
                 Some(_) => {}
-                None => found.push(Bypass { table, of_pods: arrives.is_some(), link, example: *dst, count: 1 }),
+                None => found.push(Bypass { instead, of_pods, example: dst, count: 1 }),
             }
         }
     }
     Ok(found)
 }
 
-/// Returns the table and the link that a packet takes instead of a route of weft, if it does.
-fn elsewhere(
-    lookup: &Lookup,
-    of_pods: bool,
-    name: impl Fn(u32) -> Option<String>,
-) -> Option<(Option<u32>, Option<String>)> {
+/// Returns what a packet to this address meets instead of a route of weft, if it does not take that route.
+fn instead(
+    tables: &Tables<'_>,
+    (lookup, of_pods): (&Lookup, bool),
+    (to, of_weft): (IpAddr, &Route),
+) -> Option<Instead> {
     match lookup {
+        Lookup::Route(taken) if taken.of_weft() => None,
+        // An address of this node in the subnet of a peer is another finding.
+        Lookup::Route(taken) if taken.kind == RouteKind::Local => {
+            let is_address = tables.addrs.iter().any(|addr| addr.addr == to);
+            (!is_address).then_some(Instead::Local { table: taken.table, prefix: taken.prefix })
+        }
         Lookup::Route(taken) => {
             let is_usual = [libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from).contains(&taken.table);
-            let link = || name(taken.device).filter(|_| taken.kind == RouteKind::Unicast);
-            (!taken.of_weft() && !is_usual).then(|| (Some(taken.table), link()))
+            let link = || {
+                let device = tables.links.iter().find(|link| link.index == taken.device);
+                device.filter(|_| taken.kind == RouteKind::Unicast).map(|link| link.name.clone())
+            };
+            (!is_usual).then(|| Instead::Table { table: taken.table, link: link() })
         }
         // `ip rule ... prohibit` and `blackhole`. What the reverse path filter refuses looks like the latter.
-        Lookup::Refused(Errno::EACCES) => Some((None, None)),
-        Lookup::Refused(Errno::EINVAL) if !of_pods => Some((None, None)),
+        Lookup::Refused(Errno::EACCES) => Some(Instead::Rule),
+        Lookup::Refused(Errno::EINVAL) if !of_pods => Some(Instead::Rule),
+        // `ip rule ... unreachable`, or no route is found at all. A route whose link does not run may be left out.
+        Lookup::Refused(Errno::ENETUNREACH) if tables.runs(of_weft.index) => {
+            Some(if tables.policy.asks_main(to.is_ipv4()) { Instead::Rule } else { Instead::NoRule })
+        }
         Lookup::Refused(_) | Lookup::Unreadable(_) => None,
     }
 }

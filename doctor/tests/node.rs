@@ -224,6 +224,13 @@ fn a_bridge_whose_packets_bypass_the_rules_is_found() {
         if sysctl.exists() {
             fs::write(sysctl, "1").unwrap();
             assert_eq!(doctor(file, "br-netfilter"), []);
+            let of_ipv6 = sysctl.with_file_name("bridge-nf-call-ip6tables");
+            fs::write(&of_ipv6, "0").unwrap();
+            assert_eq!(doctor(file, "br-netfilter"), [], "pods have no IPv6 addresses");
+            fs::write(file, format!("{ENV_V6}{ENV}")).unwrap();
+            let remedy = only_finding(file, "br-netfilter", &["bridge-nf-call-ip6tables is 0"]);
+            shell(remedy.rsplit("&& ").next().unwrap());
+            assert_eq!(doctor(file, "br-netfilter"), []);
         }
     });
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use nix::sys::signal::Signal;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use tokio::process::Child;
 use weft_subnet::env::{Value, settings};
 
@@ -62,10 +62,19 @@ pub struct Status {
     #[serde(default)]
     pub other_ways: Vec<String>,
     /// What is wrong, one sentence each.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "texts")]
     pub problems: Vec<String>,
     /// The other nodes.
     pub peers: Vec<PeerStatus>,
+}
+
+/// Reads the texts of problems, without their kinds.
+fn texts<'de, D: Deserializer<'de>>(problems: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    struct Problem {
+        text: String,
+    }
+    Ok(Vec::<Problem>::deserialize(problems)?.into_iter().map(|problem| problem.text).collect())
 }
 
 /// The status of one peer.

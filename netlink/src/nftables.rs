@@ -207,3 +207,87 @@ pub fn be32_of(value: &[u8]) -> u32 {
 pub fn handle_of(value: &[u8]) -> u64 {
     value.first_chunk::<8>().map_or_else(|| u64::from(be32_of(value)), |bytes| u64::from_be_bytes(*bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::attributes::POLICY_ACCEPT;
+    use super::*;
+    use crate::wire::Writer;
+
+    /// Returns the payload of a message about a base chain.
+    fn message(family: u8, hook: u32, (kind, policy): (&str, u32), links: &[&str]) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.fixed(&[family, 0, 0, 0]);
+        w.attr_str(TABLE_NAME, "table");
+        w.attr_str(CHAIN_NAME, "chain");
+        w.nest(CHAIN_HOOK, |w| {
+            w.attr(HOOK_NUMBER, &hook.to_be_bytes());
+            w.attr(HOOK_PRIORITY, &(-150i32).to_be_bytes());
+            match links {
+                [] => {}
+                [one] => w.attr_str(HOOK_DEVICE, one),
+                all => w.nest(HOOK_DEVICES, |w| all.iter().for_each(|link| w.attr_str(HOOK_DEVICE_NAME, link))),
+            }
+        });
+        w.attr(CHAIN_POLICY, &policy.to_be_bytes());
+        w.attr_str(CHAIN_TYPE, kind);
+        w.bytes().to_vec()
+    }
+
+    /// The numbers of hooks mean something else in each family.
+    #[test]
+    fn a_base_chain_is_at_the_place_that_its_family_gives_to_its_hook() {
+        let place = |family, hook| {
+            let (position, chain, _) = base_chain(&message(family, hook, ("filter", POLICY_ACCEPT), &[]))?;
+            let place = match position {
+                Position::Of(hook) => format!("{hook:?}"),
+                Position::Link(hook) => hook.to_owned(),
+            };
+            Some(format!("{} {place}", chain.family))
+        };
+        for (family, hook, wanted) in [
+            (2, 0, "ip Prerouting"),
+            (2, 1, "ip Input"),
+            (10, 2, "ip6 Forward"),
+            (1, 3, "inet Output"),
+            (1, 4, "inet Postrouting"),
+            (1, 5, "inet ingress"),
+            (5, 0, "netdev ingress"),
+            (5, 1, "netdev egress"),
+            (7, 0, "bridge prerouting"),
+            (7, 2, "bridge forward"),
+            (7, 4, "bridge postrouting"),
+        ] {
+            assert_eq!(place(family, hook).as_deref(), Some(wanted));
+        }
+        for (family, hook) in [(2, 5), (7, 5), (3, 0)] {
+            assert_eq!(place(family, hook), None, "family {family}, hook {hook}");
+        }
+    }
+
+    #[test]
+    fn each_part_of_a_base_chain_is_read() {
+        let read = |form, links: &[&str]| base_chain(&message(5, 1, form, links)).unwrap();
+        let (_, chain, links) = read(("filter", POLICY_DROP), &["eth0"]);
+        assert_eq!((chain.path().as_str(), chain.number, chain.priority), ("netdev table chain", 5, -150));
+        assert_eq!((chain.is_nat, chain.drops, links), (false, true, vec!["eth0".to_owned()]));
+        let (_, chain, links) = read(("nat", POLICY_ACCEPT), &["eth0", "eth1"]);
+        assert_eq!((chain.is_nat, chain.drops, links), (true, false, vec!["eth0".to_owned(), "eth1".to_owned()]));
+        let sees = |family: u8| {
+            let (_, chain, _) = base_chain(&message(family, 1, ("filter", POLICY_DROP), &[])).unwrap();
+            (chain.sees(true), chain.sees(false))
+        };
+        assert_eq!([2, 10, 1].map(sees), [(true, false), (false, true), (true, true)]);
+        let mut w = Writer::default();
+        w.fixed(&[2, 0, 0, 0]);
+        w.attr_str(CHAIN_NAME, "chain");
+        assert!(base_chain(w.bytes()).is_none(), "a chain that is not at a hook");
+    }
+
+    #[test]
+    fn a_handle_has_eight_bytes_or_four() {
+        assert_eq!(handle_of(&[0, 0, 0, 1, 0, 0, 0, 2]), (1 << 32) + 2);
+        assert_eq!(handle_of(&[0, 0, 1, 0]), 256);
+        assert_eq!((be32_of(&[0, 0, 1, 0]), be32_of(&[1])), (256, 0));
+    }
+}

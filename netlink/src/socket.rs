@@ -306,20 +306,4 @@ pub fn absent(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rt::{PLAIN, ifinfomsg};
-
-    #[test]
-    fn replies_that_nobody_has_read_are_not_those_of_the_next_request() {
-        let mut netlink = Netlink::open().unwrap();
-        let mut dump = Writer::default();
-        dump.begin(libc::RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, &ifinfomsg(0, 0, 0));
-        dump.end(netlink.next_seq());
-        send(netlink.socket.as_raw_fd(), dump.bytes(), MsgFlags::empty()).unwrap();
-        // The loopback device is the first one of each network namespace.
-        let reply = netlink.request(|w| w.begin(libc::RTM_GETLINK, PLAIN, &ifinfomsg(1, 0, 0))).unwrap().unwrap();
-        let seqs: Vec<u32> = messages(&reply).map(|message| message.seq).collect();
-        assert!(!seqs.is_empty() && seqs.iter().all(|seq| *seq == netlink.last_seq()), "{seqs:?}");
-    }
-}
+mod tests;

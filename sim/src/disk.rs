@@ -74,7 +74,7 @@ pub fn step(step: FileStep<'_>) -> io::Result<()> {
                 if disk.full {
                     return Err(io::ErrorKind::StorageFull.into());
                 }
-                if !outside::is_beside() {
+                if !outside::is_blocking_task() {
                     disk.blocked += disk.slow;
                 }
                 Ok(())

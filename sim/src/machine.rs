@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
 use weft::observe::status::Status;
-use weft::options::{self, OnLostLease, Options, RuleOptions, UplinkChoice};
+use weft::options::{OnLostLease, Options, UplinkChoice};
 use weft_backends::link::Link;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, Mac, Name, ObservedValue, Value};
@@ -244,26 +244,16 @@ impl Machine {
         // Both the LAN and the pods may have addresses that match.
         let regexes = if self.site.by_address { vec!["^(10|192)\\.".to_owned()] } else { Vec::new() };
         Options {
-            store: options::Store::Dir(PathBuf::new()),
             uplink: UplinkChoice { regexes, ..UplinkChoice::default() },
             subnet_file: self.subnet_file(),
-            socket: PathBuf::new(),
-            health: None,
             resync: self.site.resync,
-            nexthop_objects: true,
-            hold_removals: Duration::from_secs(300),
             change_grace: Duration::from_secs(60),
-            net_conf_commands: weft::options::NetConfCommands::Refuse,
             on_lost_lease: self.site.on_lost_lease,
             manage_sysctls: true,
-            tx_checksum_off: false,
-            // Probes need sockets, and the simulated hosts have none.
-            probe: false,
             wireguard_key: state_dir.join("wgkey"),
             state_dir: Some(state_dir),
-            unwell_after: Duration::from_secs(30),
-            rules: RuleOptions::default(),
-            cni: None,
+            // There are no probes: they need sockets, and the simulated hosts have none.
+            ..Options::minimal(&self.run_dir())
         }
     }
 

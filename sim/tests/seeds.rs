@@ -94,6 +94,22 @@ fn changes_of_net_conf_lose_no_packet() {
     }
 }
 
+/// The second machine does not hear that the backend changes, so the first one must keep the earlier backend. It is started again after Network became
+/// wider, too.
+#[test]
+fn a_restart_after_two_changes_of_net_conf_loses_no_packet() {
+    let changes = [Event::NetConf(Edit::Backend("host-gw".to_owned())), Event::NetConf(Edit::Wide(true))];
+    let mut events = vec![Event::Wire(1, Trouble::Silence, 130)];
+    events.extend(changes);
+    events.push(Event::Kill(0, 5));
+    for store in [StoreKind::Etcd, StoreKind::Kube] {
+        let outcome = play(&scenario(events.clone(), |all| {
+            (all.store, all.lossless, all.lease_ttl) = (store, true, 86_400);
+        }));
+        assert_eq!(outcome.wrong, [""; 0], "{store:?}");
+    }
+}
+
 #[test]
 fn attackers_with_the_rights_of_one_node_cost_no_packet() {
     let mut attacks = vec![Attack::Huge, Attack::Flood, Attack::PeerAddress, Attack::PeerRoute, Attack::PeerSubnet];

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use weft_backends::host::Reach;
-use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Evidence;
@@ -16,8 +14,7 @@ use weft_subnet::source::{Capabilities, Error, FaultNotice, LeaseRequest, Local}
 
 use super::*;
 use crate::kernel::fake::FakeKernel;
-use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
-use crate::options::{NetConfCommands, OnLostLease, RuleOptions, UplinkChoice};
+use crate::kernel::fake::tests::machine;
 
 /// A store that does not know at first what identifies it, as one whose kubeconfig is not there yet. The second question has no answer.
 #[derive(Default)]
@@ -72,41 +69,6 @@ impl Source for Late {
     }
 }
 
-fn machine() -> Machine {
-    let name = Name::new("eth0").unwrap();
-    let (up, carrier, loopback, creator) = (true, true, false, Creator::Unknown);
-    let link = LinkInfo { index: 2, name, mtu: 1500, mac: None, up, carrier, loopback, creator };
-    let net = "192.168.0.1/24".parse().unwrap();
-    let (dev, via, reach, protocol) = (Some(name), None, Reach::Gateway, 3);
-    let route = RouteInfo { net: "0.0.0.0/0".parse().unwrap(), metric: 100, dev, via, reach, protocol };
-    let addrs = vec![AddrInfo { index: 2, net, scope: 0, flags: 0x80 }];
-    Machine { links: vec![link], addrs, routes: vec![route], lookup: None }
-}
-
-fn options(dir: &Path) -> Options {
-    Options {
-        store: Store::Dir(dir.into()),
-        uplink: UplinkChoice::default(),
-        subnet_file: dir.join("subnet.env"),
-        socket: dir.join("socket"),
-        health: None,
-        resync: Duration::from_secs(3600),
-        nexthop_objects: true,
-        hold_removals: Duration::from_secs(300),
-        change_grace: Duration::ZERO,
-        net_conf_commands: NetConfCommands::Refuse,
-        on_lost_lease: OnLostLease::Hold,
-        manage_sysctls: false,
-        tx_checksum_off: false,
-        state_dir: Some(dir.into()),
-        wireguard_key: "/nonexistent/wgkey".into(),
-        probe: false,
-        unwell_after: Duration::from_secs(30),
-        rules: RuleOptions::default(),
-        cni: None,
-    }
-}
-
 /// Without its identity, nothing would be saved for the next start until the agent is restarted.
 #[tokio::test]
 async fn a_store_that_did_not_know_its_identity_is_asked_again_when_there_is_a_lease() {
@@ -115,11 +77,15 @@ async fn a_store_that_did_not_know_its_identity_is_asked_again_when_there_is_a_l
     let (_requests, requests) = mpsc::channel(1);
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
     let surroundings = Surroundings { requests, readiness, metrics, traffic_rules: false };
-    let kernel = FakeKernel::new(machine(), PROTOCOL);
+    let kernel = FakeKernel::new(machine(&["192.168.0.1/24"]), PROTOCOL);
+    let options = Options { state_dir: Some(dir.path().into()), ..Options::minimal(dir.path()) };
     let asked = store.clone();
     let shutdown = async move { asked.asked_again.notified().await };
-    let agent = serve_in(surroundings, options(dir.path()), store.clone(), (kernel.clone(), kernel), shutdown);
+    let agent = serve_in(surroundings, options, store.clone(), (kernel.clone(), kernel), shutdown);
     let ended = timeout(Duration::from_secs(30), LocalSet::new().run_until(agent)).await;
     ended.expect("the store is asked again").unwrap();
     assert_eq!(store.asked.get(), 2);
 }
+
+#[path = "tests/running.rs"]
+mod running;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Subcommand};
 
+use weft_backends::vxlan::LINUX_PORT;
 use weft_doctor::cni_files::CniSources;
 use weft_doctor::node_findings::CHECKS;
 use weft_doctor::pods::Sources;
@@ -54,7 +55,7 @@ pub struct DoctorFlags {
     #[arg(long, value_delimiter = ',', value_parser = CHECKS.map(|check| check.name), value_name = "CHECKS")]
     pub only: Vec<String>,
     /// UDP port of the vxlan device.
-    #[arg(long, default_value_t = 8472, value_name = "PORT")]
+    #[arg(long, default_value_t = LINUX_PORT, value_name = "PORT")]
     pub port: u16,
     /// Directory of CNI configurations.
     #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]

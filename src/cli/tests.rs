@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use weft_backends::traffic_rules::Masquerade;
 
-use super::questions::StatusTask;
+use super::questions::{Output, StatusTask};
 use super::*;
 use crate::firewall::choice::Choice;
-use crate::options::{Fences, OnLostLease, RuleOptions};
+use crate::options::{CniOptions, Fences, NetConfCommands, OnLostLease, RuleOptions};
 
 fn run(line: &str) -> Result<Task, Exit> {
     parse_from(line.split(' ').map(OsString::from), |_| None)
@@ -287,4 +287,94 @@ fn flannels_variable_names_the_key_of_wireguard() {
     };
     assert_eq!(key("weft agent", "/etc/weft/key"), PathBuf::from("/etc/weft/key"));
     assert_eq!(key("weft agent --subnet-file /run/other/subnet.env", ""), PathBuf::from("/run/other/wgkey"));
+}
+
+/// Two flags of the same type could be exchanged without a complaint of the compiler.
+#[test]
+fn each_flag_of_the_agent_reaches_its_own_option() {
+    let options = agent(
+        "weft agent --iface-can-reach 192.0.2.9 --public-ip 1.2.3.4 --public-ipv6 fd00::4 --wireguard-port 51999 \
+         --hold-removals 2m --change-grace 3m --unwell-after 4m --resync 5m --on-lost-lease exit --probe off \
+         --allow-extension --tx-checksum-off --manage-sysctls=false --state-dir /state --healthz-ip ::1 \
+         --healthz-port 8081 --cni-conf /conf --cni-conf-dir /net.d",
+    )
+    .options;
+    let minutes = |number: u64| Duration::from_secs(60 * number);
+    assert_eq!(options.uplink.can_reach, "192.0.2.9".parse().ok());
+    assert_eq!(options.uplink.public_ip, "1.2.3.4".parse().ok());
+    assert_eq!(options.uplink.public_ipv6, "fd00::4".parse().ok());
+    assert_eq!(options.uplink.wireguard_port, Some(51999));
+    assert_eq!((options.hold_removals, options.change_grace), (minutes(2), minutes(3)));
+    assert_eq!((options.unwell_after, options.resync), (minutes(4), minutes(5)));
+    assert_eq!((options.on_lost_lease, options.net_conf_commands), (OnLostLease::Exit, NetConfCommands::Run));
+    assert_eq!((options.probe, options.tx_checksum_off, options.manage_sysctls), (false, true, false));
+    assert_eq!(options.state_dir, Some(PathBuf::from("/state")));
+    assert_eq!(options.health, "[::1]:8081".parse().ok());
+    assert_eq!(options.cni, Some(CniOptions { conf: "/conf".into(), dir: "/net.d".into() }));
+
+    let options = agent("weft agent --state-dir=").options;
+    assert_eq!((options.state_dir, options.cni), (None, None), "an empty directory turns saving off");
+    assert_eq!((options.uplink.wireguard_port, options.net_conf_commands), (None, NetConfCommands::Refuse));
+    assert!(options.probe && !options.tx_checksum_off);
+    assert_eq!((options.change_grace, options.unwell_after), (minutes(1), Duration::from_secs(30)));
+}
+
+#[test]
+fn each_flag_of_a_store_reaches_its_own_option() {
+    let task = agent(
+        "weft agent --etcd-keyfile /key --etcd-certfile /cert --etcd-cafile /ca --etcd-username me --etcd-password word \
+         --etcd-lease-ttl 2h --subnet-lease-renew-margin 7 --etcd-prefix /p",
+    );
+    let Store::Etcd(etcd) = task.options.store else { panic!("not etcd") };
+    let files = [&etcd.key_file, &etcd.cert_file, &etcd.ca_file].map(|file| file.as_deref().and_then(Path::to_str));
+    assert_eq!(files, [Some("/key"), Some("/cert"), Some("/ca")]);
+    assert_eq!((etcd.username.as_deref(), etcd.password.as_deref()), (Some("me"), Some("word")));
+    assert_eq!((etcd.lease_ttl, etcd.renew_margin), (Duration::from_secs(7200), Duration::from_secs(420)));
+    assert_eq!(etcd.prefix, "/p");
+    assert!(refusal("weft agent --etcd-certfile c").text.contains("--etcd-keyfile"), "one of the two is not enough");
+    assert!(refusal("weft agent --etcd-lease-ttl 999ms").text.contains("--etcd-lease-ttl"));
+}
+
+#[cfg(feature = "kube")]
+#[test]
+fn what_the_agent_writes_into_kubernetes_can_be_turned_off() {
+    let options = |flags: &str| match agent(&format!("weft agent --kube-subnet-mgr {flags}")).options.store {
+        Store::Kube(options) => *options,
+        other => panic!("{other:?}"),
+    };
+    let usual = options("--kube-events-after 2m");
+    assert_eq!((usual.set_condition, usual.events_after), (true, Some(Duration::from_secs(120))));
+    let silent = options("--set-node-network-unavailable=false --kube-events off --net-config-path /n");
+    assert_eq!((silent.set_condition, silent.events_after), (false, None));
+    assert_eq!((silent.net_config, silent.access.kubeconfig), (PathBuf::from("/n"), None));
+}
+
+#[test]
+fn each_flag_of_a_command_reaches_its_own_field() {
+    let Ok(Task::Cleanup(task)) =
+        run("weft cleanup --subnet-file /run/a.env --socket /s --state-dir /state --cni-conf-dir /net.d")
+    else {
+        panic!("cleanup")
+    };
+    assert_eq!((task.subnet_file, task.socket), ("/run/a.env".into(), "/s".into()));
+    assert_eq!((task.state_dir, task.cni_conf_dir), ("/state".into(), "/net.d".into()));
+    assert!(!task.flannel_devices);
+    let Ok(Task::Release(task)) = run("weft release --state-dir /s --public-ip 1.2.3.4 --public-ipv6 fd00::4") else {
+        panic!("release")
+    };
+    assert_eq!(task.state_dir, PathBuf::from("/s"));
+    assert_eq!(task.public, ["1.2.3.4", "fd00::4"].map(|ip| ip.parse::<std::net::IpAddr>().unwrap()));
+    let Ok(Task::History(task)) = run("weft history -o json -f --since 10m") else { panic!("history") };
+    assert_eq!((task.json, task.follow, task.since), (true, true, Some(Duration::from_secs(600))));
+    let Ok(Task::History(task)) = run("weft history") else { panic!("history") };
+    assert_eq!((task.json, task.follow, task.since), (false, false, None));
+    let Ok(Task::Mesh(task)) = run("weft mesh -o svg --port 9") else { panic!("mesh") };
+    assert_eq!((task.all, task.output, task.port), (true, Output::Svg, Some(9)), "a picture has all nodes");
+    let Ok(Task::Mesh(task)) = run("weft mesh") else { panic!("mesh") };
+    assert_eq!((task.all, task.output, task.port), (false, Output::Text, None));
+    let Ok(Task::Ui(task)) = run("weft ui --port 9 --peer-port 10") else { panic!("ui") };
+    assert_eq!((task.port, task.peer_port, task.listen_stdin), (9, Some(10), false));
+    assert!(matches!(run("weft status rules"), Ok(Task::Status(StatusTask { json: false, rules: true, .. }))));
+    assert!(matches!(run("weft plan -o json"), Ok(Task::Plan(question)) if question.json));
+    assert!(matches!(run("weft rotate-key --socket /s"), Ok(Task::RotateKey(socket)) if socket == Path::new("/s")));
 }

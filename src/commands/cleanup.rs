@@ -3,6 +3,7 @@
 //! removes nothing that another program made.
 
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -17,6 +18,7 @@ use super::other_agents::other_agents;
 use crate::cli::{self, CleanupTask};
 use crate::instance::Instance;
 use crate::kernel::{Kernel, Outcome};
+use crate::lease::acquire::kept_wireguard_key;
 use crate::log::text::printable;
 use crate::observe::history;
 use crate::offload::ChecksumOffload;
@@ -75,8 +77,9 @@ pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
         report.failed.push(format!("remove the CNI configuration from {}: {error}", task.cni_conf_dir.display()));
         false
     });
-    report.failed.extend(Loosened::beside(&task.subnet_file).ensure(None, true));
-    report.failed.extend(ChecksumOffload::beside(&task.subnet_file, false).ensure(std::iter::empty()));
+    let loosened = Loosened::new(&task.subnet_file).ensure(None, true);
+    let offload = ChecksumOffload::new(&task.subnet_file, false).ensure(std::iter::empty());
+    report.failed.extend(loosened.into_iter().chain(offload).map(|problem| problem.text));
     if let Err(error) = saved::remove(&task.state_dir, &task.subnet_file) {
         report.failed.push(format!("remove the saved peers: {error}"));
     }
@@ -91,11 +94,22 @@ pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
             "weft: {name} was not made by this agent and stays: give --flannel-devices to remove it if flanneld made it"
         );
     }
+    if let Some(text) = key_that_stays(&task.state_dir, &task.subnet_file) {
+        eprintln!("weft: {}", printable(&text));
+    }
     report.failed.iter().for_each(|text| eprintln!("weft: {}", printable(text)));
     let also = [(rules, " and the traffic rules"), (unlinked, " and the CNI configuration")];
     let also: String = also.iter().filter(|(done, _)| *done).map(|(_, text)| *text).collect();
     let code = if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::FAILURE) };
     Ok(Answer { text: format!("removed {} entries{also}\n", report.removed), code })
+}
+
+/// Names the private key of WireGuard, if there is one. It is kept, because a node that starts again must have the key that its peers know.
+fn key_that_stays(state_dir: &Path, subnet_file: &Path) -> Option<String> {
+    let key = kept_wireguard_key(state_dir, subnet_file);
+    let what =
+        "stays for the next start of this node, whose WireGuard key it is: remove it if weft will not run here again";
+    key.exists().then(|| format!("{} {what}", key.display()))
 }
 
 /// Removes our routes and then our devices. Addresses, neighbours and FDB entries go with their device. What the kernel refuses to remove
@@ -186,6 +200,16 @@ mod tests {
             other => panic!("{other:?}"),
         };
         (ops.iter().map(name).collect(), left.iter().map(Name::to_string).collect())
+    }
+
+    #[test]
+    fn a_key_that_stays_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let subnet_file = Path::new("/run/flannel/subnet.env");
+        assert_eq!(key_that_stays(dir.path(), subnet_file), None);
+        std::fs::write(dir.path().join("weft.wireguard.key"), "").unwrap();
+        let text = key_that_stays(dir.path(), subnet_file).unwrap();
+        assert!(text.contains("weft.wireguard.key stays"), "{text}");
     }
 
     #[test]

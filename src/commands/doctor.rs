@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft doctor`: examines this node, and asks its agent if there is one. `weft doctor pods` examines what pods left behind.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::time::timeout;
 use weft_doctor::absent_agent::AbsentAgent;
+use weft_doctor::agent_problems::{AgentProblem, Hint};
+use weft_doctor::lossy::LossyPeer;
 use weft_doctor::node::{AgentAnswer, NodeSources};
 use weft_doctor::node_findings::CHECKS;
 use weft_doctor::store::{StoreAnswer, StoreSources};
@@ -17,20 +19,24 @@ use weft_subnet::source::{Error, Source};
 
 use super::Answer;
 use super::other_agents::{agents_with, flannel_agents};
-use crate::agent;
+use super::tunnel_port::tunnel_port;
 use crate::cli;
 use crate::cli::doctor::{DoctorTask, FINDINGS};
 use crate::log::text::printable;
 use crate::observe::history::recorder;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::socket;
-use crate::observe::status::{Peer, PeerState, Status};
+use crate::observe::status::{Peer, PeerState, Status, Suspect};
 use crate::options::Store;
+use crate::probe::samples::KEPT;
 use crate::saved;
 
 /// How long the store may take for its answers.
 const STORE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum number of broken peers that are described one by one.
 const MAX_PEERS: usize = 8;
+/// A peer is lossy from so many lost packets on, of the [`KEPT`] ones whose results its sample has. A single one may be an accident.
+const MIN_LOST: u32 = 2;
 /// Maximum number of other peers whose ways are examined.
 const MAX_WAYS: usize = 64;
 
@@ -71,18 +77,20 @@ async fn ask_agent(sources: &mut NodeSources) {
     let status = match socket::ask_status(&sources.socket).await {
         Ok(status) => status,
         Err(error) => {
-            sources.agent = AgentAnswer::Failed(format!("{error:#}"));
+            let stopped = socket::stopped_agent(&sources.socket);
+            sources.agent = AgentAnswer::Failed { why: format!("{error:#}"), stopped };
             return;
         }
     };
-    let (store, peers) = (store_problem(&status), broken_peers(&status.peers));
     sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
     sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
+    sources.lossy = lossy_peers(&status.peers);
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
+    sources.tunnel_port = tunnel_port(&status);
     sources.uplink = status.uplink.split(' ').next().unwrap_or_default().to_owned();
-    sources.agent = AgentAnswer::Problems(status.problems.into_iter().chain(store).chain(peers).collect());
+    sources.agent = AgentAnswer::Problems(problems(&status, &sources.uplink));
     sources.backend = status.backend;
 }
 
@@ -90,10 +98,27 @@ async fn ask_agent(sources: &mut NodeSources) {
 fn addresses(peers: &[Peer], fine: usize) -> impl Iterator<Item = PeerAddress> {
     let of_state = move |state: PeerState, max: usize| {
         let some = peers.iter().filter(move |peer| peer.state == state).take(max);
-        let all = some.flat_map(|peer| peer.public.split([',', ' '])).filter_map(|addr| addr.parse().ok());
-        all.map(move |addr| PeerAddress { addr, reached: state == PeerState::Programmed })
+        let all = some.flat_map(|peer| peer.public.split([',', ' ']).map(move |addr| (peer, addr)));
+        let all = all.filter_map(|(peer, addr)| Some((peer, addr.parse::<IpAddr>().ok()?)));
+        all.map(move |(peer, addr)| {
+            let endpoints = peer.sessions.iter().filter_map(|session| session.endpoint.as_ref());
+            let mut endpoints = endpoints.filter_map(|at| at.parse::<SocketAddr>().ok());
+            let port = endpoints.find(|at| at.ip() == addr).map(|at| at.port());
+            PeerAddress { addr, reached: state == PeerState::Programmed, port }
+        })
     };
     of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, fine))
+}
+
+/// Returns the first ones of the peers that packets reach, and to which some get lost.
+fn lossy_peers(peers: &[Peer]) -> Vec<LossyPeer> {
+    let lossy = |peer: &Peer| {
+        let probe = peer.probe.as_ref().filter(|_| peer.state == PeerState::Programmed)?;
+        let name = || format!("{} ({})", peer.subnet, peer.public);
+        let is_lossy = probe.asked == KEPT && probe.lost >= MIN_LOST;
+        is_lossy.then(|| LossyPeer { name: name(), lost: probe.lost, asked: probe.asked })
+    };
+    peers.iter().filter_map(lossy).take(MAX_PEERS).collect()
 }
 
 /// Returns what an agent that does not answer has left here.
@@ -120,7 +145,7 @@ async fn examine_store(store: &Store, found: &mut StoreSources) -> Vec<Record> {
         }
         _ => Vec::new(),
     };
-    let source = match agent::open_existing_store(store) {
+    let source = match store.open_existing() {
         Ok(source) => source,
         Err(error) => {
             let answer = StoreAnswer::Failed(format!("{error:#}"));
@@ -151,6 +176,20 @@ async fn ask_store(store: &dyn Source) -> Result<(String, Vec<Record>, Duration)
     Ok((net_conf, leases, first.max(begin.elapsed().saturating_sub(first))))
 }
 
+/// Returns the problems that the agent reports, and those of its store and its peers.
+fn problems(status: &Status, uplink: &str) -> Vec<AgentProblem> {
+    let hint = |problem: &Problem| match (&problem.command, problem.kind) {
+        (Some(command), _) => Hint::Command(command.clone()),
+        (None, ProblemKind::Unreachable) => Hint::Unreachable,
+        (None, ProblemKind::Fight) => Hint::Fight,
+        (None, _) => Hint::None,
+    };
+    let reported =
+        status.problems.iter().map(|problem| AgentProblem { text: problem.text.clone(), hint: hint(problem) });
+    let store = store_problem(status).map(|text| AgentProblem { text, hint: Hint::Store });
+    reported.chain(store).chain(broken_peers(&status.peers, uplink)).collect()
+}
+
 /// Describes a store that fails, and until when the own lease lives without it.
 fn store_problem(status: &Status) -> Option<String> {
     let (error, silence) = (status.store_trouble.as_ref()?, status.store_silent_s);
@@ -162,19 +201,31 @@ fn store_problem(status: &Status) -> Option<String> {
 
 /// Describes the peers that this node does not reach, each with its reason. The problems of the status only count some of them,
 /// and name none of the reasons.
-fn broken_peers(peers: &[Peer]) -> Vec<String> {
+fn broken_peers(peers: &[Peer], uplink: &str) -> Vec<AgentProblem> {
     let is_broken =
         |peer: &&Peer| matches!(peer.state, PeerState::SetAside | PeerState::Failed | PeerState::Unreachable);
     let broken: Vec<&Peer> = peers.iter().filter(is_broken).collect();
     let describe = |peer: &&Peer| {
         let reason = peer.reason.as_deref().unwrap_or("no reason is known");
-        format!("peer {} ({}) is {}: {reason}", peer.subnet, peer.public, peer.state.word())
+        let text = format!("peer {} ({}) is {}: {reason}", peer.subnet, peer.public, peer.state.word());
+        AgentProblem { text, hint: peer_hint(peer, uplink) }
     };
-    let mut texts: Vec<String> = broken.iter().take(MAX_PEERS).map(describe).collect();
+    let mut problems: Vec<AgentProblem> = broken.iter().take(MAX_PEERS).map(describe).collect();
     if broken.len() > MAX_PEERS {
-        texts.push(format!("{} more peers are not reached", broken.len() - MAX_PEERS));
+        problems.push(AgentProblem::new(format!("{} more peers are not reached", broken.len() - MAX_PEERS)));
     }
-    texts
+    problems
+}
+
+/// Returns what probes suspect, if packets do not reach the peer.
+fn peer_hint(peer: &Peer, uplink: &str) -> Hint {
+    let suspect = peer.probe.as_ref().and_then(|probe| probe.suspect.clone());
+    match suspect.filter(|_| peer.state == PeerState::Unreachable) {
+        Some(Suspect::Silent(address)) => Hint::Silent(address),
+        Some(Suspect::Dropped(packets)) => Hint::Dropped(packets),
+        Some(Suspect::UplinkMtu(mtu)) => Hint::SmallMtu { uplink: uplink.to_owned(), mtu },
+        None => Hint::None,
+    }
 }
 
 /// Returns the name of every check with what it looks for, a line each.
@@ -207,10 +258,10 @@ pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<A
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::status::{PeerProbe, PeerSession};
 
-    #[test]
-    fn both_addresses_of_a_peer_are_followed() {
-        let peer = |public: &str, state| Peer {
+    fn peer(public: &str, state: PeerState) -> Peer {
+        Peer {
             subnet: "10.5.9.0/24".to_owned(),
             public: public.to_owned(),
             backend: "vxlan".to_owned(),
@@ -219,7 +270,69 @@ mod tests {
             reason: None,
             sessions: Vec::new(),
             probe: None,
+        }
+    }
+
+    #[test]
+    fn what_the_agent_knows_of_a_problem_leads_to_its_remedy() {
+        let probe = |suspect| Some(PeerProbe { suspect: Some(suspect), ..PeerProbe::default() });
+        let (silent, small) = (Suspect::Silent([192, 0, 2, 2].into()), Suspect::UplinkMtu(1404));
+        let unreachable = |suspect| Peer { probe: probe(suspect), ..peer("192.0.2.2", PeerState::Unreachable) };
+        let failed = Peer { probe: probe(silent.clone()), ..peer("192.0.2.3", PeerState::Failed) };
+        let status = Status {
+            problems: vec![
+                Problem::new(ProblemKind::Uplink, "eth0 is down").with_command("ip link set eth0 up"),
+                Problem::new(ProblemKind::Unreachable, "packets do not reach 2 of 3 peers"),
+                Problem::new(ProblemKind::Claims, "two nodes publish 192.0.2.9"),
+            ],
+            store_trouble: Some("no answer".to_owned()),
+            peers: vec![unreachable(silent), unreachable(small), failed],
+            ..Status::default()
         };
+        let hints: Vec<Hint> = problems(&status, "eth0").into_iter().map(|problem| problem.hint).collect();
+        let wanted = [
+            Hint::Command("ip link set eth0 up".to_owned()),
+            Hint::Unreachable,
+            Hint::None,
+            Hint::Store,
+            Hint::Silent([192, 0, 2, 2].into()),
+            Hint::SmallMtu { uplink: "eth0".to_owned(), mtu: 1404 },
+            Hint::None,
+        ];
+        assert_eq!(hints, wanted, "another state of a peer has another reason than that of its probe");
+    }
+
+    #[test]
+    fn a_peer_is_lossy_from_two_losses_among_the_last_eight_packets_on() {
+        let lossy = |lost, asked, state| {
+            let probe = Some(PeerProbe { lost, asked, ..PeerProbe::default() });
+            lossy_peers(&[Peer { probe, ..peer("192.0.2.2", state) }])
+        };
+        let wanted = LossyPeer { name: "10.5.9.0/24 (192.0.2.2)".to_owned(), lost: 2, asked: 8 };
+        assert_eq!(lossy(2, 8, PeerState::Programmed), [wanted]);
+        for (lost, asked, state) in
+            [(1, 8, PeerState::Programmed), (5, 7, PeerState::Programmed), (8, 8, PeerState::Unreachable)]
+        {
+            assert_eq!(lossy(lost, asked, state), [], "{lost} of {asked}, {state:?}");
+        }
+    }
+
+    #[test]
+    fn the_port_of_a_peer_of_wireguard_is_that_of_its_endpoint() {
+        let session = PeerSession {
+            device: "flannel-wg".to_owned(),
+            endpoint: Some("192.0.2.5:51821".to_owned()),
+            handshake_s: None,
+            received: 0,
+            sent: 0,
+        };
+        let peers = [Peer { sessions: vec![session], ..peer("192.0.2.5, 192.0.2.6", PeerState::Unreachable) }];
+        let ports: Vec<Option<u16>> = addresses(&peers, 1).map(|peer| peer.port).collect();
+        assert_eq!(ports, [Some(51821), None], "the second address is not that of the endpoint");
+    }
+
+    #[test]
+    fn both_addresses_of_a_peer_are_followed() {
         let peers = [
             peer("192.0.2.1, 2001:db8::1", PeerState::Programmed),
             peer("192.0.2.2,2001:db8::2", PeerState::Unreachable),

@@ -13,6 +13,7 @@ use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, 
 use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs};
 
 use super::Answer;
+use super::tunnel_port::tunnel_port;
 use crate::cli::explain::{BROKEN, ExplainTask, UNDECIDED};
 use crate::log::text::printable;
 use crate::observe::plan::Operation;
@@ -47,10 +48,14 @@ pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
         let packet = Packet { to: *to, port: port.or(task.packet.port), ..task.packet };
         facts = read(packet, ask_agent(task, &packet).await)?;
     }
+    let tunnel_port = match &facts.agent {
+        Agent::Answers(agent) => agent.tunnel_port,
+        Agent::Silent(_) => None,
+    };
     let (mut rules, mut outer) = (Vec::new(), Vec::new());
     for way in &facts.ways {
         rules.push(rules::of(way, &task.subnet_file).await);
-        outer.extend(rules::of_tunnel(way, &task.subnet_file).await);
+        outer.extend(rules::of_tunnel(way, &task.subnet_file, tunnel_port).await);
     }
     let probes = if task.probe { probes::send(&facts).await } else { Vec::new() };
     let probes: Vec<Step> = outer.into_iter().chain(probes).collect();
@@ -94,7 +99,8 @@ async fn ask_agent(task: &ExplainTask, packet: &Packet) -> Agent {
         Err(error) => return Agent::Silent(format!("{error:#}")),
     };
     let peers = status.peers.iter().filter_map(|row| peer(row, packet)).collect();
-    Agent::Answers(AgentFacts { backend: status.backend, peers, differences: None })
+    let tunnel_port = tunnel_port(&status);
+    Agent::Answers(AgentFacts { backend: status.backend, peers, differences: None, tunnel_port })
 }
 
 /// Asks the agent what its next pass would write. Before it has a lease there is no plan.

@@ -23,7 +23,7 @@ use crate::{agent, files, saved};
 /// # Errors
 /// The store cannot be read.
 pub async fn list(store: &Store) -> anyhow::Result<Answer> {
-    let records = agent::open_existing_store(store)?.list().await.context("list leases")?;
+    let records = store.open_existing()?.list().await.context("list leases")?;
     Ok(Answer::success(render(&records)))
 }
 
@@ -32,7 +32,7 @@ pub async fn list(store: &Store) -> anyhow::Result<Answer> {
 /// # Errors
 /// There is no such lease, or the store fails.
 pub async fn remove(store: &Store, id: &str) -> anyhow::Result<Answer> {
-    agent::open_existing_store(store)?.remove(id).await.with_context(|| format!("remove lease {id}"))?;
+    store.open_existing()?.remove(id).await.with_context(|| format!("remove lease {id}"))?;
     Ok(Answer::success(printable(&format!("removed {id}\n"))))
 }
 
@@ -49,7 +49,7 @@ pub async fn release(task: &ReleaseTask) -> anyhow::Result<Answer> {
     let machine = agent::open_kernel(&task.subnet_file)?.machine().context("read the addresses of this machine")?;
     let ours: Vec<IpAddr> =
         machine.addrs.iter().map(|addr| addr.net.addr()).chain(task.public.iter().copied()).collect();
-    let source = agent::open_existing_store(&task.store)?;
+    let source = task.store.open_existing()?;
     let records = source.list().await.context("list leases")?;
     let lease = own(&records, &env.subnets, &ours)?;
     source.release(lease).await.with_context(|| format!("release {}", env.subnets))?;

@@ -8,20 +8,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 use weft_backends::commands::CommandPeer;
 use weft_subnet::cidr::Subnets;
+use weft_subnet::retry::Backoff;
 
 use super::CommandError;
 
-/// The pause after the first failure. It doubles with each further one.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
 const LAST_PAUSE: Duration = Duration::from_secs(300);
+/// The pauses after failures of the command for one peer.
+const BACKOFF: Backoff = Backoff::without_jitter(Duration::from_secs(1), LAST_PAUSE);
 /// A command for a peer that has left is tried this often. Then it is given up, so that peers that left do not become more and more.
 pub const MAX_REMOVALS: u32 = 10;
-
-/// Returns the pause after so many failures.
-pub fn pause(failures: u32) -> Duration {
-    FIRST_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LAST_PAUSE)
-}
 
 /// What is to be done for a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,8 +104,8 @@ impl Peer {
             (Step::Remove(_), Err(_)) if self.wanted.is_some() => self.made = None,
             (Step::Remove(_), Ok(())) => self.made = None,
             (step, Err(problem)) => {
+                at = now + BACKOFF.nth(self.failures);
                 self.failures += 1;
-                at = now + pause(self.failures);
                 if matches!(step, Step::Remove(_)) && self.failures >= MAX_REMOVALS {
                     self.made = None;
                 } else {

@@ -8,13 +8,14 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{debug, info};
+use weft_cni::iptables::{Saved, target, words};
 use weft_subnet::cidr::Family;
 
-use super::iptables::{self, Saved};
+use super::iptables;
 use super::iptables_forward;
 use super::nft::connection;
 use super::nft::generation::{Cached, generation};
-use super::nft::tables::{Table, read_by, tables};
+use super::nft::tables::{TableName, read_by, tables};
 use weft_netlink::socket::Netlink;
 
 /// The table of kube-proxy in its nftables mode.
@@ -84,11 +85,12 @@ impl Snapshot {
             self.kube_proxy = KubeProxy::Iptables;
         }
         let ours = |name: &str| name.starts_with("WEFT-") || name.starts_with("FLANNEL-");
-        self.forward_drops |= saved.forward_drops();
+        self.forward_drops |= iptables::forward_drops(saved);
         for table in ["nat", "filter"] {
             for (name, chain) in saved.table(table).into_iter().flatten() {
                 let foreign = |rule: &&String| {
-                    iptables::target(rule).is_none_or(|target| !ours(&target)) && !iptables_forward::is_ours(rule)
+                    let words = words(rule);
+                    target(&words).is_none_or(|(target, _)| !ours(target)) && !iptables_forward::is_ours(&words)
                 };
                 if !ours(name) {
                     self.rules += chain.rules.iter().filter(foreign).count();
@@ -211,7 +213,7 @@ impl Chosen {
 }
 
 /// The names of the tables of nftables and of iptables-legacy.
-type Names = (Vec<Table>, [String; 2]);
+type Names = (Vec<TableName>, [String; 2]);
 
 /// When the last survey was made, and which tables there were. `None` before the first one.
 #[derive(Debug, Default)]
@@ -234,7 +236,7 @@ impl Surveyed {
 #[derive(Debug, Default)]
 struct Tables {
     netlink: Option<Netlink>,
-    known: Cached<Vec<Table>>,
+    known: Cached<Vec<TableName>>,
 }
 
 impl Tables {
@@ -242,7 +244,7 @@ impl Tables {
         (self.of_nftables().unwrap_or_default(), [Family::V4, Family::V6].map(iptables::legacy_tables))
     }
 
-    fn of_nftables(&mut self) -> io::Result<Vec<Table>> {
+    fn of_nftables(&mut self) -> io::Result<Vec<TableName>> {
         let netlink = connection::open_once(&mut self.netlink)?;
         let generation = generation(netlink);
         if let Some(tables) = self.known.at(generation) {
@@ -289,7 +291,7 @@ mod tests {
     use super::{
         CHECK_AGAIN, Choice, Chosen, Instant, KubeProxy, Mode, Snapshot, Survey, Surveyed, VALID, decide, is_final,
     };
-    use crate::firewall::iptables::Saved;
+    use weft_cni::iptables::Saved;
 
     fn node() -> Snapshot {
         Snapshot { iptables: true, nftables: true, ..Snapshot::default() }

@@ -2,18 +2,19 @@
 //! The rules in iptables, for nodes where other programs have their rules there too. They are read with `iptables-save` and, only when
 //! something differs, written with `iptables-restore --noflush`, in one transaction for each table.
 
+mod meaning;
 mod program;
 pub mod render;
-mod saved;
 
+pub use meaning::{forward_drops, forward_ending};
 pub use program::{Flavour, has_legacy_table, has_tables, installed, legacy_tables, save};
-pub use saved::{Saved, target};
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{debug, info};
 use weft_backends::traffic_rules::{FamilyRules, Rules};
+use weft_cni::iptables::Saved;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
@@ -83,7 +84,7 @@ impl Iptables {
                 let wanted = |saved: &Saved| FamilyRules {
                     family,
                     masquerade: Vec::new(),
-                    forward: if saved.forward_drops() { forward.clone() } else { Vec::new() },
+                    forward: if forward_drops(saved) { forward.clone() } else { Vec::new() },
                 };
                 match self.bring_part(other, family, wanted).await {
                     Ok(true) if other == flavour => written = true,
@@ -203,7 +204,7 @@ impl Traces {
     /// Returns what the IPv4 tables show.
     pub fn of(saved: &Saved) -> Traces {
         let kube = saved.chains().any(|name| name.starts_with("KUBE-"));
-        Traces { kube, drops: saved.forward_drops(), rules: saved.rules() }
+        Traces { kube, drops: forward_drops(saved), rules: meaning::rules(saved) }
     }
 }
 

@@ -10,6 +10,7 @@
 use std::io;
 
 use weft_backends::traffic_rules::FamilyRules;
+use weft_cni::iptables::value;
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
 
@@ -29,10 +30,9 @@ pub fn comment(instance: &Instance) -> String {
     format!("{} forward", instance.name)
 }
 
-/// Returns true for a rule of ours, of any agent, as `iptables-save` prints it.
-pub fn is_ours(rule: &str) -> bool {
-    let Some((_, rest)) = rule.split_once("--comment \"weft") else { return false };
-    rest.split_once('"').is_some_and(|(comment, _)| comment.ends_with(" forward"))
+/// Returns true for the words of a rule of ours, of any agent, as `iptables-save` prints it.
+pub fn is_ours(words: &[String]) -> bool {
+    value(words, "--comment").is_some_and(|comment| comment.starts_with("weft") && comment.ends_with(" forward"))
 }
 
 /// Brings our rules in FORWARD of one family to the forward rules of `rules` (with `None` to none). Returns true if something was written.
@@ -98,6 +98,8 @@ pub fn remove(instance: &Instance) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use weft_cni::iptables::words;
+
     use super::is_ours;
 
     #[test]
@@ -105,7 +107,7 @@ mod tests {
         for ours in
             ["-s 10.5.0.0/16 -m comment --comment \"weft forward\" -j ACCEPT", "--comment \"weft-1a2b3c4d forward\""]
         {
-            assert!(is_ours(ours), "{ours}");
+            assert!(is_ours(&words(ours)), "{ours}");
         }
         for other in [
             "-s 10.5.0.0/16 -j ACCEPT",
@@ -114,7 +116,7 @@ mod tests {
             "--comment \"before weft forward\" -j ACCEPT",
             "--comment \"weft forwarded\" -j ACCEPT",
         ] {
-            assert!(!is_ours(other), "{other}");
+            assert!(!is_ours(&words(other)), "{other}");
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::traffic_rules::{FamilyRules, Rules, Test};
+use weft_cni::iptables::Saved;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains};
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
@@ -18,19 +19,22 @@ use super::choice::Mode;
 use super::error::{FirewallError, ProgramError};
 use super::foreign_chains::{self, DroppingChain};
 use super::forward_chain::Ending;
-use super::iptables::{self, Flavour, Iptables, Saved, render};
+use super::iptables::{self, Flavour, Iptables, render};
 use super::iptables_forward;
 use super::nft::generation::{Cached, generation};
 use super::nft::table;
-use super::nft::tables::{Table, tables};
+use super::nft::tables::{TableName, tables};
 use super::nft::{self, Nft, connection};
 use super::reconciler::Others;
 use crate::instance::Instance;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::processes::{AgentProcess, agent_processes};
 
 /// The kernel passes bridged packets to the rules only when this module is loaded. It creates the directory
 /// (net/bridge/br_netfilter_hooks.c).
 const BR_NETFILTER: &str = "/proc/sys/net/bridge";
+/// The command that loads it.
+const LOAD_BR_NETFILTER: &str = "modprobe br_netfilter";
 
 /// How long what was read from iptables-legacy is valid. To read it runs a program.
 const LEGACY_VALID: Duration = Duration::from_secs(60);
@@ -43,7 +47,7 @@ const REMOVE_AGAIN: Duration = Duration::from_secs(60);
 enum Warning {
     #[error(
         "br_netfilter is not loaded: packets between pods of one node pass no rules, and answers of services get lost; run: \
-         modprobe br_netfilter"
+         {LOAD_BR_NETFILTER}"
     )]
     NoBrNetfilter,
     #[error("rules of the other mode could not be removed: {0}")]
@@ -73,6 +77,24 @@ enum Warning {
     LegacyUnread { program: &'static str, command: String },
 }
 
+impl From<&Warning> for Problem {
+    fn from(warning: &Warning) -> Problem {
+        let problem = Problem::new(ProblemKind::Rules, warning.to_string());
+        match warning {
+            Warning::NoBrNetfilter => problem.with_command(LOAD_BR_NETFILTER),
+            Warning::Chain { command, .. } | Warning::Legacy { command, .. } => problem.with_command(command),
+            // What helps is not known before a person has looked.
+            Warning::OtherMode(_)
+            | Warning::FlannelTables(_)
+            | Warning::FlannelChains(_)
+            | Warning::FlannelRuns(_)
+            | Warning::Nftables(_)
+            | Warning::Blocked { .. }
+            | Warning::LegacyUnread { .. } => problem,
+        }
+    }
+}
+
 /// What is known of the other programs on this node.
 #[derive(Debug)]
 pub struct OtherPrograms {
@@ -80,12 +102,12 @@ pub struct OtherPrograms {
     instance: Instance,
     netlink: Option<Netlink>,
     /// The warnings about chains of nftables, for these rules.
-    nftables: Cached<(Rules, Vec<String>)>,
+    nftables: Cached<(Rules, Vec<Problem>)>,
     /// The warnings about iptables-legacy, and when it was read.
-    legacy: Option<(Instant, Vec<String>)>,
+    legacy: Option<(Instant, Vec<Problem>)>,
     /// The warnings about rules of the other mode and of flannel that could not be removed, and when that was tried. Once all of them
     /// are removed, nobody writes them again.
-    removal: Option<(Instant, Vec<String>)>,
+    removal: Option<(Instant, Vec<Problem>)>,
 }
 
 impl OtherPrograms {
@@ -95,7 +117,7 @@ impl OtherPrograms {
     }
 
     /// Writes our accepts into FORWARD of iptables-nft where they are needed, and warns of all other chains that drop packets of pods.
-    fn settle_nftables(&mut self, rules: &Rules) -> Vec<String> {
+    fn settle_nftables(&mut self, rules: &Rules) -> Vec<Problem> {
         let netlink = match connection::open_once(&mut self.netlink) {
             Ok(netlink) => netlink,
             Err(error) => return unread(error),
@@ -119,10 +141,10 @@ impl OtherPrograms {
         for family in [Family::V4, Family::V6] {
             let part = rules.of(family).filter(|part| !part.forward.is_empty());
             match settle_family(netlink, (family, part), &chains, (self.mode, &self.instance)) {
-                Ok(found) => warnings.extend(found.iter().map(Warning::to_string)),
+                Ok(found) => warnings.extend(found.iter().map(Problem::from)),
                 Err(error) => {
                     is_complete = false;
-                    warnings.push(Warning::Nftables(error).to_string());
+                    warnings.push(Problem::from(&Warning::Nftables(error)));
                 }
             }
         }
@@ -133,7 +155,7 @@ impl OtherPrograms {
     }
 
     /// Warns of chains of iptables-legacy that drop packets of pods. Rules of nftables do not take effect there.
-    async fn check_legacy(&mut self, rules: &Rules) -> Vec<String> {
+    async fn check_legacy(&mut self, rules: &Rules) -> Vec<Problem> {
         if let Some((at, warnings)) = &self.legacy
             && at.elapsed() < LEGACY_VALID
         {
@@ -151,7 +173,7 @@ impl OtherPrograms {
                 }
                 Err(ProgramError::Failed { .. } | ProgramError::NotRun { .. }) => None,
             };
-            warnings.extend(warning.iter().map(Warning::to_string));
+            warnings.extend(warning.iter().map(Problem::from));
         }
         self.legacy = Some((Instant::now(), warnings.clone()));
         warnings
@@ -159,7 +181,7 @@ impl OtherPrograms {
 
     /// Removes the rules of flannel, and those of an earlier start in the other mode, until all of them are gone. Warns of those that
     /// could not be removed.
-    async fn remove_old_rules(&mut self) -> Vec<String> {
+    async fn remove_old_rules(&mut self) -> Vec<Problem> {
         match &self.removal {
             Some((_, warnings)) if warnings.is_empty() => return Vec::new(),
             Some((at, warnings)) if at.elapsed() < REMOVE_AGAIN => return warnings.clone(),
@@ -177,7 +199,7 @@ impl OtherPrograms {
             Err(error) => warnings.push(Warning::OtherMode(error)),
         }
         warnings.extend(remove_rules_of_flannel().await);
-        let warnings: Vec<String> = warnings.iter().map(Warning::to_string).collect();
+        let warnings: Vec<Problem> = warnings.iter().map(Problem::from).collect();
         self.removal = Some((Instant::now(), warnings.clone()));
         warnings
     }
@@ -186,7 +208,7 @@ impl OtherPrograms {
 /// Removes the rules of flannel, unless it runs.
 async fn remove_rules_of_flannel() -> Vec<Warning> {
     // All processes are examined only where flannel can have left rules.
-    let has_no_tables = tables().await.is_ok_and(|tables| !tables.iter().any(Table::is_of_flannel));
+    let has_no_tables = tables().await.is_ok_and(|tables| !tables.iter().any(TableName::is_of_flannel));
     if has_no_tables && !iptables::has_tables().await {
         return Vec::new();
     }
@@ -232,8 +254,8 @@ fn settle_family(
 }
 
 /// Returns no problem for a kernel without nftables, because it drops nothing there.
-fn unread(error: io::Error) -> Vec<String> {
-    if connection::is_unsupported(&error) { Vec::new() } else { vec![Warning::Nftables(error).to_string()] }
+fn unread(error: io::Error) -> Vec<Problem> {
+    if connection::is_unsupported(&error) { Vec::new() } else { vec![Problem::from(&Warning::Nftables(error))] }
 }
 
 /// Returns the networks whose packets the forward rules accept.
@@ -276,24 +298,24 @@ fn legacy_program(part: &FamilyRules) -> &'static str {
 fn legacy_warning(saved: &Saved, part: &FamilyRules, mode: Mode) -> Option<Warning> {
     let program = legacy_program(part);
     let rules = &saved.table("filter")?.get("FORWARD")?.rules;
-    let ending = saved.forward_ending();
+    let ending = iptables::forward_ending(saved);
     if let Ending::Block(_) = ending {
         return Some(Warning::Blocked { program });
     }
     let reached = &rules[..ending.reach(rules.len())];
     let is_accepted = |accept: &String| reached.iter().any(|rule| render::is_same(rule, accept));
-    if mode == Mode::Iptables || !saved.forward_drops() || render::accepts(part).iter().all(is_accepted) {
+    if mode == Mode::Iptables || !iptables::forward_drops(saved) || render::accepts(part).iter().all(is_accepted) {
         return None;
     }
     Some(Warning::Legacy { program, command: legacy_command(part) })
 }
 
 impl Others for OtherPrograms {
-    fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<String>> {
+    fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<Problem>> {
         Box::pin(async move {
             let mut warnings = self.remove_old_rules().await;
             if rules.masquerades() && !Path::new(BR_NETFILTER).exists() {
-                warnings.push(Warning::NoBrNetfilter.to_string());
+                warnings.push(Problem::from(&Warning::NoBrNetfilter));
             }
             warnings.extend(self.settle_nftables(rules));
             warnings.extend(self.check_legacy(rules).await);
@@ -315,10 +337,10 @@ mod tests {
     }
 
     /// Returns the warning about a legacy FORWARD with this policy and these rules.
-    fn warning(policy: &str, forward: &[&str], mode: Mode) -> Option<String> {
+    fn warning(policy: &str, forward: &[&str], mode: Mode) -> Option<Problem> {
         let lines: String = forward.iter().map(|rule| format!("-A FORWARD {rule}\n")).collect();
         let saved = Saved::parse(&format!("*filter\n:FORWARD {policy} [0:0]\n{lines}COMMIT\n"));
-        legacy_warning(&saved, forward_rules().of(Family::V4).unwrap(), mode).map(|warning| warning.to_string())
+        legacy_warning(&saved, forward_rules().of(Family::V4).unwrap(), mode).map(|warning| Problem::from(&warning))
     }
 
     #[test]
@@ -336,19 +358,17 @@ mod tests {
             &["-s 10.5.0.0/16 -p tcp -m tcp --dport 443 -j ACCEPT", to],
             &["-i eth1 -j DROP", "-j REJECT"],
         ] {
-            let text = warning("DROP", others, Mode::Nft).unwrap_or_else(|| panic!("{others:?} end it"));
-            // `weft doctor` shows what comes behind these words as the remedy, to be pasted.
-            let (_, command) = text.split_once("; run: ").unwrap();
-            assert_eq!(
-                command,
-                "iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT && iptables-legacy -I FORWARD -d 10.5.0.0/16 -j ACCEPT"
-            );
+            let problem = warning("DROP", others, Mode::Nft).unwrap_or_else(|| panic!("{others:?} end it"));
+            let command = "iptables-legacy -I FORWARD -s 10.5.0.0/16 -j ACCEPT && iptables-legacy -I FORWARD -d 10.5.0.0/16 -j ACCEPT";
+            assert!(problem.text.ends_with(&format!("; run: {command}")), "{problem}");
+            assert_eq!(problem.command.as_deref(), Some(command));
         }
         assert_eq!(warning("ACCEPT", &[], Mode::Nft), None);
         assert_eq!(warning("DROP", &[], Mode::Iptables), None, "our own chain accepts");
         for mode in [Mode::Nft, Mode::Iptables] {
-            let text = warning("ACCEPT", &["-j DROP", "-j WEFT-FWD"], mode).unwrap();
-            assert!(text.contains("is not changed; see: iptables-legacy -S FORWARD"), "{text}");
+            let problem = warning("ACCEPT", &["-j DROP", "-j WEFT-FWD"], mode).unwrap();
+            assert!(problem.text.contains("is not changed; see: iptables-legacy -S FORWARD"), "{problem}");
+            assert_eq!(problem.command, None);
         }
     }
 

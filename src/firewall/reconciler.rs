@@ -13,6 +13,7 @@ use weft_subnet::source::Local;
 
 use super::carrier::{Carrier, EnsureError, Ensured};
 use crate::log::Reminder;
+use crate::observe::problem::{Problem, ProblemKind};
 
 /// When other programs change our rules more often than this in a minute, the rules are restored by the resync and no longer at once.
 const RESTORED_A_MINUTE: usize = 20;
@@ -32,8 +33,8 @@ pub struct State {
     pub in_place: Option<Rules>,
     /// Why the wanted rules are not in place.
     pub error: Option<String>,
-    /// What is wrong although the rules are in place, one sentence each.
-    pub warnings: Vec<String>,
+    /// What is wrong although the rules are in place.
+    pub warnings: Vec<Problem>,
     /// How often rules were written.
     pub writes: u64,
     /// How many of these writes restored rules that another program had changed.
@@ -82,8 +83,8 @@ impl Port {
 /// earlier program left.
 pub trait Others {
     /// Removes rules of other programs. This is called after every comparison that found or brought our rules in place, and never before.
-    /// Returns warnings for the operator, one sentence each.
-    fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<String>>;
+    /// Returns warnings for the operator.
+    fn settle<'a>(&'a mut self, rules: &'a Rules) -> Local<'a, Vec<Problem>>;
 }
 
 /// There are no other programs.
@@ -91,7 +92,7 @@ pub trait Others {
 pub struct NoOthers;
 
 impl Others for NoOthers {
-    fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
+    fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<Problem>> {
         Box::pin(async { Vec::new() })
     }
 }
@@ -112,9 +113,12 @@ pub async fn run(mut carrier: Box<dyn Carrier>, mut others: Box<dyn Others>, por
             // subnet.env waits until the rules are in place. It does not wait for what is done about other programs.
             port.send(&state);
             if state.in_place.is_some() {
-                let warnings: Vec<String> = unread.into_iter().chain(others.settle(rules).await).collect();
-                warnings.iter().filter(|text| !state.warnings.contains(text)).for_each(|text| tracing::warn!("{text}"));
+                let unread = Problem::each(ProblemKind::Rules, unread);
+                let warnings: Vec<Problem> = unread.chain(others.settle(rules).await).collect();
+                warnings.iter().filter(|new| !state.warnings.contains(new)).for_each(|new| tracing::warn!("{new}"));
                 state.warnings = warnings;
+                // The log has it already.
+                state.warnings.extend(history.fight());
                 port.send(&state);
             }
             pause = resync.max((start.elapsed() * PAUSE).min(MINUTE));
@@ -137,6 +141,8 @@ pub async fn run(mut carrier: Box<dyn Carrier>, mut others: Box<dyn Others>, por
 struct History {
     /// When the rules were restored, within the last minute.
     restored: VecDeque<Instant>,
+    /// Other programs changed the rules all the time, and since then at least once a minute.
+    is_fight: bool,
     /// Since when the rules could not be read.
     unread: Option<Instant>,
     /// Limits how often the same warning is logged.
@@ -199,6 +205,13 @@ impl History {
             self.restored.pop_front();
         }
         self.restored.len() < RESTORED_A_MINUTE
+    }
+
+    /// Returns a warning from the time at which other programs change the rules all the time until they have left them alone for a minute.
+    fn fight(&mut self) -> Option<Problem> {
+        self.is_fight = !self.is_calm() || self.is_fight && !self.restored.is_empty();
+        let text = "another program changes the traffic rules all the time: a resync restores them";
+        self.is_fight.then(|| Problem::new(ProblemKind::Fight, text))
     }
 }
 

@@ -12,7 +12,7 @@ use super::socket::Refusal;
 
 /// What an errno means for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Meaning {
     /// The entry is nevertheless as wanted.
     Done,
     /// The operation may succeed later.
@@ -23,28 +23,28 @@ pub enum Verdict {
 
 /// Returns the meaning of a refusal. `explanation` is the text of the kernel. It is needed because the kernel also answers EINVAL in
 /// cases that pass.
-pub fn meaning(op: &Op, errno: Errno, explanation: &str) -> Verdict {
+pub fn meaning(op: &Op, errno: Errno, explanation: &str) -> Meaning {
     let (removal, key) = match op {
         Op::Remove(key, _) => (true, key),
         Op::Ensure(key, _) | Op::Recreate(key, _) => (false, key),
     };
     match errno {
         // The entry, or the device under it, is gone already.
-        Errno::ENOENT | Errno::ESRCH | Errno::ENODEV | Errno::ENXIO | Errno::EADDRNOTAVAIL if removal => Verdict::Done,
+        Errno::ENOENT | Errno::ESRCH | Errno::ENODEV | Errno::ENXIO | Errno::EADDRNOTAVAIL if removal => Meaning::Done,
         // A route is removed by the id of its nexthop. The kernel has removed both if the device is gone.
-        Errno::EINVAL if removal && explanation.contains("id does not exist") => Verdict::Done,
-        Errno::EEXIST if matches!(key, Key::Addr(..)) => Verdict::Done,
+        Errno::EINVAL if removal && explanation.contains("id does not exist") => Meaning::Done,
+        Errno::EEXIST if matches!(key, Key::Addr(..)) => Meaning::Done,
         // Another program has created a link or route there, or deleted it. The next observation shows it.
-        Errno::EEXIST | Errno::ENOENT | Errno::ESRCH => Verdict::Retry,
+        Errno::EEXIST | Errno::ENOENT | Errno::ESRCH => Meaning::Retry,
         // ENETDOWN: the device is down, or it has no carrier (nexthops). ENETUNREACH: the gateway is not on the link yet.
-        Errno::ENODEV | Errno::ENXIO | Errno::ENETDOWN | Errno::ENETUNREACH | Errno::EHOSTUNREACH => Verdict::Retry,
-        Errno::EADDRNOTAVAIL | Errno::ENONET => Verdict::Retry,
-        Errno::ENOBUFS | Errno::ENOMEM | Errno::EAGAIN | Errno::EBUSY | Errno::EINTR => Verdict::Retry,
+        Errno::ENODEV | Errno::ENXIO | Errno::ENETDOWN | Errno::ENETUNREACH | Errno::EHOSTUNREACH => Meaning::Retry,
+        Errno::EADDRNOTAVAIL | Errno::ENONET => Meaning::Retry,
+        Errno::ENOBUFS | Errno::ENOMEM | Errno::EAGAIN | Errno::EBUSY | Errno::EINTR => Meaning::Retry,
         // The device or the nexthop was deleted after its index or id was read.
         Errno::EINVAL if explanation.contains("device index") || explanation.contains("id does not exist") => {
-            Verdict::Retry
+            Meaning::Retry
         }
-        _ => Verdict::Fatal,
+        _ => Meaning::Fatal,
     }
 }
 
@@ -77,9 +77,9 @@ pub fn outcome(op: &Op, refusal: &Refusal) -> Outcome {
         );
     }
     match meaning(op, refusal.errno, explanation) {
-        Verdict::Done => Outcome::Done,
-        Verdict::Retry => Outcome::Retry(format!("{}: {cause}", describe(op))),
-        Verdict::Fatal => Outcome::Fatal(format!("{}: {cause}", describe(op))),
+        Meaning::Done => Outcome::Done,
+        Meaning::Retry => Outcome::Retry(format!("{}: {cause}", describe(op))),
+        Meaning::Fatal => Outcome::Fatal(format!("{}: {cause}", describe(op))),
     }
 }
 
@@ -153,19 +153,19 @@ mod tests {
     #[test]
     fn each_errno_has_one_meaning() {
         let rows = [
-            ("gone before removal", true, Errno::ESRCH, "", Verdict::Done),
-            ("device gone before removal", true, Errno::ENODEV, "", Verdict::Done),
-            ("device gone before add", false, Errno::ENODEV, "", Verdict::Retry),
-            ("no carrier", false, Errno::ENETDOWN, "Carrier for nexthop device is down", Verdict::Retry),
-            ("gateway not on link", false, Errno::ENETUNREACH, "", Verdict::Retry),
-            ("no memory", false, Errno::ENOBUFS, "", Verdict::Retry),
-            ("forbidden", false, Errno::EPERM, "", Verdict::Fatal),
-            ("forbidden removal", true, Errno::EPERM, "", Verdict::Fatal),
-            ("not supported", false, Errno::EOPNOTSUPP, "", Verdict::Fatal),
-            ("invalid", false, Errno::EINVAL, "", Verdict::Fatal),
-            ("index gone", false, Errno::EINVAL, "Invalid device index", Verdict::Retry),
-            ("nexthop gone", false, Errno::EINVAL, "Nexthop id does not exist", Verdict::Retry),
-            ("nexthop gone before removal", true, Errno::EINVAL, "Nexthop id does not exist", Verdict::Done),
+            ("gone before removal", true, Errno::ESRCH, "", Meaning::Done),
+            ("device gone before removal", true, Errno::ENODEV, "", Meaning::Done),
+            ("device gone before add", false, Errno::ENODEV, "", Meaning::Retry),
+            ("no carrier", false, Errno::ENETDOWN, "Carrier for nexthop device is down", Meaning::Retry),
+            ("gateway not on link", false, Errno::ENETUNREACH, "", Meaning::Retry),
+            ("no memory", false, Errno::ENOBUFS, "", Meaning::Retry),
+            ("forbidden", false, Errno::EPERM, "", Meaning::Fatal),
+            ("forbidden removal", true, Errno::EPERM, "", Meaning::Fatal),
+            ("not supported", false, Errno::EOPNOTSUPP, "", Meaning::Fatal),
+            ("invalid", false, Errno::EINVAL, "", Meaning::Fatal),
+            ("index gone", false, Errno::EINVAL, "Invalid device index", Meaning::Retry),
+            ("nexthop gone", false, Errno::EINVAL, "Nexthop id does not exist", Meaning::Retry),
+            ("nexthop gone before removal", true, Errno::EINVAL, "Nexthop id does not exist", Meaning::Done),
         ];
         for (name, removal, errno, explanation, want) in rows {
             assert_eq!(meaning(&route_op(removal), errno, explanation), want, "{name}");
@@ -185,5 +185,38 @@ mod tests {
         let key = Key::Fdb(Name::new("flannel.1").unwrap(), Mac([2, 0, 0, 0, 0, 1]));
         let op = Op::Remove(key, Value::Fdb("10.0.0.1".parse().unwrap()));
         assert_eq!(describe(&op), "remove fdb 02:00:00:00:00:01 dst 10.0.0.1 dev flannel.1");
+    }
+
+    /// What passes by itself is tried again, and an address that is there already is what was wanted.
+    #[test]
+    fn what_may_pass_is_tried_again() {
+        let address = |removal: bool| {
+            let key = Key::Addr(Name::new("flannel.1").unwrap(), "10.1.0.0/32".parse().unwrap());
+            if removal { Op::Remove(key, Value::Addr) } else { Op::Ensure(key, Value::Addr) }
+        };
+        for (op, errno, want) in [
+            (address(false), Errno::EEXIST, Meaning::Done),
+            (address(true), Errno::EADDRNOTAVAIL, Meaning::Done),
+            (address(true), Errno::ENXIO, Meaning::Done),
+            (address(false), Errno::EADDRNOTAVAIL, Meaning::Retry),
+            (route_op(false), Errno::EEXIST, Meaning::Retry),
+            (route_op(false), Errno::ENOENT, Meaning::Retry),
+            (route_op(true), Errno::ENOENT, Meaning::Done),
+            (route_op(true), Errno::EBUSY, Meaning::Retry),
+        ] {
+            assert_eq!(meaning(&op, errno, ""), want, "{op:?} {errno}");
+        }
+        for errno in [Errno::EHOSTUNREACH, Errno::ENONET, Errno::ENOMEM, Errno::EAGAIN, Errno::EBUSY, Errno::EINTR] {
+            assert_eq!(meaning(&route_op(false), errno, ""), Meaning::Retry, "{errno}");
+        }
+    }
+
+    #[test]
+    fn only_a_gateway_that_another_route_reaches_elsewhere_is_one() {
+        let refusal = |errno, text: &str| Refusal { seq: 1, errno, text: text.into() };
+        let device = "Nexthop has invalid gateway or device mismatch";
+        assert!(is_gateway_elsewhere(&refusal(Errno::EINVAL, device)));
+        assert!(!is_gateway_elsewhere(&refusal(Errno::EEXIST, device)));
+        assert!(!is_gateway_elsewhere(&refusal(Errno::EINVAL, "Invalid prefix")));
     }
 }

@@ -301,12 +301,33 @@ impl Monitor for FakeKernel {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::sync::Arc;
 
+    use weft_backends::host::Reach;
     use weft_backends::link::{Foreign, Link};
     use weft_backends::state::{Mac, Route};
+
+    use super::super::{AddrInfo, Creator, RouteInfo};
+
+    /// Returns a machine whose only link, eth0, has the default route, the route to 192.168.0.0/24, and these addresses in this order.
+    pub(crate) fn machine(addrs: &[&str]) -> Machine {
+        let eth0 = Name::new("eth0").unwrap();
+        let (carrier, creator) = (true, Creator::Unknown);
+        let link = LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier, loopback: false, creator };
+        let addr = |net: &&str| AddrInfo { index: 2, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
+        let route = |net: &str, reach| RouteInfo {
+            net: net.parse().unwrap(),
+            metric: 0,
+            dev: Some(eth0),
+            via: None,
+            reach,
+            protocol: KERNEL_PROTOCOL,
+        };
+        let routes = vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))];
+        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes, lookup: None }
+    }
 
     #[tokio::test]
     async fn it_records_operations_fails_on_demand_and_sends_notices() {

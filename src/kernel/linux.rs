@@ -55,7 +55,7 @@ pub struct LinuxKernel {
     /// The routes of which the kernel has several with the same key, and how many.
     pub(super) doubled: HashMap<Key, usize>,
     /// The routes with the same key as a route that the kernel itself created and that must stay.
-    pub(super) beside_kernels: HashSet<Key>,
+    pub(super) shared_with_kernel: HashSet<Key>,
     /// The index of each device, as it was asked for during this `apply`.
     pub(super) devices: HashMap<Name, u32>,
     /// The index of each device, as it was observed last or created by this agent since then.
@@ -85,7 +85,7 @@ impl LinuxKernel {
         let mut ask = || netlink.dump(encode::RTM_GETNEXTHOP, |w, _, flags| encode::dump::nexthops(w, flags));
         let nexthops = options.nexthop_objects && nexthop::supported(ask().map(drop))?;
         let index = Rc::new(RefCell::new(Nexthops::new(options.instance)));
-        let (adopted, doubled, beside_kernels) = (false, HashMap::new(), HashSet::new());
+        let (adopted, doubled, shared_with_kernel) = (false, HashMap::new(), HashSet::new());
         let (devices, known, made) = Default::default();
         let guard = GuardTable::new(&options.alias);
         let fence = FenceTable::new(&options.alias, options.protocol);
@@ -96,7 +96,7 @@ impl LinuxKernel {
             nexthops,
             adopted,
             doubled,
-            beside_kernels,
+            shared_with_kernel,
             devices,
             known,
             made,

@@ -119,3 +119,58 @@ impl Machine {
 #[derive(Debug, thiserror::Error)]
 #[error("read links and routes: {0}")]
 pub struct MachineError(pub io::Error);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).unwrap()
+    }
+
+    fn link(index: u32, text: &str) -> LinkInfo {
+        let (up, carrier, loopback, creator) = (true, true, false, Creator::Unknown);
+        LinkInfo { index, name: name(text), mtu: 1500, mac: None, up, carrier, loopback, creator }
+    }
+
+    /// The addresses of the host and the networks on its links are not free for pods. What a routing daemon or a person routes is: such a route
+    /// may be the one to a peer.
+    #[test]
+    fn the_host_occupies_its_addresses_and_what_the_kernel_connected() {
+        let addr = |index, net: &str| AddrInfo { index, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
+        let route = |net: &str, dev, reach, protocol| {
+            let (net, dev, via) = (net.parse().unwrap(), Some(name(dev)), None);
+            RouteInfo { net, metric: 0, dev, via, reach, protocol }
+        };
+        let on = |dev| Reach::Link(name(dev));
+        let machine = Machine {
+            links: vec![link(2, "eth0"), link(3, "lan0")],
+            addrs: vec![
+                addr(2, "192.0.2.1/24"),
+                addr(3, "10.5.7.9/24"),
+                addr(3, "fd05:0:0:7::9/64"),
+                addr(9, "10.5.9.9/24"),
+            ],
+            routes: vec![
+                route("10.5.8.0/24", "lan0", on("lan0"), KERNEL_PROTOCOL),
+                route("fd05:0:0:8::/64", "lan0", on("lan0"), KERNEL_PROTOCOL),
+                route("10.5.20.0/24", "lan0", on("lan0"), 4),
+                route("10.5.21.0/24", "lan0", Reach::Gateway, KERNEL_PROTOCOL),
+            ],
+            lookup: None,
+        };
+        let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd05::/48".parse().ok() };
+        let connected = machine.connected(&networks);
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let mut all: Vec<IpNet> = connected.iter().collect();
+        all.sort();
+        let v4 = ["10.5.7.0/24", "10.5.7.9/32", "10.5.8.0/24"].map(net);
+        let v6 = ["fd05:0:0:7::/64", "fd05:0:0:7::9/128", "fd05:0:0:8::/64"].map(net);
+        let mut wanted = [v4, v6].concat();
+        wanted.sort();
+        assert_eq!(all, wanted, "nothing outside Network, nothing of a link that is gone");
+        assert_eq!(connected.overlapping(net("10.5.7.0/25")).map(|(_, link)| link), Some("lan0"));
+        let only_v4 = machine.connected(&Subnets { v6: None, ..networks });
+        assert!(only_v4.iter().all(|net| net.addr().is_ipv4()));
+    }
+}

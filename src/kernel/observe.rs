@@ -172,7 +172,7 @@ impl LinuxKernel {
     /// route of ours beside it (the address was added after our route) has a value, so that it can be removed.
     fn one_value_per_key(&mut self, mut found: Vec<(Key, ObservedValue)>) -> Observed {
         found.sort_by_key(|f| f.0);
-        (self.doubled, self.beside_kernels) = (HashMap::new(), HashSet::new());
+        (self.doubled, self.shared_with_kernel) = (HashMap::new(), HashSet::new());
         for several in found.chunk_by_mut(|one, other| one.0 == other.0) {
             let (key @ Key::Route(..), 2..) = (several[0].0, several.len()) else { continue };
             let by = |protocol| several.iter().any(|(_, seen)| seen.protocol == protocol);
@@ -185,7 +185,7 @@ impl LinuxKernel {
                 }
             }
             if kernels {
-                self.beside_kernels.insert(key);
+                self.shared_with_kernel.insert(key);
             } else {
                 self.doubled.insert(key, several.len());
             }

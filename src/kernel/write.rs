@@ -96,7 +96,7 @@ impl LinuxKernel {
             Some(id) => Exit::Nexthop(id),
             None => self.exit(op, route)?,
         };
-        if self.beside_kernels.contains(key) {
+        if self.shared_with_kernel.contains(key) {
             encode::delete_route_of(&mut batch.writer, net, metric, exit, self.options.protocol);
         } else {
             encode::route(&mut batch.writer, net, metric, exit, None);

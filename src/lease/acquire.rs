@@ -35,7 +35,7 @@ use crate::uplink::{self, Candidates, EarlierUse, Picked};
 
 use identities::Kept;
 pub use resume::EarlierRun;
-pub use secret_files::SecretFiles;
+pub use secret_files::{SecretFiles, kept_wireguard_key};
 use waiting::StartError;
 pub use waiting::Waiting;
 
@@ -142,11 +142,20 @@ async fn attempt<K: Kernel>(context: &mut StartContext<'_, K>) -> Result<Started
     let config = context.store.config().await.map_err(StartError::store("net-conf: ", None))?;
     let (network, backend) = parse(&config)?;
     let (author, previous) = read_subnet_file(context.subnet_file, &network);
-    if let Some((text, before, old)) = context.memory.other_backend(&network, &*backend)
-        && let Some(leased) = lease(context, (&before, &*old), (previous, &text), Some(&*backend)).await?
-    {
-        let started = started(context, (text, before, old), author, leased)?;
-        return Ok(Started { wanted: Some(config), ..started });
+    if let Some((text, before, old)) = context.memory.other_backend(&network, &*backend) {
+        match lease(context, (&before, &*old), (previous, &text), Some(&*backend)).await {
+            Ok(Some(leased)) => {
+                let started = started(context, (text, before, old), author, leased)?;
+                return Ok(Started { wanted: Some(config), ..started });
+            }
+            Ok(None) => {}
+            // Nobody needs to wait for a backend that net-conf names no more.
+            Err(StartError::Identity(reason)) => {
+                let kind = old.kind();
+                context.memory.log_unusable(format!("the earlier backend {kind} cannot work on this node: {reason}"));
+            }
+            Err(error) => return Err(error),
+        }
     }
     context.first_command.run(&*backend).await?;
     let leased = lease(context, (&network, &*backend), (previous, &config), None).await?;
@@ -192,7 +201,10 @@ fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
             continue;
         }
         let machine = context.kernel.machine().map_err(MachineError)?;
-        let identities = identities::chosen(&*old, &machine, Kept { secrets: &context.secrets, printed: None }, None)?;
+        // Peers send to the identity that the lease names for this way. After a boot no device has it.
+        let way = lease.other_ways().into_iter().find(|way| old.understands(way));
+        let kept = Kept { secrets: &context.secrets, printed: None };
+        let identities = identities::chosen(&*old, &machine, kept, way.as_ref())?;
         earlier.push(ExtraBackend::new((text, then), old, Host { identities, ..host.clone() }));
     }
     Ok(earlier)
@@ -296,7 +308,11 @@ fn request(
         attrs = guard::with_tunnel_addresses(attrs, host);
     }
     // Some peers may only know another backend of this node. The node removes later those that it cannot keep.
-    attrs.other_ways = mine.as_ref().and_then(|lease| lease.attrs.other_ways.clone());
+    if let Some(before) = mine.as_ref().map(|lease| &lease.attrs).filter(|attrs| attrs.other_ways.is_some()) {
+        attrs.other_ways.clone_from(&before.other_ways);
+        // If one of them is udp, its peers need the address from which our packets come.
+        attrs.tunnel_ip = attrs.tunnel_ip.or(before.tunnel_ip);
+    }
     let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
     let connected = foreign_networks(host, backend, &before, &BTreeSet::new());
@@ -348,4 +364,4 @@ pub fn host(picked: &Picked, machine: &Machine, network: &Network, identities: I
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

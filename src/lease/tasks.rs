@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::Lease;
-use weft_subnet::retry::jitter;
+use weft_subnet::retry::Backoff;
 use weft_subnet::source::{Error, Event, LeaseRequest, Source};
 
 use crate::log::chain;
@@ -125,7 +125,7 @@ impl Drop for LeaseTasks {
 
 /// Repeats a call until the store has decided, and sends each answer.
 async fn until_answered(answers: &mpsc::UnboundedSender<LeaseAnswer>, call: impl AsyncFn() -> Result<Lease, Error>) {
-    let mut delay = RETRY_DELAY;
+    let mut backoff = Backoff::new(RETRY_DELAY, RETRY_DELAY_MAX);
     loop {
         let answer = match call().await {
             Ok(lease) => LeaseAnswer::Held(lease),
@@ -138,8 +138,7 @@ async fn until_answered(answers: &mpsc::UnboundedSender<LeaseAnswer>, call: impl
         if answers.send(answer).is_err() || is_final {
             return;
         }
-        tokio::time::sleep(jitter(delay)).await;
-        delay = (delay * 2).min(RETRY_DELAY_MAX);
+        tokio::time::sleep(backoff.next_delay()).await;
     }
 }
 

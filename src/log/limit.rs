@@ -12,7 +12,7 @@ use tracing_subscriber::layer::{Context, Layer};
 
 use crate::debt::Debt;
 
-use super::repeats::{self, Repeats, Verdict};
+use super::repeats::{self, Decision, Repeats};
 
 /// Number of lines that may be logged at once.
 const AT_ONCE: u32 = 100;
@@ -92,9 +92,9 @@ impl<S: Subscriber> Layer<S> for Limit {
         let now = Instant::now();
         let Some(repeats) = &self.repeats else { return self.allows(event, now) };
         match repeats.judge(event, now) {
-            Verdict::Counted => false,
-            Verdict::Again => self.allows(event, now),
-            Verdict::New(key) => {
+            Decision::Counted => false,
+            Decision::Again => self.allows(event, now),
+            Decision::New(key) => {
                 let is_allowed = self.allows(event, now);
                 if is_allowed {
                     repeats.remember(key, level, now);

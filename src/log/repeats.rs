@@ -71,7 +71,7 @@ impl Message {
 
 /// What happens with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Decision {
     /// It did not come before, or long ago. If it is logged, [`Repeats::remember`] must get this number.
     New(u64),
     /// It came before, and is logged again because its window has ended.
@@ -130,26 +130,26 @@ pub struct Repeats {
 
 impl Repeats {
     /// Decides about a message, and counts it if it is a repeat.
-    pub fn judge(&self, event: &Event<'_>, now: Instant) -> Verdict {
+    pub fn judge(&self, event: &Event<'_>, now: Instant) -> Decision {
         let key = self.key(event);
         let mut messages = self.messages();
-        let Some(message) = messages.get_mut(&key) else { return Verdict::New(key) };
+        let Some(message) = messages.get_mut(&key) else { return Decision::New(key) };
         let is_forgotten = message.repeats == 0 && now - message.last >= LONGEST_WINDOW;
         if is_forgotten {
             messages.remove(&key);
-            return Verdict::New(key);
+            return Decision::New(key);
         }
         message.last = now;
         if message.repeats == 0 && now >= message.window_end() {
             message.next_window(now);
-            return Verdict::Again;
+            return Decision::Again;
         }
         message.repeats += 1;
         if message.repeats == 1 {
             message.text = Text::of(event);
             self.changed.notify_one();
         }
-        Verdict::Counted
+        Decision::Counted
     }
 
     /// Remembers a new message that is logged now.

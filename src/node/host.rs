@@ -12,6 +12,7 @@ use super::Node;
 use crate::kernel::{Kernel, Machine, MachineError};
 use crate::lease::acquire;
 use crate::log::chain;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::uplink::{self, Next, PickError, Picked};
 
 /// Time for which the node waits for an uplink that is gone before it uses another one. A network daemon that is restarted,
@@ -31,7 +32,7 @@ pub(super) struct UplinkState {
     /// Why the facts of the host cannot be used.
     pub(super) problem: Option<String>,
     /// Why the link of the uplink carries no packets, if it does not.
-    pub(super) link_problem: Option<String>,
+    pub(super) link_problem: Option<Problem>,
 }
 
 impl UplinkState {
@@ -81,13 +82,15 @@ enum UplinkProblem {
 }
 
 /// Returns why a link carries no packets, if it does not. One that is gone altogether is another problem.
-fn link_problem(machine: &Machine, uplink: Name) -> Option<String> {
+fn link_problem(machine: &Machine, uplink: Name) -> Option<Problem> {
     let link = machine.links.iter().find(|link| link.name == uplink)?;
+    let problem = |text: String| Problem::new(ProblemKind::Uplink, format!("uplink: {uplink} {text}"));
     if !link.up {
-        return Some(format!("uplink: {uplink} is down; run: ip link set {uplink} up"));
+        let command = format!("ip link set {uplink} up");
+        return Some(problem(format!("is down; run: {command}")).with_command(command));
     }
     let remedy = "look at its cable, at the switch, or at the network of this virtual machine";
-    (!link.carrier).then(|| format!("uplink: {uplink} has no carrier: {remedy}"))
+    (!link.carrier).then(|| problem(format!("has no carrier: {remedy}")))
 }
 
 fn addresses(uplink: &Uplink) -> String {

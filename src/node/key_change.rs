@@ -50,6 +50,8 @@ enum Step {
     Left(Identities),
     /// Our lease is written as it is. The next identities are not in use yet.
     Asking(Identities),
+    /// The devices get the identities. Our lease must not name them before that has succeeded.
+    Trying,
     /// The identities are in use, and our lease is written with them.
     Publishing,
 }
@@ -197,7 +199,7 @@ impl<K: Kernel> Node<K> {
                 change.answer(Ok(key.map(|key| key.to_string()).unwrap_or_default()));
                 self.apply_postponed();
             }
-            Step::Publishing => self.key_change = Some(change),
+            Step::Trying | Step::Publishing => self.key_change = Some(change),
         }
     }
 
@@ -209,21 +211,35 @@ impl<K: Kernel> Node<K> {
         }
         let before = self.plan.host().identities.clone();
         // From now on the backend must not change, also not at the end of a pass.
-        (change.step, change.due) = (Step::Publishing, Some(Instant::now() + LIMIT));
+        change.step = Step::Trying;
         self.key_change = Some(change);
-        let Err(error) = self.use_identities(next).await else { return self.update_own_lease() };
-        let _ = self.use_identities(before).await;
-        self.end_key_change(false);
-        if let Some(mut change) = self.key_change.take() {
-            change.answer(Err(error.to_string()));
+        if let Err(error) = self.use_identities(next).await {
+            let _ = self.use_identities(before).await;
+            self.end_key_change(false);
+            if let Some(mut change) = self.key_change.take() {
+                change.answer(Err(error.to_string()));
+            }
+            // The host or net-conf may have changed meanwhile.
+            self.update_own_lease();
+            self.apply_postponed();
+            return;
         }
-        self.apply_postponed();
+        if let Some(change) = &mut self.key_change {
+            (change.step, change.due) = (Step::Publishing, Some(Instant::now() + LIMIT));
+        }
+        self.update_own_lease();
     }
 
     /// Returns true while our lease in the store may name one of two keys. The backend must not change in this time, because its devices and
     /// the files belong together.
     pub(super) fn is_key_uncertain(&self) -> bool {
-        self.key_change.as_ref().is_some_and(|change| matches!(change.step, Step::Left(_) | Step::Publishing))
+        let is_uncertain = |step: &Step| matches!(step, Step::Left(_) | Step::Trying | Step::Publishing);
+        self.key_change.as_ref().is_some_and(|change| is_uncertain(&change.step))
+    }
+
+    /// Returns true while it is not known whether our devices can have the identities of the plan.
+    pub(super) fn is_key_tried(&self) -> bool {
+        self.key_change.as_ref().is_some_and(|change| matches!(change.step, Step::Trying))
     }
 
     /// Gives up a change whose next key is not in use yet, because the backend changes.
@@ -271,7 +287,7 @@ impl<K: Kernel> Node<K> {
         };
         match change.step {
             Step::Asking(_) => change.answer(Err(NoChange::Refused.to_string())),
-            Step::Left(_) | Step::Publishing => {
+            Step::Left(_) | Step::Trying | Step::Publishing => {
                 change.answer(Err(NoChange::Late.to_string()));
                 self.key_change = Some(change);
             }

@@ -38,9 +38,8 @@ impl<K: Kernel> Node<K> {
         let named = |lease: &Lease| RowWay { to: lease.subnets.to_string(), ..self.way(lease, &failures, &held) };
         let ways = shown.map(|(_, lease)| named(lease)).collect();
         let state = self.state();
-        let mut problems = state.blockers();
-        let ready = problems.is_empty();
-        problems.extend(self.warnings());
+        let (ready, problems) = self.problems(&state);
+        let problems = problems.into_iter().map(|problem| problem.text).collect();
         let row = Row {
             node: report::node_name(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

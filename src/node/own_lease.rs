@@ -315,7 +315,7 @@ impl<K: Kernel> Node<K> {
     pub(super) fn update_own_lease(&mut self) {
         let is_other = self.writable_attrs().is_some_and(|attrs| attrs != self.plan.own().attrs);
         // The answer of an open call is compared with what is wanted then.
-        if is_other && self.own_lease.lost.is_none() {
+        if is_other && self.own_lease.lost.is_none() && !self.is_key_tried() {
             self.write_own_lease();
         }
     }

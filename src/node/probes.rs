@@ -13,7 +13,8 @@ use weft_subnet::text::Shown;
 
 use super::Node;
 use crate::kernel::Kernel;
-use crate::observe::status::{PeerProbe, PeerState};
+use crate::observe::problem::{Problem, ProblemKind};
+use crate::observe::status::{PeerProbe, PeerState, Suspect};
 use crate::probe::cause::Cause;
 use crate::probe::echo::{Answer, EchoError};
 use crate::probe::examine::Packet;
@@ -211,10 +212,8 @@ impl<K: Kernel> Node<K> {
                 published.unwrap_or(address)
             ),
             (Cause::Mtu(mtu), _) => {
-                let underlay = self.plan.underlay_mtu();
-                let value = u32::from(mtu) + underlay.saturating_sub(target.mtu.into());
-                // To lower the MTU of the uplink would do, too, but the operator has chosen to set the option.
-                let setting = match underlay < uplink.mtu {
+                let value = self.carried_by_underlay(target, mtu);
+                let setting = match self.has_underlay_option() {
                     true => format!("Backend.MTU in net-conf to {value}"),
                     false => format!("the MTU of the uplink {} to {value} on every node", uplink.name),
                 };
@@ -227,27 +226,51 @@ impl<K: Kernel> Node<K> {
         }
     }
 
+    /// Returns the same as [`Node::unreachable_reason`] for programs.
+    fn suspect(&self, lease: &Lease, target: &Target, cause: Cause) -> Option<Suspect> {
+        let address = target.published.unwrap_or(target.address);
+        match (cause, target.published) {
+            (Cause::Underlay, _) | (Cause::Tunnel, None) => Some(Suspect::Silent(address)),
+            (Cause::Tunnel | Cause::OneDirection, Some(_)) => Some(Suspect::Dropped(self.plan.carrier_of_peer(lease))),
+            (Cause::OneDirection, None) => Some(Suspect::Dropped("packets".to_owned())),
+            (Cause::Mtu(_), _) if self.has_underlay_option() => None,
+            (Cause::Mtu(mtu), _) => Some(Suspect::UplinkMtu(self.carried_by_underlay(target, mtu))),
+        }
+    }
+
+    /// Returns what some link of the path to a peer carries, in bytes, if `mtu` is the largest packet that reaches the peer.
+    fn carried_by_underlay(&self, target: &Target, mtu: u16) -> u32 {
+        u32::from(mtu) + self.plan.underlay_mtu().saturating_sub(target.mtu.into())
+    }
+
+    /// Returns true if `Backend.MTU` is smaller than the MTU of the uplink. To lower the MTU of the uplink would help, too, but the operator
+    /// has chosen to set the option.
+    fn has_underlay_option(&self) -> bool {
+        self.plan.underlay_mtu() < self.plan.host().uplink.mtu
+    }
+
     /// Returns the number of peers that packets do not reach. One whose entries wait for another attempt may be among them.
     pub(super) fn unreachable_count(&self) -> usize {
         self.probes.as_ref().map_or(0, |probes| probes.prober.unreachable().count())
     }
 
     /// Returns what probes found, for `weft status`.
-    pub(super) fn probe_warnings(&self) -> Vec<String> {
+    pub(super) fn probe_warnings(&self) -> Vec<Problem> {
         let Some(Probes { prober, .. }) = &self.probes else { return Vec::new() };
         // Without the own device no packet reaches anybody, and what is wrong with it is said already.
         if self.device_problem().is_some() {
             return Vec::new();
         }
-        let mut all: Vec<String> = prober.problem.iter().map(|problem| format!("probes: {problem}")).collect();
-        if let Some(silent) = prober.silence() {
-            all.push(format!(
+        let not_sent = prober.problem.iter().map(|problem| format!("probes: {problem}"));
+        let unanswered = prober.silence().map(|silent| {
+            format!(
                 "no peer has answered an echo request since the start, neither through the tunnel nor at its public address ({silent} \
                  were asked several times): either ICMP is filtered in this network (--probe=off turns probes off), or this node is cut \
                  off from all others: check its uplink {} and its firewall",
                 self.plan.host().uplink.name
-            ));
-        }
+            )
+        });
+        let mut all: Vec<Problem> = Problem::each(ProblemKind::Probes, not_sent.chain(unanswered)).collect();
         let unreachable: Vec<Arc<Lease>> =
             prober.unreachable().filter_map(|(target, _)| self.probed_lease(target)).collect();
         if !unreachable.is_empty() {
@@ -255,12 +278,13 @@ impl<K: Kernel> Node<K> {
             let names: Vec<String> = unreachable.iter().take(MAX_NAMED).map(name).collect();
             let more = if unreachable.len() > MAX_NAMED { ", ..." } else { "" };
             let at_least = if prober.is_full() { "at least " } else { "" };
-            all.push(format!(
+            let text = format!(
                 "packets do not reach {at_least}{} of {} peers: {}{more}; weft mesh has the causes",
                 unreachable.len(),
                 self.plan.peers().len(),
                 names.join(", ")
-            ));
+            );
+            all.push(Problem::new(ProblemKind::Unreachable, text));
         }
         all
     }
@@ -271,6 +295,7 @@ impl<K: Kernel> Node<K> {
         let target = self.plan.probe_target(lease)?;
         let sample = prober.sample(&target)?;
         let (lost, asked) = sample.loss();
+        let cause = prober.cause(&target);
         Some(PeerProbe {
             address: target.address.to_string(),
             round_trip_us: sample.round_trip().map(|trip| u64::try_from(trip.as_micros()).unwrap_or(u64::MAX)),
@@ -278,7 +303,8 @@ impl<K: Kernel> Node<K> {
             asked,
             mtu: sample.mtu(),
             silent: sample.is_silent(),
-            cause: prober.cause(&target).map(|cause| cause.word().to_owned()),
+            cause: cause.map(|cause| cause.word().to_owned()),
+            suspect: cause.and_then(|cause| self.suspect(lease, &target, cause)),
         })
     }
 

@@ -16,6 +16,7 @@ use crate::firewall::guard;
 use crate::firewall::reconciler::{Handle, State};
 use crate::kernel::Kernel;
 use crate::observe::history::{Change, Record};
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::status::RuleStatus;
 
 /// If the nodes are exceptions from masquerading, changes of nodes are passed on at most once in this time. A change of one
@@ -187,12 +188,13 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Returns what else is wrong with the rules, one sentence each.
-    pub(super) fn rules_warnings(&self) -> Vec<String> {
+    /// Returns what else is wrong with the rules.
+    pub(super) fn rules_warnings(&self) -> Vec<Problem> {
         let Some(reconciler) = &self.rules.reconciler else { return Vec::new() };
         let state = reconciler.state.borrow();
         let error = state.error.iter().filter(|_| self.context.options.rules.masquerade.is_none());
-        error.map(|text| format!("rules: {text}")).chain(state.warnings.iter().cloned()).collect()
+        let error = error.map(|text| Problem::new(ProblemKind::Rules, format!("rules: {text}")));
+        error.chain(state.warnings.iter().cloned()).collect()
     }
 
     /// Returns what the kernel lacks of the tunnel guard, or `None` if nothing, or if the guard is off.

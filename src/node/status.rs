@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The values from which [`crate::observe`] makes readiness, metrics and the answer to `weft status`.
+//! The values from which [`crate::observe`] makes readiness and metrics, and the answer to `weft status`.
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
 
 use tokio::time::Instant;
 use weft_backends::state::Key;
+use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Id, Lease};
 
 use super::Node;
 use super::wireguard::Sessions;
 use crate::firewall::guard;
 use crate::kernel::Kernel;
-use crate::observe::fault_events::{Fault, FaultKind};
-use crate::observe::report::{self, NodeDetails, NodeState, PeerCounts, PeerList, PeerRow};
-use crate::observe::status::{PeerState, Status};
+use crate::observe::fault::{Fault, FaultKind};
+use crate::observe::problem::{Problem, ProblemKind};
+use crate::observe::report::{self, NodeState, PeerCounts, PeerList};
+use crate::observe::status::{Peer, PeerState, Status};
 use crate::pass::Pending;
 use crate::plan::claims;
 
@@ -49,7 +50,46 @@ impl<K: Kernel> Node<K> {
     /// Returns the answer to `weft status`.
     pub(super) fn status(&mut self) -> Status {
         let sessions = self.sessions();
-        report::status(&self.state(), self.details(&sessions))
+        let (now, state) = (Instant::now(), self.state());
+        let (ready, problems) = self.problems(&state);
+        let uplink = &self.plan.host().uplink;
+        let addresses = uplink.v4.map(|v4| v4.to_string()).into_iter().chain(uplink.v6.map(|v6| v6.to_string()));
+        let addresses: Vec<String> = addresses.collect();
+        Status {
+            ready,
+            problems,
+            subnet: state.subnets.to_string(),
+            lease_ttl_s: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at).as_secs()),
+            public: self.plan.own().attrs.published().map(|ip| ip.to_string()).collect(),
+            network: self.plan.network().networks.to_string(),
+            backend: state.backend,
+            // Not the types in the lease, because udp and alloc have none there.
+            other_ways: self.plan.earlier().map(|(number, _)| self.plan.users(number, 0).0.to_owned()).collect(),
+            mtu: self.plan.mtu(),
+            health_port: self.context.options.health.map(|address| address.port()),
+            uplink: format!("{} {} mtu {}", uplink.name, addresses.join(" "), uplink.mtu),
+            store_silent_s: (now - self.store.last_answer).as_secs(),
+            store_trouble: self.store.error.clone(),
+            peers: self.shown_peers(&sessions),
+            last_pass: self.statistics.last_pass.clone(),
+            last_error: self.statistics.last_error.clone(),
+            audit_interval_s: self.schedule.audit_interval.as_secs_f64(),
+            wireguard_audit_s: self.wireguard.interval().map(|interval| interval.as_secs_f64()),
+            full_passes: self.statistics.full_passes.iter().map(|(cause, n)| ((*cause).to_owned(), *n)).collect(),
+            next_audit_s: self.schedule.next_audit.saturating_duration_since(now).as_secs_f64(),
+            held: state.peers.held,
+            rules: self.rules_status(),
+            tunnel: self.tunnel_status(),
+            ..report::starting(self.context.store.describe(), Vec::new())
+        }
+    }
+
+    /// Returns whether the node is ready, and everything that is wrong. What prevents readiness stands first.
+    pub(super) fn problems(&self, state: &NodeState) -> (bool, Vec<Problem>) {
+        let mut problems: Vec<Problem> = state.problems().collect();
+        let ready = problems.is_empty();
+        problems.extend(self.warnings());
+        (ready, problems)
     }
 
     pub(super) fn state(&self) -> NodeState {
@@ -95,55 +135,30 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Returns what is wrong although the node can be ready, the most urgent first.
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let mut all: Vec<String> = self.uplink.link_problem.clone().into_iter().collect();
-        all.extend(self.device_warnings());
+    pub(super) fn warnings(&self) -> Vec<Problem> {
+        let mut all: Vec<Problem> = self.uplink.link_problem.clone().into_iter().collect();
+        all.extend(Problem::each(ProblemKind::Device, self.device_warnings()));
+        all.extend(Problem::each(ProblemKind::Fight, self.passer.fights()));
         if let PeerList::Saved(text) = &self.peers.list {
-            all.push(text.clone());
+            all.push(Problem::new(ProblemKind::PeerList, text));
         }
-        all.extend(self.context.conflist.problem());
-        all.extend(self.context.store.remark());
-        all.extend(self.own_lease.error.as_ref().map(|text| format!("own lease: {text}")));
-        all.extend(self.own_lease.not_renewed.as_ref().map(|text| format!("own lease is not renewed: {text}")));
-        all.extend(self.net_conf.not_applied.clone());
-        all.extend(self.change_warnings());
+        all.extend(Problem::each(ProblemKind::Cni, self.context.conflist.problem()));
+        all.extend(Problem::each(ProblemKind::Store, self.context.store.remark()));
+        let unwritten = self.own_lease.error.as_ref().map(|text| format!("own lease: {text}"));
+        let not_renewed = self.own_lease.not_renewed.as_ref().map(|text| format!("own lease is not renewed: {text}"));
+        all.extend(Problem::each(ProblemKind::Lease, unwritten.into_iter().chain(not_renewed)));
+        let not_applied = self.net_conf.not_applied.iter().cloned();
+        all.extend(Problem::each(ProblemKind::NetConf, not_applied.chain(self.change_warnings())));
         all.extend(self.sysctls.problems.iter().cloned());
         all.extend(self.rules_warnings());
-        all.extend(self.plan.problems());
-        all.extend(self.fence_problem());
-        all.extend(claims::problems(&self.plan));
-        all.extend(self.extension.removal_problem());
+        all.extend(Problem::each(ProblemKind::LeftOut, self.plan.problems()));
+        all.extend(Problem::each(ProblemKind::Fence, self.fence_problem()));
+        all.extend(Problem::each(ProblemKind::Claims, claims::problems(&self.plan)));
+        all.extend(Problem::each(ProblemKind::Extension, self.extension.removal_problem()));
         all.extend(self.probe_warnings());
-        all.extend(self.guard_problem().map(|text| format!("tunnel guard: {text}")));
+        let guard = self.guard_problem().map(|text| format!("tunnel guard: {text}"));
+        all.extend(Problem::each(ProblemKind::Guard, guard));
         all
-    }
-
-    fn details(&self, sessions: &Sessions) -> NodeDetails {
-        let (now, uplink) = (Instant::now(), &self.plan.host().uplink);
-        let addresses = uplink.v4.map(IpAddr::V4).into_iter().chain(uplink.v6.map(IpAddr::V6));
-        NodeDetails {
-            warnings: self.warnings(),
-            public: self.plan.own().attrs.published().collect(),
-            // Not the types in the lease, because udp and alloc have none there.
-            other_ways: self.plan.earlier().map(|(number, _)| self.plan.users(number, 0).0.to_owned()).collect(),
-            lease_ttl: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at)),
-            networks: self.plan.network().networks,
-            mtu: self.plan.mtu(),
-            health_port: self.context.options.health.map(|address| address.port()),
-            uplink: (uplink.name.to_string(), addresses.collect(), uplink.mtu),
-            store: self.context.store.describe(),
-            store_silence: now - self.store.last_answer,
-            store_error: self.store.error.clone(),
-            peers: self.peer_rows(sessions),
-            last_pass: self.statistics.last_pass.clone(),
-            last_error: self.statistics.last_error.clone(),
-            audit_interval: self.schedule.audit_interval,
-            wireguard_audit: self.wireguard.interval(),
-            full_passes: self.statistics.full_passes.clone(),
-            next_audit: self.schedule.next_audit.saturating_duration_since(now),
-            rules: self.rules_status(),
-            tunnel: self.tunnel_status(),
-        }
     }
 
     /// Returns why the own device carries no packets, if so: the kernel lacks the device, its address, or an attribute that packets
@@ -188,24 +203,28 @@ impl<K: Kernel> Node<K> {
         PeerFailures { pending, failed }
     }
 
-    fn peer_rows(&self, sessions: &Sessions) -> Vec<PeerRow> {
+    /// Returns every peer, sorted by subnet.
+    fn shown_peers(&self, sessions: &Sessions) -> Vec<Peer> {
         let failures = self.peer_failures();
         let held: HashSet<&Id> = self.peers.hold.held().collect();
-        let believed = self.plan.peers().believed().map(|lease| {
+        let believed = self.plan.peers().believed_unordered().map(|lease| {
             let (state, reason) = self.peer_state(lease, &failures, &held);
-            let row = PeerRow::of(lease, state, reason).with_probe(self.peer_probe(lease));
-            let row = row.with_clear_text(self.plan.is_in_clear_text(&lease.id));
-            if sessions.is_empty() {
-                return row;
-            }
-            let keys = self.plan.keys(&lease.id);
-            row.with_sessions(keys.iter().filter_map(|key| sessions.get(key).cloned()).collect())
+            let keys = if sessions.is_empty() { Vec::new() } else { self.plan.keys(&lease.id) };
+            let peer = Peer {
+                not_encrypted: self.plan.is_in_clear_text(&lease.id),
+                sessions: keys.iter().filter_map(|key| sessions.get(key).cloned()).collect(),
+                probe: self.peer_probe(lease),
+                ..Peer::of(lease, state, reason)
+            };
+            (lease.subnets, &lease.id, peer)
         });
         let set_aside = self.plan.peers().set_aside().map(|(id, reason, lease)| match lease {
-            Some(lease) => PeerRow::of(lease, PeerState::SetAside, Some(reason.to_owned())),
-            None => PeerRow::unreadable(id, reason.to_owned()),
+            Some(lease) => (lease.subnets, id, Peer::of(lease, PeerState::SetAside, Some(reason.to_owned()))),
+            None => (Subnets::default(), id, Peer::unreadable(id, reason.to_owned())),
         });
-        believed.chain(set_aside).collect()
+        let mut all: Vec<(Subnets, &Id, Peer)> = believed.chain(set_aside).collect();
+        all.sort_unstable_by_key(|(subnets, id, _)| (*subnets, *id));
+        all.into_iter().map(|(_, _, peer)| peer).collect()
     }
 
     pub(super) fn peer_state(

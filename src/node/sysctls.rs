@@ -8,6 +8,7 @@ use weft_subnet::lease::Id;
 
 use super::Node;
 use crate::kernel::Kernel;
+use crate::observe::problem::Problem;
 use crate::offload::ChecksumOffload;
 use crate::options::Options;
 use crate::sysctls;
@@ -19,8 +20,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The state of the sysctls.
 #[derive(Debug)]
 pub(super) struct Sysctls {
-    /// What is wrong, one sentence each.
-    pub(super) problems: Vec<String>,
+    /// What is wrong.
+    pub(super) problems: Vec<Problem>,
     loosened: Loosened,
     /// The checksum offload of the tunnel devices. It is checked with the sysctls, because nobody announces its changes either.
     offload: ChecksumOffload,
@@ -32,8 +33,8 @@ pub(super) struct Sysctls {
 impl Sysctls {
     /// Returns a state in which a check is due at once. The values that were changed are remembered in files beside subnet.env.
     pub(super) fn new(options: &Options, now: Instant) -> Sysctls {
-        let loosened = Loosened::beside(&options.subnet_file);
-        let offload = ChecksumOffload::beside(&options.subnet_file, options.tx_checksum_off);
+        let loosened = Loosened::new(&options.subnet_file);
+        let offload = ChecksumOffload::new(&options.subnet_file, options.tx_checksum_off);
         Sysctls { problems: Vec::new(), loosened, offload, loosened_for: None, next_check: now }
     }
 
@@ -57,8 +58,8 @@ impl<K: Kernel> Node<K> {
         let wanted = for_change.or_else(|| self.sysctls.loosened_for.as_ref().map(|id| self.wanted_loosening(id)));
         problems.extend(self.sysctls.loosened.ensure(wanted.as_ref(), write));
         problems.extend(self.sysctls.offload.ensure(self.plan.devices()));
-        let new = problems.iter().filter(|text| !self.sysctls.problems.contains(text));
-        new.for_each(|text| tracing::warn!("{text}"));
+        let new = problems.iter().filter(|problem| !self.sysctls.problems.contains(problem));
+        new.for_each(|problem| tracing::warn!("{problem}"));
         self.sysctls.problems = problems;
         self.sysctls.next_check = Instant::now() + CHECK_INTERVAL;
     }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::LocalSet;
-use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Route, Value};
 use weft_backends::vxlan::VtepMac;
 use weft_backends::wireguard::key::{KeyPair, Secret};
@@ -20,21 +19,22 @@ use weft_subnet::source::{Capabilities, Error, Event, LeaseRequest, Local, Recor
 
 use super::{NextStep, Node, NodeContext};
 use crate::conflist::Conflist;
-use crate::kernel::fake::FakeKernel;
-use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
+use crate::kernel::Machine;
+use crate::kernel::fake::{self, FakeKernel};
+use crate::lease::acquire::tests::start_with;
 use crate::lease::acquire::{self, Started};
 use crate::lease::tasks::{LeaseAnswer, LeaseTasks};
-use crate::observe::fault_events::{EventReporter, FaultKind};
+use crate::observe::fault::FaultKind;
+use crate::observe::fault_events::EventReporter;
 use crate::observe::health::Readiness;
 use crate::observe::history::recorder::Recorder;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
 use crate::observe::report::Reporter;
 use crate::observe::systemd::Notify;
-use crate::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
+use crate::options::{OnLostLease, Options, RuleOptions};
 use crate::pass::{Cause, Passer};
 use crate::saved::{SavedFile, Saver};
-use crate::subnet_file::Author;
 
 mod begin;
 mod change;
@@ -54,6 +54,7 @@ mod rate_limit;
 mod rules;
 mod saved;
 mod subnet_file;
+mod tick;
 mod uplink;
 mod wireguard;
 
@@ -183,31 +184,7 @@ fn removed(id: &str) -> RecordChange {
 
 /// A host with one uplink, which has this address in 192.168.0.0/24.
 fn machine(ip: &str) -> Machine {
-    let eth0 = Name::new("eth0").unwrap();
-    let route = |net: &str, reach| RouteInfo {
-        net: net.parse().unwrap(),
-        metric: 0,
-        dev: Some(eth0),
-        via: None,
-        reach,
-        protocol: 2,
-    };
-    let link = LinkInfo {
-        index: 2,
-        name: eth0,
-        mtu: 1500,
-        mac: None,
-        up: true,
-        carrier: true,
-        loopback: false,
-        creator: Creator::Unknown,
-    };
-    Machine {
-        links: vec![link],
-        addrs: vec![AddrInfo { index: 2, net: format!("{ip}/24").parse().unwrap(), scope: 0, flags: 0x80 }],
-        routes: vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))],
-        lookup: None,
-    }
+    fake::tests::machine(&[format!("{ip}/24").as_str()])
 }
 
 struct TestNode {
@@ -218,31 +195,6 @@ struct TestNode {
     file: std::path::PathBuf,
     _dir: tempfile::TempDir,
     _events: mpsc::Receiver<Event>,
-}
-
-/// The options of a node with its files in this directory.
-fn options(dir: &std::path::Path, on_lost_lease: OnLostLease, rules: RuleOptions) -> Options {
-    Options {
-        store: Store::Dir(dir.to_owned()),
-        uplink: UplinkChoice::default(),
-        subnet_file: dir.join("subnet.env"),
-        socket: dir.join("socket"),
-        health: None,
-        resync: Duration::from_secs(3600),
-        nexthop_objects: true,
-        hold_removals: Duration::from_secs(300),
-        change_grace: Duration::ZERO,
-        net_conf_commands: crate::options::NetConfCommands::Refuse,
-        on_lost_lease,
-        manage_sysctls: false,
-        tx_checksum_off: false,
-        state_dir: None,
-        wireguard_key: "/nonexistent/wgkey".into(),
-        probe: false,
-        unwell_after: Duration::from_secs(30),
-        rules,
-        cni: None,
-    }
 }
 
 impl TestNode {
@@ -271,7 +223,7 @@ impl TestNode {
         alter: impl FnOnce(&mut Started),
     ) -> TestNode {
         let dir = tempfile::tempdir().unwrap();
-        let options = options(dir.path(), on_lost_lease, rules);
+        let options = Options { on_lost_lease, rules, ..Options::minimal(dir.path()) };
         let file = options.subnet_file.clone();
         let store = Rc::new(ScriptedStore {
             gate: Semaphore::new(0),
@@ -294,20 +246,7 @@ impl TestNode {
             _ => VtepMac::both(mac, mac),
         };
         let host = acquire::host(&picked, &there, &network, identities);
-        let mut started = Started {
-            network,
-            config: config.into(),
-            backend,
-            host,
-            own,
-            author: Author::Weft,
-            uplink: UplinkChoice::default(),
-            chosen: [None, None],
-            saved: None,
-            wanted: None,
-            earlier: Vec::new(),
-            clear_text: None,
-        };
+        let mut started = start_with(config, host, own);
         alter(&mut started);
         let (events, received) = mpsc::channel(8);
         let (tasks, answers) = LeaseTasks::new(store.clone(), events);

@@ -16,6 +16,7 @@ use weft_subnet::source::{Error, FaultNotice, Source};
 
 use crate::debt::Debt;
 use crate::log::chain;
+use crate::observe::fault::{Fault, FaultKind};
 
 /// A fault that ended and came back is written again after this time at the earliest.
 const PAUSE: Duration = Duration::from_secs(600);
@@ -27,61 +28,6 @@ const RETRY: Duration = Duration::from_secs(300);
 const AT_ONCE: u32 = 5;
 /// After these, one more write is allowed in this time: ten an hour.
 const ONE_IN: Duration = Duration::from_secs(360);
-
-/// What is wrong with this node: the kinds of faults. Each kind is written once, whatever its text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FaultKind {
-    /// The node has no lease, because something that it needs is missing.
-    NoLease,
-    /// The own device carries no packets.
-    Device,
-    /// The kernel does not answer, or lacks something.
-    Kernel,
-    /// subnet.env cannot be written.
-    SubnetFile,
-    /// The traffic rules are not in place.
-    TrafficRules,
-    /// The uplink cannot be used.
-    Uplink,
-    /// Another node owns the subnet.
-    LeaseLost,
-    /// The own lease is missing from the store.
-    LeaseMissing,
-    /// Another agent writes the own lease again and again.
-    LeaseContested,
-    /// The tunnel of the backend udp does not run.
-    Tunnel,
-    /// A command of the backend extension failed.
-    Extension,
-}
-
-impl FaultKind {
-    /// Returns the reason of the Event.
-    fn reason(self) -> &'static str {
-        match self {
-            FaultKind::NoLease => "NoLease",
-            FaultKind::Device => "DeviceFault",
-            FaultKind::Kernel => "KernelFault",
-            FaultKind::SubnetFile => "SubnetFileFault",
-            FaultKind::TrafficRules => "TrafficRulesFault",
-            FaultKind::Uplink => "UplinkFault",
-            FaultKind::LeaseLost => "LeaseLost",
-            FaultKind::LeaseMissing => "LeaseMissing",
-            FaultKind::LeaseContested => "LeaseContested",
-            FaultKind::Tunnel => "TunnelFault",
-            FaultKind::Extension => "ExtensionFault",
-        }
-    }
-}
-
-/// A fault of this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// Its kind.
-    pub kind: FaultKind,
-    /// What is wrong, in one sentence.
-    pub text: String,
-}
 
 /// A fault that the node has now.
 #[derive(Debug, Clone)]

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::log::text::{one_line, wrapped};
 use crate::observe::mesh::row::Quality;
+use crate::observe::problem::ProblemKind;
 use crate::observe::status::{Peer, PeerProbe, PeerState, Status};
 
 /// Number of ways without a fault that are shown.
@@ -54,9 +55,8 @@ impl Mesh {
         let way = |Peer { subnet, public, state, reason, probe, .. }| Way { to: subnet, public, state, reason, probe };
         let mut ways: Vec<Way> = status.peers.into_iter().filter(is_way).map(way).collect();
         ways.sort_by_key(|way| way.quality().rank());
-        let concerns_ways =
-            |text: &String| ["probes: ", "no peer has answered"].iter().any(|word| text.starts_with(word));
-        let problems = status.problems.into_iter().filter(concerns_ways).collect();
+        let of_probes = status.problems.into_iter().filter(|problem| problem.kind == ProblemKind::Probes);
+        let problems = of_probes.map(|problem| problem.text).collect();
         Mesh { node: status.node, subnet: status.subnet, mtu: status.mtu, problems, ways }
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
-use weft_subnet::retry::jitter;
+use weft_subnet::retry::{Backoff, jitter};
 use weft_subnet::source::{Error, Source};
 
 use crate::log::{Reminder, chain};
@@ -132,7 +132,8 @@ async fn run(
     patience: Duration,
 ) {
     let (mut last, mut log_limit) = (None, Reminder::default());
-    let (mut wait, mut earliest) = (RETRY_DELAY, Instant::now());
+    let mut backoff = Backoff::without_jitter(RETRY_DELAY, RETRY_DELAY_MAX);
+    let mut earliest = Instant::now();
     loop {
         let now = state.borrow_and_update().clone();
         let Some((at, fault)) = due(&now, last.as_ref(), patience) else {
@@ -160,7 +161,7 @@ async fn run(
                     None => tracing::debug!("the store knows that the network works"),
                 }
                 last = Some(Reported::now(fault, now.lease));
-                wait = RETRY_DELAY;
+                backoff.reset();
             }
             Err(error) => {
                 let text = chain(&error);
@@ -170,8 +171,7 @@ async fn run(
                 }
                 // The store may have written it although the request failed.
                 last = None;
-                earliest = Instant::now() + wait;
-                wait = (wait * 2).min(RETRY_DELAY_MAX);
+                earliest = Instant::now() + backoff.next_delay();
             }
         }
     }

@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Turns the values that the node hands out into readiness, metrics, the status of systemd, the condition of the node
-//! and the answer to `weft status`.
+//! Turns the values that the node hands out into readiness, metrics, the status of systemd and the condition of the node.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use weft_subnet::cidr::Subnets;
-use weft_subnet::lease::{Id, Lease};
 
-use crate::observe::fault_events::{EventReporter, Fault, FaultKind};
+use crate::observe::fault::{Fault, FaultKind};
+use crate::observe::fault_events::EventReporter;
 use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::{ConditionReporter, Health};
-use crate::observe::status::{
-    Failure, Pass, Peer, PeerProbe, PeerSession, PeerState, RuleStatus, Status, TunnelStatus,
-};
+use crate::observe::problem::{Problem, ProblemKind};
+use crate::observe::status::{PeerState, Status};
 use crate::observe::systemd::Notify;
 
 /// Where the leases of the peers come from.
@@ -72,11 +67,16 @@ pub struct NodeState {
 }
 
 impl NodeState {
-    /// Returns why the node is not ready. With saved peers it is ready, as an agent that ran before the store failed.
+    /// Returns why the node is not ready, in words. With saved peers it is ready, as an agent that ran before the store failed.
     pub fn blockers(&self) -> Vec<String> {
-        let list =
-            (self.peer_list == PeerList::Missing).then(|| "no complete list of leases from the store yet".to_owned());
-        list.into_iter().chain(self.faults.iter().map(|fault| fault.text.clone())).collect()
+        self.problems().map(|problem| problem.text).collect()
+    }
+
+    /// Returns why the node is not ready.
+    pub fn problems(&self) -> impl Iterator<Item = Problem> {
+        let list = (self.peer_list == PeerList::Missing)
+            .then(|| Problem::new(ProblemKind::PeerList, "no complete list of leases from the store yet"));
+        list.into_iter().chain(self.faults.iter().map(|fault| Problem::new(fault.kind.into(), &fault.text)))
     }
 
     /// Returns true if pods may start. That is so when the node is ready, and also when it lacks only the list of leases
@@ -161,141 +161,15 @@ impl Reporter {
     }
 }
 
-/// What `weft status` shows in addition to [`NodeState`]. It is made on request only, because it has a row for each peer.
-#[derive(Debug, Clone, Default)]
-pub struct NodeDetails {
-    /// What is wrong although the node can be ready. One sentence each.
-    pub warnings: Vec<String>,
-    /// The addresses that the own lease names.
-    pub public: Vec<IpAddr>,
-    /// The types of the earlier backends by which peers still reach this node.
-    pub other_ways: Vec<String>,
-    /// Time until the own lease ends. `None` if it does not end, or if the store has not told it yet.
-    pub lease_ttl: Option<Duration>,
-    /// The networks of the cluster.
-    pub networks: Subnets,
-    /// The MTU of subnet.env in bytes.
-    pub mtu: u32,
-    /// The port of /mesh, if there is one.
-    pub health_port: Option<u16>,
-    /// The uplink: its name, its addresses, and its MTU in bytes.
-    pub uplink: (String, Vec<IpAddr>, u32),
-    /// The store, described for people.
-    pub store: String,
-    /// Time since the last answer of the store.
-    pub store_silence: Duration,
-    /// The last error of the store, until it answers again.
-    pub store_error: Option<String>,
-    /// Every peer, in any order.
-    pub peers: Vec<PeerRow>,
-    /// The last pass that wrote something.
-    pub last_pass: Option<Pass>,
-    /// The last error.
-    pub last_error: Option<Failure>,
-    /// Time between two audits.
-    pub audit_interval: Duration,
-    /// Time between two comparisons of WireGuard peers, if there are any.
-    pub wireguard_audit: Option<Duration>,
-    /// Number of full passes since the start, by cause.
-    pub full_passes: BTreeMap<&'static str, u64>,
-    /// Time until the next audit.
-    pub next_audit: Duration,
-    /// The traffic rules.
-    pub rules: RuleStatus,
-    /// The tunnel through which the agent itself carries packets, if there is one.
-    pub tunnel: Option<TunnelStatus>,
-}
-
-/// A peer for `weft status`.
-#[derive(Debug, Clone)]
-pub struct PeerRow {
-    id: Id,
-    subnets: Subnets,
-    peer: Peer,
-}
-
-impl PeerRow {
-    /// Returns a peer whose lease can be read.
-    pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> PeerRow {
-        let public: Vec<String> = lease.attrs.published().map(|ip| ip.to_string()).collect();
-        let (subnet, backend) = (lease.subnets.to_string(), lease.attrs.backend_type.clone());
-        let (public, sessions, probe) = (public.join(","), Vec::new(), None);
-        let peer = Peer { subnet, public, backend, state, not_encrypted: false, reason, sessions, probe };
-        PeerRow { id: lease.id.clone(), subnets: lease.subnets, peer }
-    }
-
-    /// Returns the same peer with this traffic over WireGuard devices.
-    pub fn with_sessions(mut self, sessions: Vec<PeerSession>) -> PeerRow {
-        self.peer.sessions = sessions;
-        self
-    }
-
-    /// Returns the same peer. `not_encrypted` is true if packets to it go in clear text although the backend of this node encrypts.
-    pub fn with_clear_text(mut self, not_encrypted: bool) -> PeerRow {
-        self.peer.not_encrypted = not_encrypted;
-        self
-    }
-
-    /// Returns the same peer with what probes found.
-    pub fn with_probe(mut self, probe: Option<PeerProbe>) -> PeerRow {
-        self.peer.probe = probe;
-        self
-    }
-
-    /// Returns a record that cannot be read.
-    pub fn unreadable(id: &Id, reason: String) -> PeerRow {
-        let (public, backend) = (String::new(), String::new());
-        let (state, sessions) = (PeerState::SetAside, Vec::new());
-        let (subnet, reason, probe) = (id.to_string(), Some(reason), None);
-        let peer = Peer { subnet, public, backend, state, not_encrypted: false, reason, sessions, probe };
-        PeerRow { id: id.clone(), subnets: Subnets::default(), peer }
-    }
-}
-
 /// Returns the host's name.
 pub fn node_name() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Returns the answer to `weft status` before the agent has a lease.
-pub fn starting(store: String, problems: Vec<String>) -> Status {
+/// Returns the answer to `weft status` before the agent has a lease. `reasons` say why it has none.
+pub fn starting(store: String, reasons: Vec<String>) -> Status {
+    let problems = Problem::each(ProblemKind::Start, reasons).collect();
     Status { version: env!("CARGO_PKG_VERSION").to_owned(), node: node_name(), problems, store, ..Status::default() }
-}
-
-/// Returns the answer to `weft status`.
-pub fn status(state: &NodeState, details: NodeDetails) -> Status {
-    let mut problems = state.blockers();
-    let ready = problems.is_empty();
-    problems.extend(details.warnings);
-    let mut peers = details.peers;
-    peers.sort_unstable_by(|a, b| (a.subnets, &a.id).cmp(&(b.subnets, &b.id)));
-    let (name, addresses, mtu) = details.uplink;
-    let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
-    Status {
-        ready,
-        subnet: state.subnets.to_string(),
-        lease_ttl_s: details.lease_ttl.map(|ttl| ttl.as_secs()),
-        public: details.public.iter().map(IpAddr::to_string).collect(),
-        network: details.networks.to_string(),
-        backend: state.backend.clone(),
-        other_ways: details.other_ways,
-        mtu: details.mtu,
-        health_port: details.health_port,
-        uplink: format!("{name} {} mtu {mtu}", addresses.join(" ")),
-        store_silent_s: details.store_silence.as_secs(),
-        store_trouble: details.store_error,
-        peers: peers.into_iter().map(|row| row.peer).collect(),
-        last_pass: details.last_pass,
-        last_error: details.last_error,
-        audit_interval_s: details.audit_interval.as_secs_f64(),
-        wireguard_audit_s: details.wireguard_audit.map(|interval| interval.as_secs_f64()),
-        full_passes: details.full_passes.into_iter().map(|(cause, count)| (cause.to_owned(), count)).collect(),
-        next_audit_s: details.next_audit.as_secs_f64(),
-        held: state.peers.held,
-        rules: details.rules,
-        tunnel: details.tunnel,
-        ..starting(details.store, problems)
-    }
 }
 
 #[cfg(test)]
@@ -339,20 +213,5 @@ mod tests {
         let state = NodeState { lease_missing: Some("own lease is gone".to_owned()), ..with_fault() };
         assert_eq!(state.health(), Health::Unwell("no device; own lease is gone".to_owned()));
         assert_eq!(state.blockers(), ["no device"], "a missing lease alone does not make the node unready");
-    }
-
-    #[test]
-    fn peers_are_sorted_by_subnet() {
-        let row = |key: &str| {
-            let subnets = Subnets::from_key(key).unwrap();
-            let lease =
-                Lease { id: key.into(), subnets, attrs: weft_subnet::attrs::Attrs::default(), age: Default::default() };
-            PeerRow::of(&lease, PeerState::Programmed, None)
-        };
-        let unreadable = PeerRow::unreadable(&"x".into(), "not a key".to_owned());
-        let peers = vec![row("10.5.10.0-24"), row("10.5.2.0-24"), unreadable];
-        let shown = status(&ready(), NodeDetails { peers, ..NodeDetails::default() }).peers;
-        let subnets: Vec<&str> = shown.iter().map(|peer| peer.subnet.as_str()).collect();
-        assert_eq!(subnets, ["x", "10.5.2.0/24", "10.5.10.0/24"]);
     }
 }

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::stat::{Mode, umask};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -21,6 +23,7 @@ use crate::observe::history::{Query, Record};
 use crate::observe::mesh::row::RowAnswer;
 use crate::observe::plan::{Operation, Plan, Planned};
 use crate::observe::status::Status;
+use crate::processes::is_stopped;
 
 /// Time limit for a request and its answer.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -308,6 +311,22 @@ pub async fn rotate_key(socket: &Path) -> anyhow::Result<String> {
     }
 }
 
+/// Returns the process ID of the agent that holds this socket, if its process is stopped (SIGSTOP). This blocks for a moment.
+pub fn stopped_agent(socket: &Path) -> Option<u32> {
+    let stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
+    let pid = getsockopt(&stream, PeerCredentials).ok()?.pid().cast_unsigned();
+    // In another PID namespace the kernel says 0.
+    (pid != 0 && is_stopped(pid)).then_some(pid)
+}
+
+/// Returns why an agent that holds this socket does not answer.
+fn why_late(socket: &Path) -> String {
+    match stopped_agent(socket) {
+        Some(pid) => format!("its process is stopped; run: kill -CONT {pid}"),
+        None => "it is stuck, see its log".to_owned(),
+    }
+}
+
 async fn question(socket: &Path, question: &Question) -> anyhow::Result<Answer> {
     let place = socket.display();
     let ask = async {
@@ -327,8 +346,8 @@ async fn question(socket: &Path, question: &Question) -> anyhow::Result<Answer> 
         }
     };
     let limit = question.limit();
-    let late = || format!("the agent on {place} did not answer within {} s: it is stuck, see its log", limit.as_secs());
-    tokio::time::timeout(limit, ask).await.with_context(late)?
+    let late = || format!("the agent on {place} did not answer within {} s: {}", limit.as_secs(), why_late(socket));
+    tokio::time::timeout(limit, ask).await.map_err(|_| anyhow::Error::msg(late()))?
 }
 
 #[cfg(test)]

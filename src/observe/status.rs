@@ -4,9 +4,13 @@
 pub mod table;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use weft_subnet::lease::{Id, Lease};
 use weft_subnet::outside::wall_clock;
+
+use crate::observe::problem::Problem;
 
 /// The whole answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -17,8 +21,8 @@ pub struct Status {
     pub node: String,
     /// True if /readyz answers 200.
     pub ready: bool,
-    /// Why the node is not ready, and what else is wrong. One sentence each.
-    pub problems: Vec<String>,
+    /// Why the node is not ready, and what else is wrong.
+    pub problems: Vec<Problem>,
     /// The own subnets, such as `10.5.1.0/24,fd00::/64`. Empty before there is a lease.
     pub subnet: String,
     /// Seconds until the lease ends unless it is renewed. `None` if it does not end.
@@ -146,6 +150,37 @@ pub struct Peer {
     pub probe: Option<PeerProbe>,
 }
 
+impl Peer {
+    /// Returns a peer whose lease can be read. It has no traffic and no probe yet, and does not go in clear text.
+    pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> Peer {
+        let public: Vec<String> = lease.attrs.published().map(|ip| ip.to_string()).collect();
+        Peer {
+            subnet: lease.subnets.to_string(),
+            public: public.join(","),
+            backend: lease.attrs.backend_type.clone(),
+            state,
+            not_encrypted: false,
+            reason,
+            sessions: Vec::new(),
+            probe: None,
+        }
+    }
+
+    /// Returns a record that cannot be read.
+    pub fn unreadable(id: &Id, reason: String) -> Peer {
+        Peer {
+            subnet: id.to_string(),
+            public: String::new(),
+            backend: String::new(),
+            state: PeerState::SetAside,
+            not_encrypted: false,
+            reason: Some(reason),
+            sessions: Vec::new(),
+            probe: None,
+        }
+    }
+}
+
 /// What probes found about the way to a peer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerProbe {
@@ -165,6 +200,21 @@ pub struct PeerProbe {
     /// Why packets do not reach the peer: `underlay`, `tunnel`, `one-direction` or `mtu`. [`Peer::reason`] explains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
+    /// What the operator should look at because of the cause, if it is one thing on the way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspect: Option<Suspect>,
+}
+
+/// What probably keeps packets from a peer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Suspect {
+    /// This published address of the peer does not answer: its node is down or cut off, or the address is wrong.
+    Silent(IpAddr),
+    /// A firewall drops these packets, in words: `UDP port 8472`.
+    Dropped(String),
+    /// A link of the path carries only packets of this size in bytes. All packets would fit if the uplinks of all nodes had this MTU.
+    UplinkMtu(u32),
 }
 
 /// The traffic with a peer over one WireGuard device.

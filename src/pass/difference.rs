@@ -48,20 +48,18 @@ impl<K: Kernel> Passer<K> {
         self.takeover.update(&observed, plan);
         let (ownership, takeover) = (self.devices.ownership(plan), &self.takeover);
         let ops = plan.difference(&observed, |key, seen| ownership.ours(key, seen) || takeover.contains(key, seen));
-        let ops = self.without_held_removals(ops, now);
+        let ops = self.without_held_removals(ops, plan, now);
         let crowded = self.devices.crowded(plan, &ops);
         let makes_room = ops.iter().any(|op| matches!(op, Op::Remove(Key::Link(_), _)));
         let again = ops.iter().any(|op| matches!(op, Op::Recreate(..))) || (makes_room && !crowded.is_empty());
         Ok(Difference { ops, observed, crowded, again })
     }
 
-    fn without_held_removals(&mut self, mut ops: Vec<Op>, now: Instant) -> Vec<Op> {
+    fn without_held_removals(&mut self, mut ops: Vec<Op>, plan: &Plan, now: Instant) -> Vec<Op> {
         if self.keep_stale_until.is_some_and(|until| now >= until) {
             self.keep_stale_until = None;
         }
-        if self.keep_all || self.keep_stale_until.is_some() {
-            ops.retain(|op| !matches!(op, Op::Remove(..)));
-        }
+        ops.retain(|op| !self.holds(op, plan));
         ops
     }
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::state::Key;
+use weft_subnet::retry::Backoff;
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(30);
+const BACKOFF: Backoff = Backoff::without_jitter(FIRST_RETRY, LAST_RETRY);
 
 /// An entry that could not be written.
 #[derive(Debug, Clone)]
@@ -75,7 +77,7 @@ impl Pendings {
     /// Records that an entry could not be written. Returns true if it was not pending before.
     pub fn failed(&mut self, key: Key, reason: String, retry: bool, now: Instant) -> bool {
         let tries = self.entries.get(&key).map_or(0, |pending| pending.tries + 1);
-        let due = now + back_off(tries);
+        let due = now + BACKOFF.nth(tries);
         if retry {
             self.wake(due);
         }
@@ -95,7 +97,7 @@ impl Pendings {
     pub fn postpone(&mut self, key: &Key, now: Instant) {
         let Some(pending) = self.entries.get_mut(key) else { return };
         pending.tries += 1;
-        pending.due = now + back_off(pending.tries);
+        pending.due = now + BACKOFF.nth(pending.tries);
         let due = pending.due;
         self.wake(due);
     }
@@ -126,10 +128,6 @@ impl Pendings {
     fn wake(&mut self, due: Instant) {
         self.next = Some(self.next.map_or(due, |next| next.min(due)));
     }
-}
-
-fn back_off(tries: u32) -> Duration {
-    (FIRST_RETRY * 2u32.saturating_pow(tries.min(16))).min(LAST_RETRY)
 }
 
 #[cfg(test)]

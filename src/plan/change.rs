@@ -86,7 +86,28 @@ impl Plan {
             let (backend, host) = self.backend_of(which)?;
             Some((which, backend.device(host, &self.own)))
         });
-        WideRoutes::of(devices)
+        WideRoutes::of(devices, self.leaves_wide_routes_out())
+    }
+
+    /// Returns true if packets to peers may take the default route, because one of several backends makes no routes. Then no device gets all
+    /// packets to Network. When packets go the way of a backend that encrypts, its device does, and what has no way there is not sent in clear text.
+    fn leaves_wide_routes_out(&self) -> bool {
+        let may_pass = self.extra_backends.next.is_some() || self.sends_earlier() || !self.refuses("");
+        may_pass && self.all_backends().any(|(backend, ..)| !backend.makes_routes())
+    }
+
+    /// Plans the devices of our lease's backend, and those of the next and the earlier ones.
+    pub(super) fn plan_all_devices(&mut self) {
+        let own = (Id::from(OWN), self.backend.device(&self.host, &self.own));
+        let extra = self.extra_backends.devices(&self.own);
+        let leaves_out = self.leaves_wide_routes_out();
+        for (contributor, mut state) in std::iter::once(own).chain(extra) {
+            if leaves_out {
+                wide_routes::leave_out(&mut state);
+            }
+            let changed = self.index.set(&contributor, &Age::default(), state);
+            self.update_devices(&changed);
+        }
     }
 
     /// Iterates over all backends with the facts of the host for each, and true for the next one, which our lease does not name yet.
@@ -104,14 +125,6 @@ impl Plan {
             Which::Next => self.extra_backends.next.as_ref(),
         };
         extra.map(|extra| (&*extra.backend, &extra.host))
-    }
-
-    /// Plans the devices of the next and the earlier backends.
-    pub(super) fn plan_extra_devices(&mut self) {
-        for (contributor, state) in self.extra_backends.devices(&self.own) {
-            let changed = self.index.set(&contributor, &Age::default(), state);
-            self.update_devices(&changed);
-        }
     }
 
     /// Returns true while there is another backend than that of our lease.
@@ -189,8 +202,10 @@ impl Plan {
 
     /// Adds backends that our lease had before the agent was started again. This must be called before the first [`Plan::put`].
     pub fn with_earlier(mut self, earlier: Vec<ExtraBackend>) -> Plan {
+        // Peers do not know that our lease names the present backend, if it does not, as far as this node knows.
+        self.extra_backends.sends_earlier = !earlier.is_empty() && !self.backend.understands(&self.own.attrs);
         earlier.into_iter().for_each(|extra| self.add_earlier(extra));
-        self.plan_extra_devices();
+        self.plan_all_devices();
         self
     }
 

@@ -8,6 +8,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use weft_backends::backend::{Backend, Skip};
+use weft_backends::diff::Op;
+use weft_backends::state::{Key, Value};
+use weft_backends::wireguard::WireGuardLink;
 use weft_subnet::lease::{Id, Lease};
 
 use super::Plan;
@@ -34,12 +37,15 @@ pub(super) struct ClearText {
     before: HashMap<Id, Progress>,
     /// The believed leases that are not reached, because that would be in clear text.
     refused: BTreeSet<Id>,
+    /// The time for clear text is over. What would carry it is removed even if nothing else is.
+    is_over: bool,
 }
 
 impl ClearText {
     /// Begins a change of our lease to a backend that encrypts. These leases are reached in clear text.
     fn begin(&mut self, reached: impl Iterator<Item = Id>) {
         self.before = reached.map(|id| (id, Progress::Waiting)).collect();
+        self.is_over = false;
     }
 
     fn end(&mut self) {
@@ -99,6 +105,22 @@ impl Plan {
         self.extra_backends.earlier().any(|extra| refusal(&*self.backend, extra.kind()).is_some())
     }
 
+    /// Returns true if this operation removes a route or a device by which packets would go in clear text, and the time for that is over. It
+    /// must not wait until the store says which peers are gone.
+    pub fn ends_clear_text(&self, op: &Op) -> bool {
+        let Op::Remove(key, value) = op else { return false };
+        if !self.clear_text.is_over || !self.refuses("") || self.has_clear_text() {
+            return false;
+        }
+        match (key, value) {
+            (Key::Link(_), Value::Link(link)) => link.kind.of::<WireGuardLink>().is_none(),
+            (Key::Route(..), Value::Route(route)) => {
+                route.dev().is_some_and(|dev| self.wireguard_devices().all(|ours| ours != dev))
+            }
+            _ => false,
+        }
+    }
+
     /// Returns true if packets must not go by a backend of this type, because the backend of our lease encrypts.
     pub fn refuses(&self, kind: &str) -> bool {
         refusal(&*self.backend, kind).is_some()
@@ -138,6 +160,7 @@ impl Plan {
         let ours = &*self.backend;
         self.extra_backends.retain_earlier(|extra| refusal(ours, extra.kind()).is_none());
         self.clear_text.end();
+        self.clear_text.is_over = true;
         self.plan_everything();
     }
 

@@ -88,6 +88,24 @@ fn a_peer_that_names_the_tunnel_as_another_way_is_in_the_tunnel() {
     assert_eq!(subnets, ["10.5.3.0/24"]);
 }
 
+/// Peers that still use udp take packets only from the addresses in the lease. Behind a NAT, those on the same link get ours from the
+/// address of the uplink.
+#[test]
+fn a_lease_that_names_udp_as_another_way_says_where_its_packets_come_from() {
+    let mut plan = plan_of("udp");
+    let (host, own) = (plan.host().clone(), plan.own().clone());
+    plan.rebase_on(Host { public_v4: Some([203, 0, 113, 1].into()), ..host }, own);
+    clear_text::prepare_wireguard(&mut plan, "");
+    plan.switch_to_next(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#.to_owned()).unwrap();
+    let attrs = plan.advertise(plan.host()).unwrap();
+    let ways: Vec<String> = attrs.other_ways().into_iter().map(|way| way.backend_type).collect();
+    assert_eq!((attrs.backend_type.as_str(), ways), ("wireguard", vec![String::new()]));
+    assert_eq!((attrs.public_ip, attrs.tunnel_ip), (Some([203, 0, 113, 1].into()), Some([192, 168, 0, 1].into())));
+    let earlier = plan.earlier().next().unwrap().0;
+    plan.drop_earlier(earlier);
+    assert_eq!(plan.advertise(plan.host()).unwrap().tunnel_ip, None, "nobody uses udp any more");
+}
+
 /// A lease for the subnet with this number, whose device no other lease needs.
 fn with_own_vni(number: u32) -> Record {
     let subnets = Subnets { v4: ipnet::Ipv4Net::new((0x0a05_0200 + 16 * number).into(), 28).ok(), v6: None };

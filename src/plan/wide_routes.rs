@@ -2,7 +2,8 @@
 //! Routes to all of Network, while peers are reached by several backends (docs/adr/020-live-change.md).
 //!
 //! wireguard and udp each have one such route to their device instead of one for each peer. The kernel has one route for each prefix and
-//! metric, so beside another backend each peer needs a longer route that does not depend on it.
+//! metric, so beside another backend each peer needs a longer route that does not depend on it. Beside a backend that makes no routes, packets
+//! to peers may take the default route. So there is no route to all of Network then, for some time.
 
 use ipnet::IpNet;
 use weft_backends::family::metric;
@@ -12,30 +13,46 @@ use weft_subnet::lease::Lease;
 
 use super::extra_backends::Which;
 
-/// The routes to all of Network, each with its backend and its device. Most backends have none.
-pub(super) struct WideRoutes(Vec<(Which, IpNet, Name)>);
+/// The routes to all of Network. Most backends have none.
+pub(super) struct WideRoutes {
+    /// Each with its backend and its device.
+    all: Vec<(Which, IpNet, Name)>,
+    /// None of these routes stands, because packets to peers may take the default route.
+    are_left_out: bool,
+}
+
+/// Returns the prefix and the device of a route to all of Network, if this entry of a device is one.
+fn wide(key: &Key, value: &Value) -> Option<(IpNet, Name)> {
+    match (key, value) {
+        (Key::Route(net, _), Value::Route(Route::Device { dev })) => Some((*net, *dev)),
+        _ => None,
+    }
+}
 
 impl WideRoutes {
     /// Returns the wide routes among the devices of each backend, with their entries.
-    pub(super) fn of(devices: impl Iterator<Item = (Which, State)>) -> WideRoutes {
-        let wide = |(key, value): (&Key, &Value)| match (key, value) {
-            (Key::Route(net, _), Value::Route(Route::Device { dev })) => Some((*net, *dev)),
-            _ => None,
-        };
+    pub(super) fn of(devices: impl Iterator<Item = (Which, State)>, are_left_out: bool) -> WideRoutes {
         let mut all = Vec::new();
         for (backend, state) in devices {
-            all.extend(state.iter().filter_map(wide).map(|(net, dev)| (backend, net, dev)));
+            let routes = state.iter().filter_map(|(key, value)| wide(key, value));
+            all.extend(routes.map(|(net, dev)| (backend, net, dev)));
         }
-        WideRoutes(all)
+        WideRoutes { all, are_left_out }
     }
 
     /// Returns the routes that this backend needs to a peer because another backend has a route to all of Network, too.
     pub(super) fn to_peer(&self, backend: Which, lease: &Lease) -> Vec<(IpNet, Name)> {
-        let (ours, others): (Vec<_>, Vec<_>) = self.0.iter().partition(|(of, ..)| *of == backend);
-        let contested =
-            ours.into_iter().filter(|(_, net, dev)| others.iter().any(|(_, n, via)| n == net && via != dev));
+        let (ours, others): (Vec<_>, Vec<_>) = self.all.iter().partition(|(of, ..)| *of == backend);
+        let contested = ours
+            .into_iter()
+            .filter(|(_, net, dev)| self.are_left_out || others.iter().any(|(_, n, via)| n == net && via != dev));
         contested.filter_map(|(_, net, dev)| Some((lease.subnets.of(family(&net))?, dev))).collect()
     }
+}
+
+/// Removes the routes to all of Network from the entries of devices.
+pub(super) fn leave_out(devices: &mut State) {
+    devices.retain(|key, value| wide(key, value).is_none());
 }
 
 /// Adds routes to devices, where a state has no route to the same network.

@@ -7,7 +7,7 @@ use super::Target;
 use super::examine::Packet;
 
 /// Number of results that are kept for the loss.
-const KEPT: u32 = 8;
+pub const KEPT: u32 = 8;
 
 /// The peer answered a TCP connection after it had answered no echo request.
 const SILENT: u8 = 1 << 7;
@@ -54,6 +54,12 @@ impl Sample {
             let count = self.results & !SILENT;
             self.results = (self.results & SILENT) | (count + 1).min(KEPT as u8);
         }
+    }
+
+    /// Forgets the losses of a fault that is over. Otherwise the peer would be shown as one to which some packets get lost.
+    pub(super) fn forget_losses(&mut self) {
+        self.losses = 0;
+        self.results = (self.results & SILENT) | (self.results & !SILENT).min(1);
     }
 
     /// Returns the last round trip, if there was one.
@@ -121,6 +127,19 @@ mod tests {
         assert_eq!((sample.mtu(), sample.loss()), (Some(1300), (1, 3)));
         (0..20).for_each(|_| sample.record(Packet::Small, 1450, None));
         assert_eq!((sample.loss(), sample.round_trip()), ((8, 8), trip));
+    }
+
+    #[test]
+    fn losses_of_a_fault_that_is_over_do_not_count() {
+        let mut sample = Sample::default();
+        let trip = Some(Duration::from_micros(250));
+        (0..6).for_each(|_| sample.record(Packet::Full, 1450, None));
+        sample.record(Packet::Full, 1450, trip);
+        assert_eq!(sample.loss(), (6, 7));
+        sample.forget_losses();
+        assert_eq!((sample.loss(), sample.mtu(), sample.round_trip()), ((0, 1), Some(1450), trip));
+        sample.record(Packet::Full, 1450, None);
+        assert_eq!(sample.loss(), (1, 2));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use weft_backends::state::Name;
 use super::set;
 use crate::files;
 use crate::kernel::sysctl;
+use crate::observe::problem::{Problem, ProblemKind};
 
 /// The loose mode: a packet is accepted if its source is reachable over any interface (RFC 3704 section 2.4).
 const LOOSE: &str = "2";
@@ -52,7 +53,7 @@ pub struct Loosened {
 
 impl Loosened {
     /// Returns a value that uses the file beside this subnet file.
-    pub fn beside(subnet_file: &Path) -> Loosened {
+    pub fn new(subnet_file: &Path) -> Loosened {
         let mut file = subnet_file.as_os_str().to_owned();
         file.push(".rp_filter");
         Loosened { file: file.into(), found: BTreeMap::new(), read: false, damaged: None, unsaved: None }
@@ -60,7 +61,7 @@ impl Loosened {
 
     /// Loosens the wanted filters that are strict, and restores the others. If `write` is false, it only checks. Returns what the operator
     /// should know or do.
-    pub fn ensure(&mut self, wanted: Option<&Wanted>, write: bool) -> Vec<String> {
+    pub fn ensure(&mut self, wanted: Option<&Wanted>, write: bool) -> Vec<Problem> {
         self.read_file();
         let names: &[Name] = wanted.map_or(&[], |wanted| &wanted.names);
         let before = self.found.clone();
@@ -70,13 +71,14 @@ impl Loosened {
             strict.iter().for_each(|name| self.remember(*name));
             self.save(&before);
         }
-        let mut problems: Vec<String> = strict.iter().filter_map(|name| set(&path(*name), LOOSE, write)).collect();
+        let mut problems: Vec<Problem> = strict.iter().filter_map(|name| set(&path(*name), LOOSE, write)).collect();
         let before = self.found.clone();
         self.found.retain(|name, found| names.contains(name) || !restore(*name, found, write, &mut problems));
         self.save(&before);
-        problems.extend(wanted.and_then(|wanted| self.remark(wanted)));
-        problems.extend(self.damaged.clone());
-        problems.extend(self.unsaved.clone().filter(|_| !self.found.is_empty()));
+        let remark = wanted.and_then(|wanted| self.remark(wanted));
+        let unsaved = self.unsaved.clone().filter(|_| !self.found.is_empty());
+        let texts = [remark, self.damaged.clone(), unsaved];
+        problems.extend(Problem::each(ProblemKind::Sysctl, texts.into_iter().flatten()));
         problems
     }
 
@@ -187,7 +189,7 @@ fn is_strict(name: Name) -> bool {
 
 /// Restores a filter. Returns true if that is done, or if it is not necessary, because the interface is another one or because another program
 /// has set a value since.
-fn restore(name: Name, found: &Found, write: bool, problems: &mut Vec<String>) -> bool {
+fn restore(name: Name, found: &Found, write: bool, problems: &mut Vec<Problem>) -> bool {
     let same = if_nametoindex(name.as_bytes()).is_ok_and(|index| index == found.index);
     if !same || sysctl::read(path(name)).is_ok_and(|now| now != LOOSE) {
         return true;
@@ -205,10 +207,10 @@ mod tests {
     #[test]
     fn a_file_that_is_not_regular_is_a_problem_and_holds_nothing_up() {
         let dir = tempfile::tempdir().unwrap();
-        let mut loosened = Loosened::beside(&dir.path().join("subnet.env"));
+        let mut loosened = Loosened::new(&dir.path().join("subnet.env"));
         let file = loosened.file.clone();
         let problems = with_fifo(&file, move || loosened.ensure(None, true));
-        assert!(problems[0].contains(".rp_filter: it is not a regular file"), "{problems:?}");
+        assert!(problems[0].text.contains(".rp_filter: it is not a regular file"), "{problems:?}");
     }
 
     #[test]

@@ -234,6 +234,40 @@ mod tests {
     }
 
     #[test]
+    fn a_node_is_known_by_its_ipv4_address_or_else_by_that_of_ipv6() {
+        let (v4, v6) = ("192.0.2.1".parse().ok(), "2001:db8::1".parse().ok());
+        for (public_ip, public_ipv6, owner) in
+            [(v4, v6, "192.0.2.1"), (None, v6, "2001:db8::1"), (None, None, "an unnamed node")]
+        {
+            let attrs = Attrs { public_ip, public_ipv6, ..Attrs::default() };
+            assert_eq!(attrs.owner(), owner);
+            let networks = attrs.public_addresses();
+            assert_eq!(
+                (networks.v4.map(|net| net.addr()), networks.v6.map(|net| net.addr())),
+                (public_ip, public_ipv6)
+            );
+            assert!(attrs.published().eq(networks.iter().map(|net| net.addr())));
+        }
+    }
+
+    #[test]
+    fn only_public_addresses_may_differ_between_what_is_wanted_and_what_is_published() {
+        let attrs = Attrs { public_ip: "192.0.2.1".parse().ok(), backend_type: "vxlan".into(), ..Attrs::default() };
+        let v6 = "2001:db8::1".parse().ok();
+        assert!(attrs.same_but_addresses(&Attrs { public_ip: None, public_ipv6: v6, ..attrs.clone() }));
+        for other in [
+            Attrs { backend_type: "host-gw".into(), ..attrs.clone() },
+            Attrs { backend_data: Some("{}".into()), ..attrs.clone() },
+            Attrs { backend_v6_data: Some("{}".into()), ..attrs.clone() },
+            Attrs { tunnel_ip: attrs.public_ip, ..attrs.clone() },
+            Attrs { tunnel_ipv6: v6, ..attrs.clone() },
+            Attrs { other_ways: Some("[]".into()), ..attrs.clone() },
+        ] {
+            assert!(!attrs.same_but_addresses(&other), "{other:?}");
+        }
+    }
+
+    #[test]
     fn foreign_text_is_bounded_where_it_enters() {
         let attrs = Attrs::from_wire(format!(r#"{{"BackendType":"{}\\u001b"}}"#, "X".repeat(3000)).as_bytes()).unwrap();
         assert!(attrs.backend_type.starts_with("xxx") && attrs.backend_type.ends_with(text::CUT));

@@ -18,7 +18,7 @@ const USUAL_NAME: &str = "subnet.env";
 /// Returns the path of another file of an instance, in the directory of its subnet file. Its name is `usual` if the subnet file is
 /// called `subnet.env`, and otherwise what `other` makes of the name of the subnet file. The names that `other` returns must differ from
 /// `usual` and from each other.
-pub fn beside(subnet_file: &Path, usual: &str, other: impl Fn(&str) -> String) -> PathBuf {
+pub fn sibling_file(subnet_file: &Path, usual: &str, other: impl Fn(&str) -> String) -> PathBuf {
     let name = subnet_file.file_name().unwrap_or_default().to_string_lossy();
     let name = if name == USUAL_NAME { usual.to_owned() } else { other(&name) };
     subnet_file.with_file_name(name)
@@ -35,10 +35,11 @@ pub fn beside(subnet_file: &Path, usual: &str, other: impl Fn(&str) -> String) -
 /// assert_eq!(socket(Path::new("/run/flannel/second.env")), PathBuf::from("/run/flannel/weft-second.env.sock"));
 /// ```
 pub fn socket(subnet_file: &Path) -> PathBuf {
-    beside(subnet_file, "weft.sock", |name| format!("weft-{name}.sock"))
+    sibling_file(subnet_file, "weft.sock", |name| format!("weft-{name}.sock"))
 }
 
-/// The content of subnet.env.
+/// The content of subnet.env as an agent writes it, or as far as it can be read. The CNI plugin has a type of its own (`CheckedSubnetEnv`),
+/// because it refuses a file in which something is missing or wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubnetEnv {
     /// The cluster's networks.

@@ -37,7 +37,7 @@ pub enum FileStep<'a> {
 
 thread_local! {
     static SIMULATED: Cell<Option<Simulated>> = const { Cell::new(None) };
-    static IS_BESIDE: Cell<bool> = const { Cell::new(false) };
+    static IS_BLOCKING_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Replaces the wall clock and the random bits of this thread. With `None` they are the real ones again.
@@ -65,16 +65,16 @@ pub fn write_time() -> Duration {
 }
 
 /// Runs a function of the simulator that another thread would run elsewhere.
-pub fn beside<T>(function: impl FnOnce() -> T) -> T {
-    IS_BESIDE.set(true);
+pub fn blocking_task<T>(function: impl FnOnce() -> T) -> T {
+    IS_BLOCKING_TASK.set(true);
     let result = function();
-    IS_BESIDE.set(false);
+    IS_BLOCKING_TASK.set(false);
     result
 }
 
-/// Returns true inside [`beside`]. Elsewhere in the simulator, a slow write delays everything that the agent does.
-pub fn is_beside() -> bool {
-    IS_BESIDE.get()
+/// Returns true inside [`blocking_task`]. Elsewhere in the simulator, a slow write delays everything that the agent does.
+pub fn is_blocking_task() -> bool {
+    IS_BLOCKING_TASK.get()
 }
 
 /// Returns the time since 1970. A clock that is set before 1970 counts as 1970.
@@ -119,7 +119,7 @@ mod tests {
             write_time: || Duration::from_secs(3),
         }));
         assert_eq!(file_step(FileStep::Begin(Path::new("x"))).unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert!(write_time() == Duration::from_secs(3) && beside(is_beside) && !is_beside());
+        assert!(write_time() == Duration::from_secs(3) && blocking_task(is_blocking_task) && !is_blocking_task());
         assert_eq!((wall_clock(), random(), is_simulated()), (Duration::from_secs(7), 9, true));
         assert!(fill_simulated(&mut buffer));
         assert_eq!(buffer, [9, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0]);

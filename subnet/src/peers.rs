@@ -7,7 +7,7 @@
 //!
 //! Second, does the claim hold against other claims? Two claims conflict if their subnets overlap, or if the subnet of one contains the
 //! public address of the other. A claim is believed if it conflicts with no older claim that is believed. After a change, the younger
-//! claims that conflict with the changed one are judged again, oldest first. If a verdict changes, the claims that conflict with that one
+//! claims that conflict with the changed one are judged again, oldest first. If a judgement changes, the claims that conflict with that one
 //! follow. After each call every claim is settled, so the result depends only on the set of records, and never on the order in which
 //! they came.
 //!
@@ -28,7 +28,7 @@ use crate::cidr::Subnets;
 use crate::connected::Connected;
 use crate::lease::{Age, Id, Lease, Record, Unreadable};
 use claims::{Claim, Claims, Slot};
-use entry::{Entry, Verdict};
+use entry::{Entry, Judgement};
 use settle::in_order;
 
 mod claims;
@@ -113,7 +113,7 @@ impl Peers {
         Peers { ports: PortsOf(ports), ..self }
     }
 
-    /// Judges all leases again, because this node has another subnet, address or network. Returns the leases whose verdict has changed.
+    /// Judges all leases again, because this node has another subnet, address or network. Returns the leases whose judgement has changed.
     pub fn judge_for(&mut self, us: Us) -> Vec<Change> {
         if us == self.us {
             return Vec::new();
@@ -284,8 +284,8 @@ impl Peers {
 
     fn believe(&mut self, id: Id, lease: Result<Lease, Unreadable>, claim: &Claim) -> Change {
         let mut entry = Entry::new(lease);
-        if let Entry::Read(_, verdict) = &mut entry {
-            *verdict = Verdict::Believed;
+        if let Entry::Read(_, judgement) = &mut entry {
+            *judgement = Judgement::Believed;
         }
         let slot = self.store_entry(entry);
         self.slots.insert(id.clone(), slot);
@@ -309,7 +309,7 @@ impl Peers {
             _ => {}
         }
         let has_claim = entry.has_claim();
-        let (Entry::Read(old, verdict), Ok(lease)) = (entry, &new) else { return Some(new) };
+        let (Entry::Read(old, judgement), Ok(lease)) = (entry, &new) else { return Some(new) };
         let same_claim = old.age == lease.age && judge::claim(&self.us, old) == judge::claim(&self.us, lease);
         // A family that is not enabled is not part of the claim, but it is shown to users.
         let same_claim = same_claim && old.subnets == lease.subnets;
@@ -317,7 +317,7 @@ impl Peers {
             return Some(new);
         }
         let was = std::mem::replace(old, Arc::new(lease.clone()));
-        if *verdict == Verdict::Believed {
+        if *judgement == Judgement::Believed {
             before.insert(slot, (was.id.clone(), Some(was)));
         }
         None

@@ -15,30 +15,45 @@ const FIRST: Duration = Duration::from_millis(100);
 /// A failure that lasts is reported again after this time.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Delays between attempts. Each delay is twice the previous one up to a limit, and is then shortened at random ([`jitter`]).
-#[derive(Debug)]
+/// Delays between attempts. Each delay is twice the previous one, up to a limit.
+#[derive(Debug, Clone, Copy)]
 pub struct Backoff {
     first: Duration,
     max: Duration,
-    next: Duration,
+    /// Each delay is shortened at random.
+    has_jitter: bool,
+    /// Number of delays since the start or the last [`Backoff::reset`].
+    count: u32,
 }
 
 impl Backoff {
-    /// Creates a back-off whose delays are `first` to `max`.
+    /// Creates a back-off whose delays are `first` to `max`, each shortened at random ([`jitter`]). It is for everything that asks a
+    /// server, because many nodes may fail together.
     pub const fn new(first: Duration, max: Duration) -> Backoff {
-        Backoff { first, max, next: first }
+        Backoff { first, max, has_jitter: true, count: 0 }
+    }
+
+    /// Creates a back-off whose delays are exactly `first` to `max`. It is for what asks no server, and for what begins at another time
+    /// on each node.
+    pub const fn without_jitter(first: Duration, max: Duration) -> Backoff {
+        Backoff { first, max, has_jitter: false, count: 0 }
+    }
+
+    /// Returns the delay with this number, without jitter. The first one has the number 0.
+    pub fn nth(&self, number: u32) -> Duration {
+        self.first.saturating_mul(1 << number.min(31)).min(self.max)
     }
 
     /// Returns the delay before the next attempt.
     pub fn next_delay(&mut self) -> Duration {
-        let delay = self.next;
-        self.next = (delay * 2).min(self.max);
-        jitter(delay)
+        let delay = self.nth(self.count);
+        self.count = self.count.saturating_add(1);
+        if self.has_jitter { jitter(delay) } else { delay }
     }
 
     /// Begins again with the first delay.
     pub fn reset(&mut self) {
-        self.next = self.first;
+        self.count = 0;
     }
 }
 
@@ -164,6 +179,22 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_limit_and_begin_again_after_a_reset() {
+        let (first, max) = (Duration::from_secs(1), Duration::from_secs(5));
+        let (mut exact, mut random) = (Backoff::without_jitter(first, max), Backoff::new(first, max));
+        for round in 0..2 {
+            for delay in [1, 2, 4, 5, 5].map(Duration::from_secs) {
+                assert_eq!(exact.next_delay(), delay, "round {round}");
+                let shorter = random.next_delay();
+                assert!((delay / 2..delay).contains(&shorter), "round {round}: {shorter:?} of {delay:?}");
+            }
+            exact.reset();
+            random.reset();
+        }
+        assert_eq!([0, 1, 31, u32::MAX].map(|number| random.nth(number)), [first, first * 2, max, max]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_delay_doubles_and_failures_are_reported_once_a_minute() {

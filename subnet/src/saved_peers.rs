@@ -90,7 +90,7 @@ pub struct Saved {
 
 /// Why a file cannot be used. The display is a sentence for the log.
 #[derive(Debug, thiserror::Error)]
-pub enum Unusable {
+pub enum BadSavedPeers {
     /// It was not completed, it was changed, or it is another kind of file.
     #[error("it is damaged")]
     Damaged,
@@ -224,43 +224,43 @@ pub fn write<'a>(
 /// Reads the contents of a file of saved peers, which must belong to this store.
 ///
 /// # Errors
-/// See [`Unusable`].
-pub fn read(text: &[u8], store: &str) -> Result<Saved, Unusable> {
+/// See [`BadSavedPeers`].
+pub fn read(text: &[u8], store: &str) -> Result<Saved, BadSavedPeers> {
     let (head, rest) = split(text, store)?;
     let entries = serde_json::Deserializer::from_slice(rest).into_iter::<Entry>();
-    let entries = entries.collect::<Result<Vec<_>, _>>().map_err(|_| Unusable::Damaged)?;
-    let peers = entries.into_iter().map(Entry::lease).collect::<Option<Vec<_>>>().ok_or(Unusable::Damaged)?;
+    let entries = entries.collect::<Result<Vec<_>, _>>().map_err(|_| BadSavedPeers::Damaged)?;
+    let peers = entries.into_iter().map(Entry::lease).collect::<Option<Vec<_>>>().ok_or(BadSavedPeers::Damaged)?;
     Ok(Saved { head, peers })
 }
 
 /// Reads the contents of a file of saved peers without the peers.
 ///
 /// # Errors
-/// See [`Unusable`].
-pub fn read_head(text: &[u8], store: &str) -> Result<Head, Unusable> {
+/// See [`BadSavedPeers`].
+pub fn read_head(text: &[u8], store: &str) -> Result<Head, BadSavedPeers> {
     split(text, store).map(|(head, _)| head)
 }
 
 /// Checks the whole text and returns its head and the text of the peers.
-fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), Unusable> {
-    let end = text.iter().take(64).position(|byte| *byte == b'\n').ok_or(Unusable::Damaged)?;
-    let line = std::str::from_utf8(&text[..end]).map_err(|_| Unusable::Damaged)?;
+fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), BadSavedPeers> {
+    let end = text.iter().take(64).position(|byte| *byte == b'\n').ok_or(BadSavedPeers::Damaged)?;
+    let line = std::str::from_utf8(&text[..end]).map_err(|_| BadSavedPeers::Damaged)?;
     let mut words = line.split(' ');
-    let (magic, version) = (words.next(), words.next().ok_or(Unusable::Damaged)?);
+    let (magic, version) = (words.next(), words.next().ok_or(BadSavedPeers::Damaged)?);
     if magic != Some(MAGIC) {
-        return Err(Unusable::Damaged);
+        return Err(BadSavedPeers::Damaged);
     }
     if version != VERSION.to_string() {
-        return Err(Unusable::Version(version.to_owned()));
+        return Err(BadSavedPeers::Version(version.to_owned()));
     }
     let body = &text[end + 1..];
     if line.as_bytes() != first_line(crc32fast::hash(body)).trim_end().as_bytes() {
-        return Err(Unusable::Damaged);
+        return Err(BadSavedPeers::Damaged);
     }
     let mut values = serde_json::Deserializer::from_slice(body).into_iter::<WireHead>();
-    let head = values.next().and_then(Result::ok).ok_or(Unusable::Damaged)?;
+    let head = values.next().and_then(Result::ok).ok_or(BadSavedPeers::Damaged)?;
     if head.store != store {
-        return Err(Unusable::Store(head.store));
+        return Err(BadSavedPeers::Store(head.store));
     }
     let WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink, clear_text } = head;
     let expires = match expires {
@@ -268,7 +268,7 @@ fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), Unusable> 
         Some(0) => Expiry::Never,
         Some(seconds) => Expiry::At(seconds),
     };
-    let own = own.lease().ok_or(Unusable::Damaged)?;
+    let own = own.lease().ok_or(BadSavedPeers::Damaged)?;
     let head = Head { store, saved, expires, config, earlier, own, public, chosen, uplink, clear_text };
     Ok((head, &body[values.byte_offset()..]))
 }

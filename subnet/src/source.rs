@@ -328,6 +328,27 @@ pub trait Source {
 mod tests {
     use super::*;
 
+    #[test]
+    fn no_subnet_contains_an_ipv6_address_of_a_node() {
+        let conf = r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48","IPv6SubnetMax":"fd00:0:0:3::"}"#;
+        let at = |ip: &str| Attrs { public_ipv6: ip.parse().ok(), ..Attrs::default() };
+        let request = LeaseRequest {
+            network: Network::parse(conf).unwrap(),
+            attrs: at("fd00:0:0:1::1"),
+            previous: Some(Subnets { v4: None, v6: "fd00:0:0:2::/64".parse().ok() }),
+            was: None,
+            connected: Connected::default(),
+        };
+        let peer = at("fd00:0:0:2::9");
+        let choose = |nodes: &[&Attrs]| {
+            let chosen = request.choose(Vec::new(), nodes.iter().copied(), std::iter::empty());
+            chosen.map(|subnets| subnets.to_string())
+        };
+        assert_eq!(choose(&[]).unwrap(), "fd00:0:0:2::/64");
+        assert_eq!(choose(&[&peer]).unwrap(), "fd00:0:0:3::/64", "neither our address nor that of the peer is inside");
+        assert!(matches!(choose(&[&peer, &at("fd00:0:0:3::3")]), Err(Error::OutOfSubnets { .. })));
+    }
+
     /// A store with very many leases may send a change for each of them at once.
     #[test]
     fn a_change_needs_no_more_memory_than_its_record() {

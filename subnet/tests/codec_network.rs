@@ -233,6 +233,20 @@ fn differences_are_named_by_key() {
         ),
         "SubnetMax EnableIPv6 EnableNFTables"
     );
+    assert_eq!(
+        differ(
+            r#"{"Network":"10.0.0.0/8","SubnetLen":20,"SubnetMin":"10.16.0.0","MasqueradeExcept":["192.0.2.0/24"],"MasqueradeToNodes":false,"Backend":{"Type":"vxlan","Port":8472,"VNI":1}}"#
+        ),
+        "Network SubnetLen SubnetMin SubnetMax MasqueradeExcept MasqueradeToNodes"
+    );
+    let ipv6 = network(r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
+    let other = network(
+        r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00::/40","IPv6SubnetLen":60,"IPv6SubnetMin":"fd00:0:0:100::"}"#,
+    );
+    assert_eq!(
+        ipv6.differing_keys(&other).join(" "),
+        "EnableIPv4 IPv6Network IPv6SubnetLen IPv6SubnetMin IPv6SubnetMax"
+    );
 }
 
 fn nets(texts: &[&str]) -> Vec<Subnets> {

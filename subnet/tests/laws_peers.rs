@@ -26,6 +26,12 @@ fn lease(key: &str, ip: &str, stamp: u64) -> Lease {
     Lease { id: key.into(), subnets: Subnets::from_key(key).unwrap_or_default(), attrs, age: age(stamp) }
 }
 
+/// Returns such a lease that also publishes an IPv6 address.
+fn lease_v6(key: &str, ip: &str, ipv6: &str, stamp: u64) -> Lease {
+    let lease = lease(key, ip, stamp);
+    Lease { attrs: Attrs { public_ipv6: ipv6.parse().ok(), ..lease.attrs }, ..lease }
+}
+
 fn record(lease: Lease) -> Record {
     Record { id: lease.id.clone(), lease: Ok(lease) }
 }
@@ -203,6 +209,46 @@ fn each_reason_why_a_lease_is_impossible() {
 }
 
 #[test]
+fn ipv6_addresses_make_a_lease_impossible_as_ipv4_addresses_do() {
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let public = vec![ip("192.168.0.1"), ip("2001:db8::1"), ip("fd00:0:0:50::7")];
+    let places = [("fd00:0:0:64::/62", "lan0"), ("fd00:0:0:80::9/128", "lo")];
+    let places = places.map(|(net, link)| (net.parse().unwrap(), Arc::from(link)));
+    let connected = Connected::new(&dual().networks, places);
+    let us = Us { public, uplink: vec![ip("2001:db8::aa"), ip("fd00:0:0:60::7")], connected, ..dual() };
+    let published = |ipv6| lease_v6("10.5.2.0-24", "192.168.0.2", ipv6, 1);
+    let rows = [
+        (published("2001:db8::1"), "PublicIPv6 2001:db8::1 is our own address: two nodes publish it"),
+        (
+            published("2001:db8::aa"),
+            "PublicIPv6 2001:db8::aa is the address of this node's uplink, which this node does not publish",
+        ),
+        (published("fd00:0:0:1::9"), "PublicIPv6 fd00:0:0:1::9 lies inside our own subnet fd00:0:0:1::/64"),
+        (
+            lease("10.5.2.0-24&fd00:0:0:50::-64", "192.168.0.2", 1),
+            "subnet fd00:0:0:50::/64 contains fd00:0:0:50::7, our own address",
+        ),
+        (
+            lease("10.5.2.0-24&fd00:0:0:60::-64", "192.168.0.2", 1),
+            "subnet fd00:0:0:60::/64 contains fd00:0:0:60::7, our own address",
+        ),
+        (
+            lease("10.5.2.0-24&fd00:0:0:65::-64", "192.168.0.2", 1),
+            "subnet fd00:0:0:65::/64 overlaps fd00:0:0:64::/62, to which this node is connected by lan0",
+        ),
+        (
+            lease("10.5.2.0-24&fd00:0:0:80::-64", "192.168.0.2", 1),
+            "subnet fd00:0:0:80::/64 contains fd00:0:0:80::9, an address of this node (lo)",
+        ),
+    ];
+    for (bad, expected) in rows {
+        let mut peers = Peers::new(us.clone());
+        peers.put(record(bad));
+        assert_eq!(reason(&peers), expected);
+    }
+}
+
+#[test]
 fn leases_that_are_believed() {
     for (us, good) in [
         (us(), lease("10.5.2.0-24", "192.168.0.2", 1)),
@@ -336,6 +382,29 @@ fn a_subnet_that_contains_public_addresses_of_two_others_is_set_aside_at_any_age
     assert_eq!(ids(&peers), ["10.5.5.0-24", "10.5.64.0-22"]);
 }
 
+#[test]
+fn a_public_address_inside_a_subnet_counts_in_ipv6_as_in_ipv4() {
+    let node = |n: u8, ipv6: &str| record(lease_v6(&format!("10.5.{n}.0-24"), &format!("192.168.0.{n}"), ipv6, 5));
+    let over_it = |stamp| record(lease_v6("10.5.9.0-24&fd00:0:0:64::-62", "192.168.0.9", "2001:db8::9", stamp));
+    let mut peers = Peers::new(dual());
+    peers.put(node(2, "fd00:0:0:64::2"));
+    assert_eq!(peers.put(over_it(9)), []);
+    let subnets = "10.5.9.0/24,fd00:0:0:64::/62";
+    assert_eq!(
+        reason(&peers),
+        format!("subnet {subnets} contains PublicIPv6 fd00:0:0:64::2 of the older lease 10.5.2.0-24")
+    );
+    peers.put(over_it(1));
+    let older = "10.5.9.0-24&fd00:0:0:64::-62";
+    assert_eq!(reason(&peers), format!("PublicIPv6 fd00:0:0:64::2 lies inside {subnets} of the older lease {older}"));
+    // With the addresses of two other nodes inside, its age does not count.
+    peers.put(node(4, "fd00:0:0:65::4"));
+    assert_eq!(reason(&peers), "subnet fd00:0:0:64::/62 contains the public addresses of two other leases or more");
+    assert_eq!(ids(&peers), ["10.5.2.0-24", "10.5.4.0-24"]);
+    peers.remove(&"10.5.4.0-24".into());
+    assert_eq!(ids(&peers), [older]);
+}
+
 /// Of many leases that overlap one LAN, only those are judged again whose verdict an address may change.
 #[test]
 fn many_subnets_that_contain_many_public_addresses_do_not_cost_quadratic_time() {
@@ -396,6 +465,37 @@ fn a_public_address_that_several_leases_publish_is_found() {
     assert_eq!(sharing("10.5.4.0-24").as_deref(), Some("10.5.2.0-24"));
     assert_eq!(sharing("10.5.3.0-24"), None);
     assert_eq!(peers.naming_us().map(|(_, lease)| &*lease.id).collect::<Vec<_>>(), ["10.5.5.0-24"]);
+}
+
+#[test]
+fn an_ipv6_address_that_several_leases_publish_is_found_with_its_ports() {
+    fn ports(attrs: &Attrs) -> [Option<u16>; 2] {
+        [None, attrs.backend_v6_data.as_deref().and_then(|data| data.parse().ok())]
+    }
+    let us = Us { public: vec!["2001:db8::1".parse().unwrap()], ports: [None, Some(51821)], ..dual() };
+    let mut peers = Peers::new(us).with_ports(ports);
+    let nodes = [
+        (2, "2001:db8::2", "51821"),
+        (3, "2001:db8::2", "51821"),
+        (4, "2001:db8::2", "51822"),
+        (5, "2001:db8::1", "51821"),
+        (6, "2001:db8::1", "51822"),
+    ];
+    for (n, ipv6, port) in nodes {
+        let mut lease = lease_v6(&format!("10.5.{n}.0-24"), &format!("192.168.0.{n}"), ipv6, 1);
+        lease.attrs.backend_v6_data = Some(port.into());
+        peers.put(record(lease));
+    }
+    assert_eq!(reason(&peers), "PublicIPv6 2001:db8::1 is our own address, with our own port: two nodes publish both");
+    let names = |leases: &[&Lease]| leases.iter().map(|lease| lease.id.to_string()).collect::<Vec<_>>();
+    let shared: Vec<_> = peers.shared().iter().map(|s| (s.ip.to_string(), s.count, names(&s.leases))).collect();
+    let both = vec!["10.5.2.0-24".to_owned(), "10.5.3.0-24".to_owned()];
+    assert_eq!(shared, [("2001:db8::2".to_owned(), 2, both)]);
+    let sharing = |id: &str| peers.sharing(peers.get(&id.into()).unwrap()).map(|other| other.id.to_string());
+    assert_eq!(sharing("10.5.2.0-24").as_deref(), Some("10.5.3.0-24"));
+    assert_eq!((sharing("10.5.4.0-24"), sharing("10.5.6.0-24")), (None, None), "with ports of their own");
+    let naming_us: Vec<_> = peers.naming_us().map(|(ip, lease)| (ip.to_string(), &*lease.id)).collect();
+    assert_eq!(naming_us, [("2001:db8::1".to_owned(), "10.5.5.0-24")]);
 }
 
 #[test]
@@ -490,7 +590,8 @@ fn any_record() -> impl Strategy<Value = Record> {
     let v6 = (0u128..16, 58u8..=66)
         .prop_map(|(n, len)| Ipv6Net::new(((0xfd00 << 112) + (n << 63)).into(), len).unwrap().trunc());
     let subnets = (proptest::option::weighted(0.9, v4), proptest::option::weighted(0.3, v6));
-    (0u8..12, subnets, 0u64..4, 0u32..24).prop_map(|(id, (v4, v6), stamp, ip)| {
+    let ipv6 = proptest::option::of(0u128..24);
+    (0u8..12, subnets, 0u64..4, 0u32..24, ipv6).prop_map(|(id, (v4, v6), stamp, ip, ipv6)| {
         let id: Id = format!("n{id}").into();
         if ip == 11 {
             return Record { id, lease: Err(Unreadable::new("unread")) };
@@ -498,7 +599,9 @@ fn any_record() -> impl Strategy<Value = Record> {
         // Half of the addresses lie inside Network, in the subnets of others.
         let public_ip =
             Some(if ip < 12 { Ipv4Addr::from(0xc0a8_0000 + ip) } else { Ipv4Addr::from(0x0a05_0000 + ip * 128) });
-        let attrs = Attrs { public_ip, ..Attrs::default() };
+        let public_ipv6 = ipv6
+            .map(|n| Ipv6Addr::from(if n < 12 { (0x2001_0db8 << 96) + n } else { (0xfd00 << 112) + ((n - 12) << 63) }));
+        let attrs = Attrs { public_ip, public_ipv6, ..Attrs::default() };
         let age = Age { stamp, tie: Arc::from("") };
         Record { lease: Ok(Lease { id: id.clone(), subnets: Subnets { v4, v6 }, attrs, age }), id }
     })
@@ -537,17 +640,24 @@ fn claimed(us: &Us, lease: &Lease) -> Subnets {
     Subnets { v4: lease.subnets.v4.filter(|_| v4), v6: lease.subnets.v6.filter(|_| v6) }
 }
 
-/// Returns true if the public address of the first lease lies in the subnet of the second.
-fn stands_in(us: &Us, one: &Lease, other: &Lease) -> bool {
-    let v4 = one.attrs.public_ip.filter(|_| us.networks.v4.is_some());
-    one.id != other.id && v4.zip(claimed(us, other).v4).is_some_and(|(ip, net)| net.contains(&ip))
+/// Returns the public addresses of a lease in the enabled families.
+fn published(us: &Us, lease: &Lease) -> Vec<IpAddr> {
+    let is_on = |ip: &IpAddr| if ip.is_ipv4() { us.networks.v4.is_some() } else { us.networks.v6.is_some() };
+    lease.attrs.published().filter(is_on).collect()
 }
 
-/// Returns true if the subnet of this lease contains two or more public addresses of other leases.
+/// Returns true if a public address of the first lease lies in a subnet of the second.
+fn stands_in(us: &Us, one: &Lease, other: &Lease) -> bool {
+    let is_inside = |ip: &IpAddr| claimed(us, other).iter().any(|net| net.contains(ip));
+    one.id != other.id && published(us, one).iter().any(is_inside)
+}
+
+/// Returns true if a subnet of this lease contains two or more public addresses of other leases.
 fn covers_others(us: &Us, lease: &Lease, leases: &[&Lease]) -> bool {
-    let others = leases.iter().filter(|other| stands_in(us, other, lease)).filter_map(|other| other.attrs.public_ip);
-    let addresses: BTreeSet<Ipv4Addr> = others.filter(|ip| lease.attrs.public_ip != Some(*ip)).collect();
-    addresses.len() > 1
+    let own = published(us, lease);
+    let others = leases.iter().filter(|other| other.id != lease.id).flat_map(|other| published(us, other));
+    let others: BTreeSet<IpAddr> = others.filter(|ip| !own.contains(ip)).collect();
+    claimed(us, lease).iter().any(|net| others.iter().filter(|ip| net.contains(*ip)).count() > 1)
 }
 
 /// The simplest definition of the leases that are believed. The possible leases whose subnet does not contain public addresses of several

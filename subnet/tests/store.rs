@@ -84,6 +84,8 @@ contract!(
     retakes_only_what_is_ours,
     a_lease_with_another_address_is_not_retaken,
     only_a_lease_of_the_same_length_keeps_us_out,
+    a_lease_outside_network_takes_no_subnet,
+    an_unreadable_value_under_our_key_is_written_again_and_not_released,
     releases_only_what_is_ours,
     two_nodes_with_one_address_keep_their_own_leases,
     nodes_behind_one_nat_keep_their_own_leases,

@@ -154,6 +154,29 @@ fn an_agent_that_was_killed_or_lost_its_socket_is_a_finding() {
 }
 
 #[test]
+fn an_agent_whose_process_is_stopped_is_a_finding_with_the_command_that_continues_it() {
+    in_namespace(|| {
+        let place = Place::new();
+        place.configure();
+        let mut agent = place.agent(&[], &[]);
+        place.wait_status(", ready, weft");
+        let pid = agent.0.id();
+        kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGSTOP).unwrap();
+        let (code, answer) = doctor_json(&place, &["--only", "agent"]);
+        let finding = &answer["findings"][0];
+        let evidence = finding["evidence"].as_str().unwrap_or_default();
+        assert!(code == Some(2) && evidence.contains("its process is stopped"), "{answer}");
+        let remedy = finding["remedy"].as_str().unwrap_or_default();
+        assert!(remedy.starts_with(&format!("kill -CONT {pid};")), "{answer}");
+        let done = Command::new("sh").args(["-ec", remedy.split(';').next().unwrap()]).status();
+        assert!(done.unwrap().success());
+        place.wait_status(", ready, weft");
+        assert_eq!(doctor_json(&place, &["--only", "agent"]).0, Some(0));
+        assert_eq!(agent.term().code(), Some(0));
+    });
+}
+
+#[test]
 fn flanneld_beside_the_agent_is_found_and_weft_under_its_name_is_not() {
     in_namespace(|| {
         let place = Place::new();

@@ -20,13 +20,23 @@ ip -n peer addr add 192.168.70.2/24 dev eth0
 ip -n peer addr add 10.244.9.1/32 dev lo
 ip -n peer route add 10.244.0.0/16 via 192.168.70.1
 
+# The plugins of Debian 11 and Ubuntu 22.04 contain flannel's. Two packages with one file cannot be installed together, unless one says so.
+mkdir -p /tmp/plugins/DEBIAN /tmp/plugins/usr/lib/cni
+for name in bridge flannel; do echo theirs >/tmp/plugins/usr/lib/cni/$name; done
+printf '%s\n' 'Package: containernetworking-plugins' 'Version: 0.9.1+ds1-1' 'Architecture: all' 'Maintainer: a test <test@weft.example>' \
+    'Description: older plugins' >/tmp/plugins/DEBIAN/control
+check "older plugins" dpkg-deb --build /tmp/plugins /tmp/plugins.deb
+check "installation of older plugins" dpkg -i /tmp/plugins.deb
 check "installation" dpkg -i /packages/old.deb
+check "another installation of older plugins" dpkg -i /tmp/plugins.deb
+check "the plugin is weft's, beside older plugins" is "readlink /usr/lib/cni/flannel" ../weft/weft-cni
 check "the first installation starts nothing" is "systemctl is-active weft" inactive
 check "the first installation enables nothing" is "systemctl is-enabled weft" disabled
 check "the password is for root alone" is "stat -c %a /etc/default/weft" 600
 check "systemd accepts the unit" is "systemd-analyze verify --man=no weft.service 2>&1 | grep weft" ""
 check "udev's rule for the devices is there" test -e /lib/systemd/network/10-flannel.link
 check "the plugins are where Debian's runtimes look" /usr/lib/cni/weft-veth </dev/null
+check "the drop-ins are there" test -e /usr/share/doc/weft/examples/weft-udp.conf -a -e /usr/share/doc/weft/examples/weft-extension.conf
 
 mkdir -p /var/lib/weft/subnets
 echo '{"Network":"10.244.0.0/16","Backend":{"Type":"host-gw"}}' >/var/lib/weft/config.json

@@ -4,13 +4,16 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value as Json, json};
+use weft::observe::history::recorder;
+use weft::saved;
 
-use crate::site::{Kind, Lease, PATIENCE, Site, each, ip, observed};
+use crate::site::{Kind, Lease, PATIENCE, Site, each, in_namespace, ip, observed};
 
 each! {
     a_signal_ends_it_at_once: Vxlan HostGw;
@@ -191,4 +194,25 @@ fn cleanup_refuses_then_removes_all(kind: Kind) {
     assert!(String::from_utf8(again.stdout).unwrap().contains("removed 0 entries"));
     site.start();
     site.healed("a start after cleanup");
+}
+
+/// A later agent with this subnet file would go on with what another cluster left in them.
+#[test]
+fn cleanup_removes_the_files_of_its_instance_and_no_others() {
+    in_namespace(|| {
+        let site = Site::new(Kind::HostGw);
+        let (state, env) = (site.path("state"), site.env_file());
+        fs::create_dir(&state).unwrap();
+        let files = |env: &Path| {
+            [saved::file(&state, env), recorder::file(&state, env), weft::extension::memory::file(&state, env)]
+        };
+        let (ours, others) = (files(&env), files(&site.path("run/other.env")));
+        ours.iter().chain(&others).for_each(|file| fs::write(file, "something").unwrap());
+        let mut cleanup = site.weft("cleanup");
+        cleanup.arg(format!("--subnet-file={}", env.display())).arg(format!("--state-dir={}", state.display()));
+        let out = cleanup.output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        assert!(ours.iter().all(|file| !file.exists()), "{ours:?}");
+        assert!(others.iter().all(|file| file.exists()), "{others:?}");
+    });
 }

@@ -13,7 +13,7 @@ use tokio::task::LocalSet;
 use weft::kernel::{Monitor, Notice};
 use weft::observe::socket;
 use weft::observe::status::Status;
-use weft::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
+use weft::options::{Options, Store, UplinkChoice};
 use weft_subnet::dir::DirStore;
 
 use super::adapter_net::{alone, ip, kernel};
@@ -69,40 +69,41 @@ fn options(dir: &Path, resync: Duration) -> Options {
     Options {
         store: Store::Dir(dir.join("store")),
         uplink: UplinkChoice { ifaces: vec!["up0".to_owned()], ..UplinkChoice::default() },
-        subnet_file: dir.join("subnet.env"),
-        socket: dir.join("weft.sock"),
-        health: None,
         resync,
-        nexthop_objects: true,
         hold_removals: Duration::ZERO,
-        change_grace: Duration::from_secs(60),
-        net_conf_commands: weft::options::NetConfCommands::Refuse,
-        on_lost_lease: OnLostLease::Hold,
-        manage_sysctls: false,
-        tx_checksum_off: false,
-        state_dir: None,
-        wireguard_key: "/nonexistent/wgkey".into(),
-        probe: false,
-        unwell_after: Duration::from_secs(30),
-        rules: RuleOptions::default(),
-        cni: None,
+        ..Options::minimal(dir)
     }
+}
+
+/// Writes the lease of the peer with this number. A lease of udp names no type.
+fn put_peer(dir: &Path, number: u8, backend: &str) {
+    let kind = if backend == "udp" { "" } else { backend };
+    let peer = format!(r#"{{"PublicIP":"10.0.0.{number}","BackendType":"{kind}","Created":{number}}}"#);
+    std::fs::write(dir.join(format!("store/subnets/10.5.{number}.0-24.json")), peer).unwrap();
 }
 
 /// Runs a test with a ready host-gw agent that has one peer. Its monitor returns only what the test sends.
 fn with_agent(resync: Duration, test: impl FnOnce(&Agent) + Send) {
+    let options = |dir: &Path| options(dir, resync);
+    with_agent_of("host-gw", options, |agent| {
+        assert!(route_is_there(), "{}", ip("-4 route"));
+        test(agent);
+    });
+}
+
+/// Does the same for an agent with this backend and these options.
+fn with_agent_of(backend: &str, options: impl FnOnce(&Path) -> Options + Send, test: impl FnOnce(&Agent) + Send) {
     alone(|| {
         ip("link set lo up");
         add_uplink();
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("store/subnets")).unwrap();
-        let config = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
+        let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend}"}}}}"#);
         std::fs::write(dir.path().join("store/config.json"), config).unwrap();
-        let peer = r#"{"PublicIP":"10.0.0.2","BackendType":"host-gw","Created":1}"#;
-        std::fs::write(dir.path().join("store/subnets/10.5.2.0-24.json"), peer).unwrap();
+        put_peer(dir.path(), 2, backend);
         let (notices, received) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel::<()>();
-        let options = options(dir.path(), resync);
+        let options = options(dir.path());
         let agent = Agent { socket: options.socket.clone(), notices };
         std::thread::scope(|scope| {
             let running = scope.spawn(move || {
@@ -115,7 +116,6 @@ fn with_agent(resync: Duration, test: impl FnOnce(&Agent) + Send) {
             });
             let tested = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 agent.until("readiness", |agent| agent.status().is_some_and(|status| status.ready));
-                assert!(route_is_there(), "{}", ip("-4 route"));
                 test(&agent);
             }));
             drop(stop);
@@ -157,5 +157,33 @@ fn everything_is_compared_when_notifications_are_lost_or_cannot_be_read() {
             agent.until("the route to come back", |_| route_is_there());
             agent.until("the full pass to be counted", |agent| agent.full_passes("kernel") == before + 1);
         }
+    });
+}
+
+/// The peer is a lease without a node, so nobody answers. Even that is known only if the loop takes the results of the probes.
+#[test]
+fn the_results_of_probes_reach_the_status() {
+    let probing = |dir: &Path| Options { probe: true, ..options(dir, Duration::from_secs(3600)) };
+    with_agent_of("host-gw", probing, |agent| {
+        agent.until("a result", |agent| {
+            let probe = agent.status().and_then(|status| status.peers.first()?.probe.clone());
+            probe.is_some_and(|probe| probe.address == "10.0.0.2" && probe.asked > 0 && probe.lost == probe.asked)
+        });
+    });
+}
+
+/// The agent itself carries the packets of udp, so its loop must start the tunnel, give it the peers that come, and start it again.
+#[test]
+fn the_tunnel_of_udp_gets_its_peers_and_is_started_again() {
+    let options = |dir: &Path| options(dir, Duration::from_secs(3600));
+    with_agent_of("udp", options, |agent| {
+        let tunnel = |agent: &Agent| agent.status()?.tunnel;
+        agent.until("the tunnel", |agent| tunnel(agent).is_some_and(|tunnel| tunnel.running && tunnel.peers == 1));
+        put_peer(agent.socket.parent().unwrap(), 3, "udp");
+        agent.until("the second peer", |agent| tunnel(agent).is_some_and(|tunnel| tunnel.peers == 2));
+        ip("link del flannel0");
+        agent.notices.send(Ok(vec![Notice::Links])).unwrap();
+        let is_back = |agent: &Agent| tunnel(agent).is_some_and(|tunnel| tunnel.running && tunnel.starts > 1);
+        agent.until("the tunnel to come back", is_back);
     });
 }

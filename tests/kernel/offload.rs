@@ -31,7 +31,7 @@ struct Run(ChecksumOffload);
 impl Run {
     fn check(&mut self) {
         let problems = self.0.ensure([name(DEVICE), name("flannel.9")].into_iter());
-        assert_eq!(problems, Vec::<String>::new());
+        assert_eq!(problems, []);
     }
 }
 
@@ -42,7 +42,7 @@ fn checksum_offload_is_turned_off_and_what_weft_turned_off_is_turned_on_again() 
         create();
         let dir = tempfile::tempdir().unwrap();
         let subnet_file = dir.path().join("subnet.env");
-        let run = |off| Run(ChecksumOffload::beside(&subnet_file, off));
+        let run = |off| Run(ChecksumOffload::new(&subnet_file, off));
         let file = || std::fs::read_to_string(dir.path().join("subnet.env.tx_checksum")).ok();
         assert!(is_on(), "the default of the kernel");
         run(false).check();
@@ -81,7 +81,7 @@ fn what_an_administrator_turned_off_stays_off() {
         set_tx_checksum(index(), false).unwrap();
         let dir = tempfile::tempdir().unwrap();
         for off in [false, true, false] {
-            Run(ChecksumOffload::beside(&dir.path().join("subnet.env"), off)).check();
+            Run(ChecksumOffload::new(&dir.path().join("subnet.env"), off)).check();
             assert!(!is_on(), "with the flag: {off}");
         }
     });
@@ -95,11 +95,11 @@ fn a_device_that_was_made_again_is_left_alone() {
         create();
         let dir = tempfile::tempdir().unwrap();
         let subnet_file = dir.path().join("subnet.env");
-        Run(ChecksumOffload::beside(&subnet_file, true)).check();
+        Run(ChecksumOffload::new(&subnet_file, true)).check();
         ip(&format!("link del {DEVICE}"));
         create();
         set_tx_checksum(index(), false).unwrap();
-        Run(ChecksumOffload::beside(&subnet_file, false)).check();
+        Run(ChecksumOffload::new(&subnet_file, false)).check();
         assert!(!is_on());
     });
 }
@@ -131,9 +131,9 @@ fn the_file_names_a_device_before_the_kernel_is_asked_and_not_after_it_has_refus
 fn refused(dir: &Path) {
     let events = Inotify::init(InitFlags::IN_NONBLOCK).unwrap();
     events.add_watch(dir, AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE).unwrap();
-    let mut offload = ChecksumOffload::beside(&dir.join("subnet.env"), true);
+    let mut offload = ChecksumOffload::new(&dir.join("subnet.env"), true);
     let problems = offload.ensure([name(DEVICE)].into_iter());
-    assert!(problems.len() == 1 && problems[0].contains("EPERM"), "{problems:?}");
+    assert!(problems.len() == 1 && problems[0].text.contains("EPERM"), "{problems:?}");
     let file = "subnet.env.tx_checksum";
     let its = |name: &Option<std::ffi::OsString>| name.as_ref().is_some_and(|name| name == file);
     let events: Vec<AddWatchFlags> =
@@ -149,18 +149,18 @@ fn a_file_that_cannot_be_written_is_named_once_in_each_check_until_it_can() {
         create();
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("later");
-        let mut offload = ChecksumOffload::beside(&missing.join("subnet.env"), true);
-        assert_eq!(offload.ensure(std::iter::empty()), [""; 0]);
+        let mut offload = ChecksumOffload::new(&missing.join("subnet.env"), true);
+        assert_eq!(offload.ensure(std::iter::empty()), []);
         // A file is in the place of the directory.
         std::fs::write(&missing, "").unwrap();
         for _ in 0..2 {
             let problems = offload.ensure([name(DEVICE)].into_iter());
-            assert!(problems.len() == 1 && problems[0].contains("subnet.env.tx_checksum"), "{problems:?}");
+            assert!(problems.len() == 1 && problems[0].text.contains("subnet.env.tx_checksum"), "{problems:?}");
             assert!(!is_on());
         }
         std::fs::remove_file(&missing).unwrap();
         std::fs::create_dir(&missing).unwrap();
-        assert_eq!(offload.ensure([name(DEVICE)].into_iter()), [""; 0]);
+        assert_eq!(offload.ensure([name(DEVICE)].into_iter()), []);
         assert_eq!(
             std::fs::read_to_string(missing.join("subnet.env.tx_checksum")).unwrap(),
             format!("{} {DEVICE}\n", index())

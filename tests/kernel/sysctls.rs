@@ -11,6 +11,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn6, bind, sendto, setsockopt, socket, sockopt,
 };
 use weft::kernel::sysctl::ensure;
+use weft::observe::problem::{Problem, ProblemKind};
 use weft::plan::Plan;
 use weft::sysctls;
 use weft::sysctls::loosened::{Loosened, Wanted};
@@ -113,10 +114,13 @@ fn the_default_route_of_another_link_stays_when_forwarding_is_turned_on() {
         }
         let problems = sysctls::ensure(&plan, false);
         let [first, second] = &problems[..] else { panic!("{problems:?}") };
-        assert!(first.contains(&format!("it is 1; run: sysctl -w {accept_ra}=2 (forwarding makes")), "{problems:?}");
-        assert!(second.contains(&format!("run: sysctl -w {FORWARDING}=1")), "{problems:?}");
+        assert!(
+            first.text.contains(&format!("it is 1; run: sysctl -w {accept_ra}=2 (forwarding makes")),
+            "{problems:?}"
+        );
+        assert!(second.text.contains(&format!("run: sysctl -w {FORWARDING}=1")), "{problems:?}");
 
-        assert_eq!(sysctls::ensure(&plan, true), [""; 0], "written");
+        assert_eq!(sysctls::ensure(&plan, true), [], "written");
         let read = |path: &str| std::fs::read_to_string(format!("/proc/sys/{path}")).unwrap().trim().to_owned();
         assert_eq!((read(FORWARDING).as_str(), read(accept_ra).as_str()), ("1", "2"));
         assert!(default_route().contains("proto ra"), "{}", ip("-6 route"));
@@ -133,7 +137,7 @@ fn routes_that_expire_because_of_forwarding_are_reported() {
         set("net/ipv4/ip_forward", "1");
         set(ACCEPT_RA, "1");
         set(FORWARDING, "1");
-        assert_eq!(sysctls::ensure(&plan, false), [""; 0], "no route of a router advertisement");
+        assert_eq!(sysctls::ensure(&plan, false), [], "no route of a router advertisement");
 
         set(FORWARDING, "0");
         let deadline = Instant::now() + PATIENCE;
@@ -146,14 +150,15 @@ fn routes_that_expire_because_of_forwarding_are_reported() {
         assert_eq!(default_route(), "", "the kernel drops it at once, and the prefix when it expires");
         let problems = sysctls::ensure(&plan, false);
         assert_eq!(problems.len(), 1, "{problems:?}");
-        assert!(problems[0].contains(&format!("it is 1; run: sysctl -w {ACCEPT_RA}=2 (")), "{problems:?}");
+        assert!(problems[0].text.contains(&format!("it is 1; run: sysctl -w {ACCEPT_RA}=2 (")), "{problems:?}");
+        assert_eq!(problems[0].command, Some(format!("sysctl -w {ACCEPT_RA}=2")), "the reason is no part of it");
 
-        assert_eq!(sysctls::ensure(&plan, true), [""; 0], "written");
+        assert_eq!(sysctls::ensure(&plan, true), [], "written");
         while !default_route().contains("proto ra") {
             assert!(Instant::now() < deadline, "still ignored:\n{}", ip("-6 route"));
             router.advertise();
         }
-        assert_eq!(sysctls::ensure(&plan, false), [""; 0], "the value is right");
+        assert_eq!(sysctls::ensure(&plan, false), [], "the value is right");
         set(ACCEPT_RA, "1");
         assert_eq!(sysctls::ensure(&plan, false), problems, "the route is still there, until it expires");
     });
@@ -168,12 +173,13 @@ fn forwarding_is_turned_on_for_the_families_of_the_network() {
         let read = |path: &str| std::fs::read_to_string(format!("/proc/sys/{path}")).unwrap().trim().to_owned();
         set(v4, "0");
         set(FORWARDING, "0");
-        let problems = sysctls::ensure(&plan, false).join("\n");
+        let problems = sysctls::ensure(&plan, false);
         for wanted in [v4, FORWARDING] {
-            assert!(problems.contains(&format!("run: sysctl -w {wanted}=1")), "{problems}");
+            let command = Some(format!("sysctl -w {wanted}=1"));
+            assert!(problems.iter().any(|problem| problem.command == command), "{problems:?}");
             assert_eq!(read(wanted), "0", "only compared");
         }
-        assert_eq!(sysctls::ensure(&plan, true), [""; 0]);
+        assert_eq!(sysctls::ensure(&plan, true), []);
         assert_eq!((read(v4).as_str(), read(FORWARDING).as_str()), ("1", "1"));
     });
 }
@@ -195,55 +201,61 @@ fn rp_filter_gets_its_old_value_back_only_if_that_is_known() {
         let (env, file) = (dir.path().join("subnet.env"), dir.path().join("subnet.env.rp_filter"));
         let wanted = Some(Wanted { names: vec![name("up0"), name("gone0")], why: "lease X uses host-gw".into() });
 
-        let problems = Loosened::beside(&env).ensure(wanted.as_ref(), false);
+        let problems = Loosened::new(&env).ensure(wanted.as_ref(), false);
         assert_eq!((filter().as_str(), file.exists()), ("1", false), "only compared");
-        assert!(problems[0].contains("it is 1; run: sysctl -w net/ipv4/conf/up0/rp_filter=2"), "{problems:?}");
+        assert!(problems[0].text.contains("it is 1; run: sysctl -w net/ipv4/conf/up0/rp_filter=2"), "{problems:?}");
 
-        let problems = Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        let problems = Loosened::new(&env).ensure(wanted.as_ref(), true);
         let said = "rp_filter is loosened to 2 while lease X uses host-gw; afterwards the agent sets it back: up0 1";
-        assert_eq!((problems, filter().as_str()), (vec![said.to_owned()], "2"));
+        let said = Problem::new(ProblemKind::Sysctl, said);
+        assert_eq!((problems, filter().as_str()), (vec![said.clone()], "2"));
         // Another program makes it strict again. The old value is still the recorded one.
         set(FILTER, "1");
-        assert_eq!(Loosened::beside(&env).ensure(wanted.as_ref(), true), [said]);
+        assert_eq!(Loosened::new(&env).ensure(wanted.as_ref(), true), [said]);
         assert_eq!(filter(), "2");
-        let problems = Loosened::beside(&env).ensure(None, false);
-        assert!(problems[0].contains("it is 2; run: sysctl -w net/ipv4/conf/up0/rp_filter=1"), "{problems:?}");
-        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        let problems = Loosened::new(&env).ensure(None, false);
+        assert!(problems[0].text.contains("it is 2; run: sysctl -w net/ipv4/conf/up0/rp_filter=1"), "{problems:?}");
+        assert_eq!(Loosened::new(&env).ensure(None, true), []);
         assert_eq!((filter().as_str(), file.exists()), ("1", false));
 
         // Another program has chosen another value since then, which stays.
-        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        Loosened::new(&env).ensure(wanted.as_ref(), true);
         set(FILTER, "0");
-        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        assert_eq!(Loosened::new(&env).ensure(None, true), []);
         assert_eq!((filter().as_str(), file.exists()), ("0", false));
 
         // An interface that was deleted and created again has another filter.
         set(FILTER, "1");
-        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        Loosened::new(&env).ensure(wanted.as_ref(), true);
         ip("link del up0");
         ip("link add between0 type veth peer name between1");
         add_uplink();
         set(FILTER, "2");
-        assert_eq!(Loosened::beside(&env).ensure(None, true), [""; 0]);
+        assert_eq!(Loosened::new(&env).ensure(None, true), []);
         assert_eq!((filter().as_str(), file.exists()), ("2", false));
 
         // If the record is damaged, nothing is set, and the file stays, so that a person can read it.
         std::fs::write(&file, "boot of another kind").unwrap();
-        let mut loosened = Loosened::beside(&env);
+        let mut loosened = Loosened::new(&env);
         let problems = loosened.ensure(None, true);
         assert!(
-            problems.len() == 1 && problems[0].contains("it is damaged") && problems[0].contains("then remove"),
+            problems.len() == 1
+                && problems[0].text.contains("it is damaged")
+                && problems[0].text.contains("then remove"),
             "{problems:?}"
         );
         assert_eq!((filter().as_str(), file.exists()), ("2", true));
         std::fs::remove_file(&file).unwrap();
-        assert_eq!(loosened.ensure(None, true), [""; 0]);
+        assert_eq!(loosened.ensure(None, true), []);
 
         // If the record cannot be written, this is reported. This agent nevertheless sets the value back.
         set(FILTER, "1");
-        let mut loosened = Loosened::beside(std::path::Path::new("/proc/no/subnet.env"));
+        let mut loosened = Loosened::new(std::path::Path::new("/proc/no/subnet.env"));
         let problems = loosened.ensure(wanted.as_ref(), true);
-        assert!(problems.len() == 2 && problems[1].contains("write /proc/no/subnet.env.rp_filter"), "{problems:?}");
+        assert!(
+            problems.len() == 2 && problems[1].text.contains("write /proc/no/subnet.env.rp_filter"),
+            "{problems:?}"
+        );
         assert_eq!((filter().as_str(), loosened.ensure(None, true).len()), ("2", 0));
         assert_eq!(filter(), "1");
     });
@@ -260,7 +272,7 @@ fn rp_filter_is_read_again_if_the_interface_was_created_again() {
         let wanted = Some(Wanted { names: vec![name("up0")], why: "lease X uses host-gw".into() });
         set(FILTER, "0");
         set("net/ipv4/conf/all/rp_filter", "1");
-        let mut loosened = Loosened::beside(&env);
+        let mut loosened = Loosened::new(&env);
         loosened.ensure(wanted.as_ref(), true);
         assert_eq!(filter(), "2", "the stricter of \"all\" and the interface's own value counts");
         ip("link del up0");
@@ -269,13 +281,13 @@ fn rp_filter_is_read_again_if_the_interface_was_created_again() {
         add_uplink();
         set(FILTER, "1");
         let problems = loosened.ensure(wanted.as_ref(), true);
-        assert!(problems[0].ends_with("up0 1") && filter() == "2", "{problems:?}");
-        assert_eq!(loosened.ensure(None, true), [""; 0]);
+        assert!(problems[0].text.ends_with("up0 1") && filter() == "2", "{problems:?}");
+        assert_eq!(loosened.ensure(None, true), []);
         assert_eq!((filter().as_str(), file.exists()), ("1", false));
 
         // A damaged record stays, so that a person can read it, although there is a new value to record.
         std::fs::write(&file, "boot of another kind").unwrap();
-        Loosened::beside(&env).ensure(wanted.as_ref(), true);
+        Loosened::new(&env).ensure(wanted.as_ref(), true);
         assert_eq!(
             (filter().as_str(), std::fs::read_to_string(&file).unwrap().as_str()),
             ("2", "boot of another kind")

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft::data_path::{DataPath, Wanted};
+use weft::data_path::{DataPath, Earlier, Handover, Wanted};
 use weft::kernel::Kernel;
 use weft_backends::diff::Op;
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Value};
 use weft_backends::tunnel::{Tunnel, TunnelPeer};
 use weft_backends::udp::TunLink;
+use weft_udp::Descriptors;
 
 use super::adapter_net::{all_done, in_namespace, ip, kernel, name, put, remove};
 use crate::patience::PATIENCE;
@@ -202,5 +203,40 @@ fn another_tunnel_replaces_the_one_that_runs() {
             assert_eq!(data_path.running(), Some((tunnel, 0)));
         }
         assert_eq!((data_path.starts(), data_path.problem()), (3, None));
+    });
+}
+
+/// systemd keeps the descriptors of the tunnel while the agent restarts, and packets wait in them. The device has one descriptor that works, so
+/// the next tunnel must take that one.
+#[test]
+fn the_next_tunnel_takes_over_the_descriptors_that_were_kept() {
+    in_namespace(|| async {
+        put(&mut kernel(true), &[tun(1400)]);
+        let (now, wanted) = (Instant::now(), wanted(1, &Vec::new));
+        let mut first = DataPath::new(true, Earlier::default());
+        until_running(&mut first, &wanted, now);
+        let kept = first.take_handover();
+        let Some(Handover::Keep(Descriptors { device, socket })) = kept else { panic!("{kept:?}") };
+        assert!(first.take_handover().is_none(), "it is told once");
+        first.stop();
+        drop(first);
+        // A tunnel that does not know them cannot open the device, and asks systemd to close what it may keep.
+        let mut stranger = DataPath::new(true, Earlier::default());
+        stranger.update(Some(&wanted), now);
+        assert!(stranger.running().is_none() && stranger.problem().is_some(), "somebody else has the device");
+        assert!(matches!(stranger.take_handover(), Some(Handover::Forget)));
+
+        let mut second = DataPath::new(true, Earlier { device: Some(device), socket: Some(socket) });
+        second.update(Some(&wanted), now);
+        assert!(second.running().is_some(), "{:?}", second.problem());
+        let told = second.take_handover().expect("the next process gets them, too");
+        second.hand_over_later(told);
+        assert!(matches!(second.take_handover(), Some(Handover::Keep(_))), "systemd could not be told");
+        // Another backend needs no tunnel.
+        second.stop();
+        second.forget();
+        assert!(matches!(second.take_handover(), Some(Handover::Forget)));
+        second.forget();
+        assert!(second.take_handover().is_none(), "it is told once");
     });
 }

@@ -220,7 +220,7 @@ impl Site {
         let said = async || {
             node.status_as::<weft::observe::status::Status>()
                 .await
-                .is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
+                .is_ok_and(|status| status.problems.iter().any(|problem| problem.text.contains(words)) == there)
         };
         self.until(&format!("{}: problem {words:?} to be {there}", node.name()), said).await
     }

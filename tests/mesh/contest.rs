@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
+use weft::observe::problem::Problem;
 use weft_lab::netns::checked;
 use weft_lab::node::Node;
 use weft_lab::store::Store;
@@ -49,7 +50,7 @@ async fn clone(lab: &Lab) -> Result<String> {
 async fn contested(node: &Node, other: &str, wanted: bool, limit: Duration) -> Result<()> {
     let said = async || {
         node.status_as::<weft::observe::status::Status>().await.is_ok_and(|status| {
-            let names = |text: &String| text.contains("our lease of ") && text.contains(other);
+            let names = |problem: &Problem| problem.text.contains("our lease of ") && problem.text.contains(other);
             status.ready != wanted && status.problems.iter().any(names) == wanted
         })
     };

@@ -311,7 +311,31 @@ fn rules_that_drop_packets_of_the_tunnel_are_quoted() {
         run(&format!("-t raw -A PREROUTING -d {} -j DROP", pair.to)).await?;
         pair.explain(&[]).await?.ends(2, "nft chain ip raw PREROUTING drops the packet")?;
         run("-t raw -F").await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        let drop = format!("-t mangle -A FORWARD -d {} -j DROP", pair.to);
+        checked(pair.node().ns.command("iptables-legacy").args(drop.split(' '))).await?;
+        pair.explain(&[]).await?.ends(2, "iptables-legacy mangle FORWARD drops the packet")?;
+        checked(pair.node().ns.command("iptables-legacy").args(["-t", "mangle", "-F"])).await?;
         pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
+/// The agent carries the packets of this tunnel, so it alone knows their port.
+#[test]
+fn a_rule_that_drops_packets_of_the_tunnel_of_udp_is_quoted() {
+    on_this_thread(async {
+        let pair = Pair::start(BackendKind::Udp).await?;
+        let drop = async |port: &str| {
+            let rule = ["-w", "20", "-A", "INPUT", "-p", "udp", "--dport", port, "-j", "DROP"];
+            checked(pair.node().ns.command("iptables-nft").args(rule)).await
+        };
+        drop("8472").await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        drop("8285").await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, "iptables-nft INPUT drops the packet: -A INPUT -p udp -m udp --dport 8285 -j DROP")?;
+        ensure!(explained.step("tunnel rules")?["state"] == "broken");
+        Ok(())
     });
 }
 
@@ -661,6 +685,10 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
         let (from, to) = (pair.from, pair.to);
         let gateway = pod.ip("route show default").await?;
         let gateway = gateway.split(' ').nth(2).context("a gateway")?;
+        let subnet = pair.ip("route show dev cni0").await?;
+        let subnet = subnet.split(' ').next().context("a subnet")?;
+        let (range, _) = gateway.rsplit_once('.').context("an IPv4 address")?;
+        let unused = format!("{range}.77");
         let wrong = "lladdr 02:00:00:00:00:99 nud permanent";
         for (is_inside, fault, part) in [
             (true, "route del default".to_owned(), format!("the pod {from} has no route to {to}")),
@@ -669,6 +697,11 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
                 format!("neigh replace {gateway} {wrong} dev eth0"),
                 format!("a permanent entry for its gateway {gateway}"),
             ),
+            (
+                true,
+                format!("route replace default via {unused}"),
+                format!("the pod {from} sends by {unused}, which is no address of cni0"),
+            ),
             (false, format!("neigh replace {from} {wrong} dev cni0"), format!("a permanent entry for its pod {from}")),
             (
                 false,
@@ -676,6 +709,11 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
                 format!("{port}, which leads to the pod {from}, is no port of cni0"),
             ),
             (false, format!("link set {port} down"), format!("{port} is down")),
+            (
+                false,
+                format!("route del {subnet} dev cni0"),
+                format!("no route leads to {subnet} over cni0 although it has {gateway}"),
+            ),
         ] {
             if is_inside {
                 pod.ip(&fault).await?
@@ -687,14 +725,52 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
             checked(pair.node().ns.command("sh").args(["-c", command(&explained, ", or")])).await?;
             pair.explain(&[]).await?.ends(0, WORKS).with_context(|| fault.clone())?;
         }
-        pod.ip("link set eth0 down").await?;
-        pair.explain(&[]).await?.ends(2, &format!("eth0 of the pod {from} is down"))?;
-        // Another bridge has the link.
-        pod.ip("link set eth0 up").await?;
-        pair.ip("link add br9 up type bridge").await?;
-        pair.ip(&format!("link set {port} master br9")).await?;
-        let back = explain(pair.node(), to, from, &[]).await?;
-        back.ends(2, &format!("{port}, which leads to the pod {from}, is no port of cni0"))
+        let absent = explain(pair.node(), unused.parse()?, to, &[]).await?;
+        absent.ends(1, &format!("no pod of this node has {unused}"))?;
+        packets_of_the_pod_go_elsewhere(&pair, &port).await
+    });
+}
+
+/// Packets from and to the pod go another way: by a second network, by a route of another program, or through another bridge.
+async fn packets_of_the_pod_go_elsewhere(pair: &Pair, port: &str) -> Result<()> {
+    let pod = &pair.node().pods[0].ns;
+    let (from, to) = (pair.from, pair.to);
+    // A second network of the pod.
+    pod.ip("link add net1 up type veth peer name net2").await?;
+    pod.ip(&format!("route add {to}/32 dev net1")).await?;
+    pair.explain(&[]).await?.ends(1, &format!("the packet leaves the pod {from} by net1"))?;
+    pod.ip("link del net1").await?;
+    pair.explain(&[]).await?.ends(0, WORKS)?;
+    // Another program leads the packets for the pod to another host.
+    pair.ip(&format!("route add {from}/32 via 192.168.77.12 proto static")).await?;
+    let past = explain(pair.node(), to, from, &[]).await?;
+    past.ends(2, &format!("dev eth0 proto static of another program leads packets for the pod {from}"))?;
+    checked(pair.node().ns.command("sh").args(["-c", command(&past, ";")])).await?;
+    explain(pair.node(), to, from, &[]).await?.ends(0, WORKS)?;
+    pod.ip("link set eth0 down").await?;
+    pair.explain(&[]).await?.ends(2, &format!("eth0 of the pod {from} is down"))?;
+    // Another bridge has the link.
+    pod.ip("link set eth0 up").await?;
+    pair.ip("link add br9 up type bridge").await?;
+    pair.ip(&format!("link set {port} master br9")).await?;
+    let back = explain(pair.node(), to, from, &[]).await?;
+    back.ends(2, &format!("{port}, which leads to the pod {from}, is no port of cni0"))
+}
+
+/// Another program flushed the rules while no agent runs.
+#[test]
+fn a_packet_to_the_outside_that_nobody_masquerades_is_a_doubt() {
+    on_this_thread(async {
+        let flags = vec!["--ip-masq".to_owned(), "--firewall=nft".to_owned()];
+        let mut lab = Lab::start(&LabOptions { nodes: 2, agent_flags: flags, ..options() }).await?;
+        lab.nodes[0].stop(Signal::SIGKILL).await?;
+        let (node, from) = (&lab.nodes[0], lab.nodes[0].pods[0].addrs[0]);
+        let outside: IpAddr = "198.51.100.1".parse()?;
+        let doubt = format!("leaves with the pod's address {from}");
+        let before = explain(node, from, outside, &[]).await?;
+        ensure!(!before.answer.to_string().contains(&doubt), "{:#}", before.answer);
+        checked(node.ns.command("nft").args(["flush", "ruleset"])).await?;
+        explain(node, from, outside, &[]).await?.ends(1, &doubt)
     });
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use weft::observe::mesh::{Mesh, Way};
+use weft::observe::problem::Problem;
 use weft::observe::status::{PeerState, Status};
 use weft_lab::netns::{Netns, checked};
 use weft_lab::node::Node;
@@ -96,8 +97,8 @@ fn a_port_that_is_dropped_in_one_direction_is_named_and_forgotten_when_it_is_ope
         let (seen, code) = mesh(n1).await?;
         ensure!(code == Some(2) && seen.ways[0].public == "192.168.77.12", "the worst way is first: {seen:#?}");
         let status = still_ready(n1).await?;
-        let named =
-            |text: &String| text.starts_with("packets do not reach 1 of 2 peers: ") && text.contains("192.168.77.12");
+        let says = "packets do not reach 1 of 2 peers: ";
+        let named = |problem: &Problem| problem.text.starts_with(says) && problem.text.contains("192.168.77.12");
         ensure!(status.problems.iter().any(named), "{:?}", status.problems);
         checked(n2.ns.command("nft").arg("delete table inet test")).await?;
         all_reached(&lab, 1450).await?;
@@ -167,7 +168,9 @@ fn where_icmp_is_filtered_no_peer_is_blamed() {
         let n1 = &lab.nodes[0];
         let said = async || {
             let status = n1.status_as::<Status>().await;
-            status.is_ok_and(|status| status.problems.iter().any(|text| text.contains("either ICMP is filtered")))
+            status.is_ok_and(|status| {
+                status.problems.iter().any(|problem| problem.text.contains("either ICMP is filtered"))
+            })
         };
         wait_for("the likely cause", LIMIT, said).await?;
         let status = still_ready(n1).await?;

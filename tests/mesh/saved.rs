@@ -84,7 +84,7 @@ async fn problem(node: &Node, words: &str, there: bool) -> Result<()> {
     let said = async || {
         node.status_as::<weft::observe::status::Status>()
             .await
-            .is_ok_and(|status| status.problems.iter().any(|text| text.contains(words)) == there)
+            .is_ok_and(|status| status.problems.iter().any(|problem| problem.text.contains(words)) == there)
     };
     wait_for(&format!("{}: {words:?} to be {there}", node.name()), LIMIT, said).await.with_context(|| node.log_tail(20))
 }

@@ -291,7 +291,7 @@ fn a_port_that_is_taken_is_named_and_used_when_it_is_free() {
         }
         until(&lab.nodes[0], "the problem to be shown", |status, tunnel| {
             let words = "tunnel: cannot receive tunnel packets on 192.168.77.11:8285";
-            !status.ready && !tunnel.running && status.problems.iter().any(|text| text.starts_with(words))
+            !status.ready && !tunnel.running && status.problems.iter().any(|problem| problem.text.starts_with(words))
         })
         .await?;
         drop(taken);

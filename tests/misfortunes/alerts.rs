@@ -158,7 +158,13 @@ fn alerts_about_the_store() {
         lab.store.etcd()?.ctl(&["del", "--prefix", "/coreos.com/network/subnets"]).await?;
         fire(&lab, &["WeftPeersHeld"]).await?;
         lab.store.etcd()?.signal(Signal::SIGSTOP)?;
-        let fired = fire(&lab, &["WeftStoreSilent", "WeftLeaseExpires"]).await;
+        let provoked = async {
+            fire(&lab, &["WeftStoreSilent", "WeftLeaseExpires"]).await?;
+            // The store has never answered an agent that starts now.
+            lab.nodes[1].start()?;
+            fire(&lab, &["WeftStoreNotHeard"]).await
+        };
+        let fired = provoked.await;
         lab.store.etcd()?.signal(Signal::SIGCONT)?;
         fired
     });

@@ -179,6 +179,24 @@ fn systemd_networkd_manages_the_device() {
     });
 }
 
+/// 80: a script or a network daemon removes what the agent writes, again and again.
+#[test]
+fn another_program_deletes_a_route_again_and_again() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let node = &lab.nodes[0];
+        gone(node, "agent").await?;
+        let routes = run(node, "ip -o route show proto 90").await?;
+        let route = routes.split(' ').next().filter(|route| !route.is_empty()).context("a route of the agent")?;
+        let line = format!("while :; do ip route del {route} 2>/dev/null; sleep 0.2; done");
+        let mut other = node.ns.command("sh").args(["-c", &line]).spawn()?;
+        let evidence = format!("another program repeatedly deletes or replaces route {route}");
+        named(node, "agent", &[&evidence, "`ip monitor link address route neigh`", "cron"]).await?;
+        other.kill().await?;
+        gone(node, "agent").await
+    });
+}
+
 /// The kernel keeps what the agent wrote for vxlan when the uplink is down, so nothing but the link shows why no packet leaves.
 #[test]
 fn the_uplink_is_down() {

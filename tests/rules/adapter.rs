@@ -16,6 +16,7 @@ use weft::firewall::iptables::{Iptables, remove_flannel_chains};
 use weft::firewall::other_programs::OtherPrograms;
 use weft::firewall::reconciler::Others;
 use weft::instance::Instance;
+use weft::observe::problem::Problem;
 use weft_backends::traffic_rules::{Masquerade, Policy, Rules, rules};
 use weft_subnet::cidr::Subnets;
 
@@ -385,7 +386,7 @@ async fn beside_flannel(dir: &Path) {
     let mut running =
         running.arg("600").stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
     let mut others = OtherPrograms::new(Mode::Iptables, instance());
-    let beside = |warnings: &[String]| warnings.iter().any(|text| text.contains("runs beside weft"));
+    let beside = |warnings: &[Problem]| warnings.iter().any(|problem| problem.text.contains("runs beside weft"));
     assert!(beside(&others.settle(&Rules::default()).await));
     running.kill().await.unwrap();
     assert!(beside(&others.settle(&Rules::default()).await), "it is not looked at each time");

@@ -124,7 +124,7 @@ fn missing_programs_of_iptables_are_reported() {
     alone(&["--ip-masq", "--firewall=iptables"], async |mut site| {
         site.lab.nodes[0].start().unwrap();
         let reported = async || match site.lab.nodes[0].status_as::<weft::observe::status::Status>().await {
-            Ok(status) => !status.ready && status.problems.iter().any(|problem| problem.contains(REMEDY)),
+            Ok(status) => !status.ready && status.problems.iter().any(|problem| problem.text.contains(REMEDY)),
             Err(_) => false,
         };
         wait_for("the problem to be reported", PATIENCE, reported).await.unwrap();

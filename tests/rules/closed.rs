@@ -162,7 +162,7 @@ fn pods_reach_the_address_of_a_node_inside_network_and_no_other() {
         until("the exception", || from("n1-p1", addrs[0]) != Seen::Lost, &site);
         assert_eq!(from("n1-p1", addrs[1]), Seen::Lost);
         let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.unwrap();
-        assert_eq!(status.problems, [""; 0]);
+        assert_eq!(status.problems, []);
         assert!(status.rules.fence.unwrap().ends_with("; 1 nodes inside Network are exceptions"));
         std::fs::remove_file(&lease).unwrap();
         until("the end of the exception", || from("n1-p1", addrs[0]) == Seen::Lost, &site);

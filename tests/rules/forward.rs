@@ -121,7 +121,7 @@ fn a_node_that_was_cut_off_stays_cut_off(firewall: &'static str) {
 
 async fn reports(site: &Site, words: &str) {
     let reported = async || match site.lab.nodes[0].status_as::<weft::observe::status::Status>().await {
-        Ok(status) => status.problems.iter().any(|problem| problem.contains(words)),
+        Ok(status) => status.problems.iter().any(|problem| problem.text.contains(words)),
         Err(_) => false,
     };
     wait_for("the problem to be reported", PATIENCE, reported).await.unwrap();

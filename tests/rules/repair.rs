@@ -248,7 +248,7 @@ fn rules_of_flannel_stay(wrapper: &'static str) {
         site.start().await;
         let reported = async |site: &Site| {
             let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await;
-            status.is_ok_and(|status| status.problems.iter().any(|text| text.contains("runs beside weft")))
+            status.is_ok_and(|status| status.problems.iter().any(|problem| problem.text.contains("runs beside weft")))
         };
         until(&site, reported).await;
         assert!(site.nft("n1", "list tables").await.contains("flannel-ipv4"));

@@ -137,7 +137,7 @@ fn of_weft(backend: BackendKind, firewall: &str, flavour: Option<&str>) {
         let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.unwrap();
         let carrier = flavour.map_or_else(|| "nftables".to_owned(), |flavour| format!("iptables-{flavour}"));
         assert!(status.rules.carrier.contains(&carrier) && status.rules.in_place, "{:#?}", status.rules);
-        assert_eq!(status.problems, [""; 0]);
+        assert_eq!(status.problems, []);
         verdicts(&site).await;
         let after = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.unwrap();
         assert_eq!((after.rules.writes, after.rules.mended), (1, 0), "written once, never touched again");

@@ -123,7 +123,9 @@ mod tests {
         for source in [[0, 0, 0, 0], [224, 0, 0, 1], [255, 255, 255, 255], [127, 0, 0, 1]] {
             assert_eq!(changed(12, &source), None);
         }
-        assert_eq!(changed(16, &[224, 0, 0, 1]), None);
+        for destination in [[224, 0, 0, 1], [255, 255, 255, 255]] {
+            assert_eq!(changed(16, &destination), None);
+        }
     }
 
     #[test]

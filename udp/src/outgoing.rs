@@ -245,6 +245,39 @@ fn split(packet: &mut [u8], mut virtio: VirtioNetHdr, segments: &mut Vec<u8>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::checksum_is_right;
+
+    /// The kernel hands over several packets of one flow as one.
+    #[test]
+    fn a_flow_of_udp_is_split_into_its_packets() {
+        let data: Vec<u8> = (0..250).collect();
+        let mut packet = vec![0x45, 0, 1, 22, 0, 1, 0x40, 0, 64, 17, 0, 0, 10, 5, 1, 2, 10, 5, 2, 3];
+        packet.extend([0x10, 0, 0x20, 0, 1, 2, 0, 0]);
+        packet.extend(&data);
+        let virtio = VirtioNetHdr {
+            flags: NEEDS_CHECKSUM,
+            gso_type: VIRTIO_NET_HDR_GSO_UDP_L4,
+            gso_size: 100,
+            csum_start: 20,
+            csum_offset: 6,
+            ..VirtioNetHdr::default()
+        };
+        let mut segments = Vec::new();
+        assert_eq!(split(&mut packet.clone(), virtio, &mut segments), Some(128));
+        assert_eq!(segments.chunks(128).map(<[u8]>::len).collect::<Vec<_>>(), [128, 128, 78]);
+        let mut received = Vec::new();
+        for segment in segments.chunks(128) {
+            let header = Header::parse(segment).unwrap();
+            assert!(checksum_is_right(segment, &header) && header.total_length == segment.len());
+            let length = (segment.len() as u16 - 20).to_be_bytes();
+            let pseudo_header = [&segment[12..20], &[0, 17], &length].concat();
+            assert_eq!(segment[24..26], length);
+            assert_eq!(checksum(&[&pseudo_header[..], &segment[20..]].concat()), 0);
+            received.extend_from_slice(&segment[28..]);
+        }
+        assert_eq!(received, data);
+        assert_eq!(split(&mut packet[..27], virtio, &mut segments), None, "it ends before its UDP header does");
+    }
 
     /// The kernel cuts what one call sends into packets of equal length. Only the last one may be shorter.
     #[test]

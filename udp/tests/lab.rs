@@ -8,7 +8,7 @@
 )]
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -257,6 +257,27 @@ fn only_a_peers_packets_for_the_own_subnet_are_delivered() {
 }
 
 #[test]
+fn a_packet_that_the_device_refuses_is_counted_and_the_tunnel_goes_on() {
+    two_nodes(|one, two| async move {
+        let tunnel = one.start().await?;
+        let peer = two.inside(|| Ok(UdpSocket::bind((Ipv4Addr::new(192, 168, 0, 2), PORT))?))?;
+        let datagram = echo(84, 5, 63, [10, 5, 2, 9], [10, 5, 1, 0]);
+        let send = || peer.send_to(&datagram, (Ipv4Addr::new(192, 168, 0, 1), PORT));
+        let counters = tunnel.counters();
+        let refused = || counters.received.dropped(Reason::DeviceRefused);
+        one.ns.ip("link set flannel0 down").await?;
+        send()?;
+        eventually("the packet is refused", || refused() == 1)?;
+        one.ns.ip("link set flannel0 up").await?;
+        send()?;
+        eventually("the next one is received", || counters.received.packets() == 2)?;
+        assert_eq!(refused(), 1);
+        tunnel.stop()?;
+        Ok(())
+    });
+}
+
+#[test]
 fn a_tcp_stream_arrives_whole() {
     two_nodes(|one, two| async move {
         let (first, second) = (one.start().await?, two.start().await?);
@@ -466,6 +487,21 @@ fn pings_reach_flanneld_and_come_from_it() {
             assert!(reaches(from, to, MTU - 28) && reaches(from, to, 0));
         }
         first.stop()?;
+        Ok(())
+    });
+}
+
+/// Without the virtio header in front of each packet, all packets would be read wrongly.
+#[test]
+fn a_device_with_another_framing_is_not_taken_over() {
+    two_nodes(|one, _two| async move {
+        let refused = one.inside(|| {
+            let bare = tun_rs::DeviceBuilder::new().name("flannel0").build_sync()?;
+            Ok(Device::adopt(bare.as_fd().try_clone_to_owned()?).unwrap_err().to_string())
+        })?;
+        assert!(refused.contains("flannel0: its flags are 0x1001; delete it"), "{refused}");
+        let ours = one.inside(|| Ok(Device::adopt(Device::open("flannel1")?.try_clone_fd()?)?.name().to_owned()))?;
+        assert_eq!(ours, "flannel1");
         Ok(())
     });
 }

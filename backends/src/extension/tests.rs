@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use std::io;
+use std::path::Path;
+
 use super::*;
 use crate::backend::make;
+use crate::host::Uplink;
+use crate::identity::Secrets;
 
 fn backend(options: &str) -> Result<Box<dyn Backend>, BadOption> {
     let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension"{options}}}}}"#);
@@ -76,4 +81,61 @@ fn a_peer_without_data_has_empty_data_and_other_json_is_refused() {
         assert_eq!(values, ["SUBNET=10.5.7.0/24", "IPV6SUBNET=", "PUBLIC_IP=192.0.2.7", "PUBLIC_IPV6="]);
     }
     assert_eq!(made.command_peer(&lease(Some("7"))), None);
+}
+
+/// The files of a node that has none.
+struct NoFiles;
+
+impl Secrets for NoFiles {
+    fn directory(&self) -> Option<&Path> {
+        None
+    }
+
+    fn read(&self, _file: &Path) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn create(&self, _file: &Path, _content: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn replace(&self, _file: &Path, _content: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn remove(&self, _file: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn warn(&self, _problem: &dyn std::fmt::Display) {}
+}
+
+#[test]
+fn the_output_of_the_first_command_is_in_our_lease_if_it_fits() {
+    let command = r#","PreStartupCommand":"print""#;
+    let lease = Attrs { backend_data: Some(r#""earlier""#.into()), ..Attrs::default() };
+    let identities = |options: &str, printed: Option<&[u8]>| {
+        let found = Found { links: &[], secrets: &NoFiles, random: &|_: &mut [u8]| Ok(()), printed };
+        backend(options).unwrap().identities(&found, Some(&lease))
+    };
+    let published = |identities: Identities| {
+        let v4 = Some([192, 0, 2, 1].into());
+        let host = Host {
+            uplink: Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6: None },
+            public_v4: v4,
+            public_v6: None,
+            wireguard_port: None,
+            identities,
+            routes: Default::default(),
+            connected: Default::default(),
+        };
+        backend(command).unwrap().advertise(&host).unwrap().backend_data
+    };
+    for (printed, expected) in [(Some(&b" key\n"[..]), r#""key""#), (None, r#""earlier""#)] {
+        assert_eq!(published(identities(command, printed).unwrap()).as_deref(), Some(expected));
+    }
+    assert_eq!(published(identities("", None).unwrap()), None, "there is no such command any more");
+    assert!(identities(command, Some(&[b'x'; MOST_DATA - 2])).is_ok(), "with two quotes it has the largest size");
+    let error = identities(command, Some(&[b'x'; MOST_DATA - 1])).unwrap_err().to_string();
+    assert!(error.contains("printed too much: its output is 3073 bytes in a lease"), "{error}");
 }

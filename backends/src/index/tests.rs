@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_subnet::lease::{Age, Id};
 
-use super::{Index, OWN};
+use super::{Beaten, Index, MOST_SHARERS, OWN};
 use crate::link::{Foreign, Link};
 use crate::state::{Key, Mac, Name, Route, State, Value};
 
@@ -112,6 +112,24 @@ fn where_subnets_are_assigned_the_oldest_wins_the_link_layer_too() {
             assert_eq!(index.first(&fdb, None), [(id(loser), true)]);
         }
     }
+}
+
+#[test]
+fn of_many_leases_with_one_entry_only_eight_count() {
+    let fdb = Key::Fdb(name("flannel.1"), Mac([2; 6]));
+    let to = Value::Fdb([192, 168, 0, 1].into());
+    let mut index = Index::new(true);
+    let lease = |number: usize| (id(&format!("lease{number:02}")), age(number as u64));
+    for number in 0..MOST_SHARERS + 2 {
+        let (id, age) = lease(number);
+        index.set(&id, &age, State::from([(fdb, to.clone())]));
+    }
+    for (number, crowd) in [(0, false), (MOST_SHARERS - 1, false), (MOST_SHARERS, true), (MOST_SHARERS + 1, true)] {
+        let (id, age) = lease(number);
+        assert_eq!(index.beaten_by((&fdb, &to), &id, &age), crowd.then_some(Beaten::Crowd), "lease {number}");
+    }
+    assert_eq!(index.first(&fdb, None).len(), MOST_SHARERS);
+    assert_eq!(index.first(&fdb, Some(&lease(0).0)).last(), Some(&(lease(MOST_SHARERS).0, true)));
 }
 
 #[test]

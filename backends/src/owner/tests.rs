@@ -13,6 +13,8 @@ use super::{Ownership, PROTOCOL, is_flannels};
 use crate::host::{OnLink, Reach};
 use crate::link::{Foreign, Link};
 use crate::state::{Key, LAST_METRIC, Mac, Name, ObservedValue, Route, Value};
+use crate::wireguard::key::PublicKey;
+use crate::wireguard::peer::WgPeer;
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -69,6 +71,11 @@ fn what_is_on_our_device_is_ours() {
         assert_eq!(plain(&us, Key::Addr(dev, net("10.5.9.0/32")), Value::Addr), ours);
         assert_eq!(plain(&us, Key::Fdb(dev, mac), Value::Fdb(ip)), ours);
         assert_eq!(plain(&us, Key::Neigh(dev, ip), Value::Neigh(mac)), ours);
+        let key = PublicKey([7; 32]);
+        let holder = Value::AllowedIp(Arc::new(key));
+        assert_eq!(plain(&us, Key::AllowedIp(dev, net("10.5.9.0/24")), holder), ours);
+        let peer = WgPeer { key, endpoint: None, keepalive: 0, preshared: false, is_live: false, written: None };
+        assert_eq!(plain(&us, Key::WgPeer(dev, key.id()), Value::peer(peer)), ours);
         assert_eq!(route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), PROTOCOL), ours);
         assert_eq!(route(&us, "10.5.9.0/24", "10.5.9.0", &dev.text(), 3), ours);
         assert!(

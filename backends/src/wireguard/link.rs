@@ -6,6 +6,9 @@ use std::fmt;
 use super::key::PublicKey;
 use crate::link::{Difference, LinkKind};
 
+/// Its kind.
+pub(super) const DEVICE_KIND: &str = "wireguard";
+
 /// A WireGuard device. All its attributes can be changed in place, so weft takes over a device of flannel with its sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WireGuardLink {
@@ -27,7 +30,7 @@ impl fmt::Display for WireGuardLink {
 
 impl LinkKind for WireGuardLink {
     fn name(&self) -> &'static str {
-        "wireguard"
+        DEVICE_KIND
     }
 
     fn compare(&self, have: &dyn LinkKind) -> Difference {

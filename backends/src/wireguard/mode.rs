@@ -64,3 +64,52 @@ impl Mode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Uplink;
+    use crate::state::Name;
+
+    fn host(v4: &str, v6: &str) -> Host {
+        let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4: v4.parse().ok(), v6: v6.parse().ok() };
+        Host {
+            uplink,
+            public_v4: None,
+            public_v6: None,
+            wireguard_port: None,
+            identities: Default::default(),
+            routes: Default::default(),
+            connected: Default::default(),
+        }
+    }
+
+    #[test]
+    fn auto_chooses_the_family_that_probably_works() {
+        const PRIVATE: &str = "192.168.0.9";
+        const PUBLIC: &str = "203.0.113.9";
+        const LOCAL: &str = "fd77::9";
+        const GLOBAL: &str = "2001:db8::9";
+        // The addresses of this node, and those of the peer.
+        for (v4, v6, theirs_v4, theirs_v6, wanted) in [
+            (PRIVATE, GLOBAL, PRIVATE, GLOBAL, Family::V6),
+            (PRIVATE, GLOBAL, PUBLIC, GLOBAL, Family::V4),
+            ("", GLOBAL, PUBLIC, GLOBAL, Family::V6),
+            (PRIVATE, GLOBAL, PRIVATE, LOCAL, Family::V4),
+            (PRIVATE, LOCAL, PRIVATE, GLOBAL, Family::V4),
+            (PRIVATE, "", PRIVATE, GLOBAL, Family::V4),
+            (PRIVATE, GLOBAL, PRIVATE, "", Family::V4),
+            (PRIVATE, LOCAL, "", LOCAL, Family::V6),
+        ] {
+            let peer =
+                Attrs { public_ip: theirs_v4.parse().ok(), public_ipv6: theirs_v6.parse().ok(), ..Attrs::default() };
+            let names = format!("{v4} {v6} to {theirs_v4} {theirs_v6}");
+            assert_eq!(Mode::Auto.underlay(&peer, &host(v4, v6)), wanted, "{names}");
+            assert_eq!(Mode::Ipv6.underlay(&peer, &host(v4, v6)), Family::V6, "{names}");
+            assert_eq!(Mode::Ipv4.underlay(&peer, &host(v4, v6)), Family::V4, "{names}");
+        }
+        let peer = Attrs { public_ip: PRIVATE.parse().ok(), public_ipv6: GLOBAL.parse().ok(), ..Attrs::default() };
+        let published = Host { public_v6: GLOBAL.parse().ok(), ..host(PRIVATE, LOCAL) };
+        assert_eq!(Mode::Auto.underlay(&peer, &published), Family::V6, "the published address counts");
+    }
+}

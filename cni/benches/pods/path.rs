@@ -10,7 +10,7 @@ use std::time::Instant;
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use serde_json::Value;
-use weft_cni::rtnl::in_netns;
+use weft_netlink::rtnl::in_netns;
 
 use crate::site::{Site, env_text, wait_for};
 use crate::{Way, high, install, low, ms};

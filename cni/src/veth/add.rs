@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
+use weft_netlink::rtnl::{self, Link, Refused, Rtnl, in_netns, links, mac_text};
 
 use super::plan::{Plan, joined};
 use super::{GATEWAY, GATEWAY6, encode};
 use crate::env::Verb;
-use crate::rtnl::{Link, Refused, Rtnl, in_netns, links, mac_text};
 use crate::spec::{Error, Interface, Ip, Route, Success, code};
 use crate::wait::pause_for;
 
@@ -104,7 +104,7 @@ fn create_pair(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<Pair, E
     let pair =
         Rtnl::open_in(netns.as_fd()).map(|inside| Pair { host: link.index, pod: link.peer, mtu: link.mtu, inside });
     ignore_router_advertisements(&plan.host);
-    pair.inspect_err(|_| drop(host.remove_link(link.index)))
+    pair.inspect_err(|_| drop(host.remove_link(link.index))).map_err(Error::from)
 }
 
 /// Sends the datagram that creates the pair, and returns the host's end or the kernel's refusal.
@@ -225,7 +225,7 @@ fn wait_for_ipv6(pair: &mut Pair, success: &Success) -> Result<(), Error> {
     Ok(())
 }
 
-type Sent = Result<Result<Vec<u8>, Refused>, Error>;
+type Sent = Result<Result<Vec<u8>, Refused>, rtnl::Error>;
 
 fn configure_pod(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
     let mut batch = pair.inside.batch();
@@ -277,7 +277,7 @@ fn check_existing_routes(plan: &Plan<'_>, pair: &mut Pair, success: &Success) ->
     let index = pair.pod;
     let existing = pair.inside.routes()?;
     for route in &success.routes {
-        let same_destination = |seen: &&crate::rtnl::Route| {
+        let same_destination = |seen: &&rtnl::Route| {
             let dst = seen.dst.unwrap_or(if seen.v6 { IpAddr::from([0; 16]) } else { IpAddr::from([0; 4]) });
             (dst, seen.len) == (route.dst.addr(), route.dst.prefix_len())
         };

@@ -7,11 +7,11 @@ use std::os::fd::AsFd;
 
 use ipnet::IpNet;
 use serde_json::Value;
+use weft_netlink::rtnl::{Link, Rtnl, mac_text};
 
 use super::plan::Plan;
 use super::{GATEWAY, GATEWAY6};
 use crate::env::Verb;
-use crate::rtnl::{Link, Rtnl, mac_text};
 use crate::spec::{Error, Success, code};
 
 /// Compares the kernel's state with `prevResult`, and calls CHECK of the IPAM plugin. One error names all differences.

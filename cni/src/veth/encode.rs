@@ -7,11 +7,11 @@ use std::os::fd::RawFd;
 use ipnet::IpNet;
 use nix::libc;
 use weft_netlink::rt::{CREATE, CREATE_ANOTHER, PLAIN, REPLACE, RTNH_F_ONLINK, family, ifaddrmsg, ifinfomsg};
+use weft_netlink::rtnl::{self, Batch};
 use weft_netlink::wire::Writer;
 
 use super::PROTOCOL;
 use super::plan::Plan;
-use crate::rtnl::{self, Batch};
 
 /// The attribute that contains the other end (linux/veth.h).
 const VETH_INFO_PEER: u16 = 1;

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 
+use weft_netlink::rtnl::Rtnl;
+
 use super::plan::{ALIAS, Plan, host_name};
 use crate::attachments::ValidAttachments;
 use crate::env::Verb;
 use crate::hostlocal::{self, Reservation};
-use crate::rtnl::Rtnl;
 use crate::spec::{Error, code};
 
 /// Removes what is left of this network. A failure does not stop the rest.

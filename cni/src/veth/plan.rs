@@ -7,12 +7,12 @@ use std::thread::ScopedJoinHandle;
 use serde_json::{Map, Value};
 
 use weft_netlink::hash::stable;
+use weft_netlink::rtnl::Rtnl;
 
 use crate::delegate;
 use crate::env::{Request, Verb};
 use crate::hostlocal::{self, Reservation};
 use crate::plugin::Call;
-use crate::rtnl::Rtnl;
 use crate::spec::{Error, Version, code};
 
 /// First word of the alias of a host's end. The network, the container ID and the name of the interface follow,
@@ -157,7 +157,7 @@ impl<'a> Plan<'a> {
     pub fn status(&self) -> Result<Vec<u8>, Error> {
         let not_ready = |error: Error| Error::new(code::NOT_AVAILABLE, error.msg).details(error.details);
         self.check_ipam().map_err(not_ready)?;
-        Rtnl::open().map_err(not_ready)?;
+        Rtnl::open().map_err(|error| not_ready(error.into()))?;
         self.ipam(Verb::Status).map(|_| Vec::new())
     }
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use weft_cni::rtnl::in_netns;
+use weft_netlink::rtnl::in_netns;
 
 use crate::site::{Site, on_a_node, wait_for};
 use crate::verbs::chain;

@@ -4,8 +4,7 @@
 
 use std::net::SocketAddr;
 
-use weft_cni::rtnl::Rtnl;
-use weft_cni::spec::Error;
+use weft_netlink::rtnl::{Error, Rtnl};
 
 use super::facts::{Packet, Proto};
 use super::{State, Step};

@@ -3,6 +3,9 @@
 
 use super::{State, Step};
 
+/// What the step of a chain says that translates the source address.
+pub(super) const TRANSLATED: &str = "the source address is translated";
+
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
@@ -26,7 +29,7 @@ pub struct Outcome {
     pub not_evaluated: Option<(Fate, String)>,
     /// The first rule that was not evaluated and may let the packet pass before it is dropped. [`Outcome::not_evaluated`] may quote another one.
     pub may_pass: Option<String>,
-    /// The first rule that drops those of these packets that are beyond a rate.
+    /// The first rule that drops some of these packets: those that are beyond a rate, or those that a random number chooses.
     pub limited: Option<String>,
     /// A rule takes the packet out of connection tracking.
     pub untracked: bool,
@@ -61,7 +64,7 @@ impl Outcome {
     /// Returns the outcome of a chain that translates source addresses, as a step.
     pub fn nat_step(self, name: &str) -> Step {
         let mut text = match &self.fate {
-            Some((Fate::SourceTranslated, rule)) => format!("{name}: the source address is translated: {rule}"),
+            Some((Fate::SourceTranslated, rule)) => format!("{name}: {TRANSLATED}: {rule}"),
             _ => format!("{name}: the source address stays"),
         };
         if let Some((_, unread)) = &self.not_evaluated {
@@ -95,7 +98,7 @@ impl Outcome {
         match (fate, other) {
             (Fate::Accepted, _) if self.limited.is_some() => Step {
                 state: State::Doubt,
-                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate: {rule}")),
+                because: self.limited.map(|rule| format!("{name} drops what is beyond a rate or at random: {rule}")),
                 remedy: Some(remedy.to_owned()),
                 ..step
             },

@@ -1,58 +1,85 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Looks into the network namespace of a pod of this node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use weft_cni::rtnl::{Rtnl, in_netns};
+use weft_netlink::rtnl::{Rtnl, in_netns};
 
-use super::facts::{Device, Lookup, Neighbour, Packet, Pod, Read};
-use super::kernel::Kernel;
+use super::facts::{Device, Lookup, Neighbour, Packet, Pod, Read, RouteKind};
+use crate::kernel::Kernel;
 use crate::pods::namespaces;
 use crate::processes;
 
 /// Where programs put the names of network namespaces.
 const NAMES: &str = "/run/netns";
 
-/// Returns what is known inside of the pod with this address, about its way to another address. `devices` are those of this host. `None` if the
-/// namespace of the pod is not found, or may not be entered.
-pub fn look(devices: &[Device], address: IpAddr, other: IpAddr) -> Option<Pod> {
+/// What came of the search for a pod.
+#[derive(Debug, Clone, Default)]
+pub struct Looked {
+    /// What is known inside of the pod. `None` if its namespace is not found, or may not be entered.
+    pub pod: Option<Pod>,
+    /// True if no pod of this node has the address: that was asked in the namespace of every pod.
+    pub is_absent: bool,
+}
+
+/// Looks for the pod with this address, and for its way to another address. `devices` are those of this host, and `bridge` is that of the pods, if
+/// there is one.
+pub fn look(devices: &[Device], bridge: Option<&Device>, (address, other): (IpAddr, IpAddr)) -> Looked {
     // The ID by which this namespace knows that of the pod, which its veth pair reports.
-    let mut host = Rtnl::open().ok()?;
+    let Ok(mut host) = Rtnl::open() else { return Looked::default() };
+    let is_of_pod = |device: &&Device| bridge.is_none_or(|bridge| bridge.index == device.master);
+    let mut unread: BTreeSet<i32> = devices.iter().filter(is_of_pod).filter_map(|device| device.peer_netns).collect();
+    // Other kinds of links to pods do not report their other end.
+    let has_known_links = bridge.is_some() || !unread.is_empty();
     for path in namespaces_of_this_machine() {
         let Ok(netns) = File::open(&path) else { continue };
         let Ok(Some(id)) = host.netns_id(netns.as_fd()) else { continue };
         if !devices.iter().any(|device| device.peer_netns == Some(id)) {
             continue;
         }
-        let found = look_into(&netns, address, other);
-        let Some((link, route, gateway)) = found else { continue };
-        let ours = devices.iter().find(|device| device.index == link.link && device.peer_netns == Some(id));
+        let Ok(addrs) = Rtnl::open_in(netns.as_fd()).and_then(|mut pod| pod.addrs()) else { continue };
+        let Some(addr) = addrs.iter().find(|addr| addr.addr == address) else {
+            unread.remove(&id);
+            continue;
+        };
+        let Some(inside) = look_into(&netns, addr.index, (address, other)) else { continue };
+        let (link, is_ours) = (inside.link, |device: &&Device| device.peer_netns == Some(id));
+        let ours = devices.iter().filter(is_ours).find(|device| device.index == link.link);
         if let Some(ours) = ours {
-            return Some(Pod { netns: path, link, host_link: ours.clone(), route, gateway });
+            let (route, other_link, gateway) = (inside.route, inside.other_link, inside.gateway);
+            let pod = Pod { netns: path, link, host_link: ours.clone(), route, other_link, gateway };
+            return Looked { pod: Some(pod), is_absent: false };
         }
     }
-    None
+    Looked { pod: None, is_absent: has_known_links && unread.is_empty() }
 }
 
-type Inside = (Device, Lookup, Option<(IpAddr, Read<Neighbour>)>);
+/// What is known inside of a pod.
+struct Inside {
+    link: Device,
+    route: Lookup,
+    other_link: Option<String>,
+    gateway: Option<(IpAddr, Read<Neighbour>)>,
+}
 
-fn look_into(netns: &File, address: IpAddr, other: IpAddr) -> Option<Inside> {
-    let addrs = Rtnl::open_in(netns.as_fd()).ok()?.addrs().ok()?;
-    let index = addrs.iter().find(|addr| addr.addr == address)?.index;
+fn look_into(netns: &File, index: u32, (address, other): (IpAddr, IpAddr)) -> Option<Inside> {
     let mut kernel = in_netns(netns.as_fd(), Kernel::open).ok()?.ok()?;
-    let link = kernel.devices().ok()?.into_iter().find(|device| device.index == index)?;
+    let devices = kernel.devices().ok()?;
+    let link = devices.iter().find(|device| device.index == index)?.clone();
     let packet = Packet { from: address, to: other, proto: None, port: None };
-    let lookup = kernel.route(&packet, None);
-    let gateway = match &lookup {
-        Lookup::Route(route) => route.gateway,
+    let route = kernel.route(&packet, None);
+    let taken = match &route {
+        Lookup::Route(route) if route.kind == RouteKind::Unicast => Some(route),
         _ => None,
     };
-    let gateway = gateway.map(|gateway| (gateway, kernel.neighbour(index, gateway)));
-    Some((link, lookup, gateway))
+    let other_device = taken.and_then(|route| devices.iter().find(|device| device.index == route.device));
+    let other_link = other_device.filter(|device| device.index != index).map(|device| device.name.clone());
+    let gateway = taken.and_then(|route| route.gateway).map(|gateway| (gateway, kernel.neighbour(index, gateway)));
+    Some(Inside { link, route, other_link, gateway })
 }
 
 /// Returns a path for each network namespace that has a name or a process.

@@ -3,12 +3,14 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use nix::libc;
 use weft_subnet::env;
 
-use super::Step;
-use super::facts::{Device, DeviceKind, Facts, Lookup, Pod, Read, Way};
+use super::facts::{Device, DeviceKind, Facts, Lookup, Place, Pod, Read, Way};
+use super::outcome::TRANSLATED;
 use super::steps::down;
+use super::{State, Step};
 use crate::node::SubnetFile;
 
 /// The pod that sends the packet: its link, its route, its gateway, and the port of the bridge.
@@ -22,13 +24,26 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
         return Some(step);
     }
     if let Lookup::Refused(errno) = &pod.route {
-        let gateway = gateway(facts, from).map_or_else(|| "GATEWAY".to_owned(), |gateway| gateway.to_string());
+        let gateway = gateway(facts, from);
         let remedy = format!(
             "{inside} {ip} route add default via {gateway} dev {name}, or delete the pod, so that it is made again"
         );
         return Some(step.broken(format!("the pod {from} has no route to {to}: {}", errno.desc()), remedy));
     }
+    if let Some(other) = &pod.other_link {
+        return Some(Step {
+            state: State::Doubt,
+            because: Some(format!(
+                "the packet leaves the pod {from} by {other}, another network of it, and not by {name}"
+            )),
+            remedy: Some(format!("look at the routes of the pod: {inside} {ip} route get {to} from {from}")),
+            ..step
+        });
+    }
     let bridge = way.arrives.as_ref()?;
+    if let Some(step) = wrong_gateway(facts, &step, pod, (from, bridge)) {
+        return Some(step);
+    }
     if let Some((gateway, Read::Found(known))) = &pod.gateway
         && known.state & libc::NUD_PERMANENT != 0
         && let (Some(entry), Some(right)) = (known.mac, bridge.mac)
@@ -41,6 +56,66 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
         return Some(step.broken(because, format!("{inside} {ip} neigh del {gateway} dev {name}")));
     }
     Some(step)
+}
+
+/// The gateway of the pod is no address of the bridge, so nobody answers when the pod asks for it.
+fn wrong_gateway(facts: &Facts, step: &Step, pod: &Pod, (from, bridge): (IpAddr, &Device)) -> Option<Step> {
+    let (used, _) = pod.gateway.as_ref().filter(|_| bridge.kind == DeviceKind::Bridge && !facts.addrs.is_empty())?;
+    if facts.addrs.iter().any(|(index, addr)| *index == bridge.index && addr == used) {
+        return None;
+    }
+    let (right, host, name) = (gateway(facts, from), &bridge.name, &pod.link.name);
+    let because = format!("the pod {from} sends by {used}, which is no address of {host}");
+    if let Some(subnet) = subnet(facts, from).filter(|_| right == used.to_string()) {
+        return Some(step.clone().broken(because, format!("ip addr add {used}/{} dev {host}", subnet.prefix_len())));
+    }
+    let destination = match &pod.route {
+        Lookup::Route(route) => route.prefix.filter(|net| net.prefix_len() > 0),
+        _ => None,
+    };
+    let destination = destination.map_or_else(|| "default".to_owned(), |net| net.to_string());
+    let ip = if from.is_ipv4() { "ip" } else { "ip -6" };
+    let remedy = format!(
+        "nsenter --net={} {ip} route replace {destination} via {right} dev {name}, or delete the pod, so that it is made again",
+        pod.netns.display()
+    );
+    Some(step.clone().broken(because, remedy))
+}
+
+/// An address of the own subnet that no pod has.
+pub(super) fn absent(facts: &Facts, address: IpAddr) -> Option<Step> {
+    let text = format!("no pod of this node has {address}");
+    facts.absent.contains(&address).then(|| Step {
+        state: State::Doubt,
+        because: Some(text.clone()),
+        remedy: Some("`kubectl get pods -A -o wide` shows which pod has the address, and on which node".to_owned()),
+        ..Step::ok("pod", text)
+    })
+}
+
+/// A packet that leaves the cluster with the address of a pod, so that no answer comes back, although the agent masquerades such packets. A rule
+/// that was not evaluated may do so. While the table of the agent is in nftables, the destination is an exception that net-conf makes.
+pub(super) fn not_masqueraded(facts: &Facts, way: &Way, places: (&Place, &Place), rules: &[Step]) -> Option<Step> {
+    let SubnetFile::Good(file) = &facts.subnet_file else { return None };
+    way.hop.device.as_ref().filter(|_| file.ipmasq && places == (&Place::Pod, &Place::Outside))?;
+    let may_be = |step: &Step| {
+        let is_source = step.is.contains(": the source address ");
+        let is_of_agent = step.is.starts_with("nft chain ");
+        is_source && (step.is.contains(TRANSLATED) || step.is.contains("not evaluated") || is_of_agent)
+    };
+    if rules.is_empty() || rules.iter().any(|step| step.state == State::Unknown || may_be(step)) {
+        return None;
+    }
+    let from = way.packet.from;
+    let because =
+        format!("the packet leaves with the pod's address {from}, and FLANNEL_IPMASQ is true: no rule masquerades it");
+    let remedy = "a running agent writes the rules again: `weft status rules`; nothing is wrong if net-conf excepts the destination";
+    Some(Step {
+        state: State::Doubt,
+        because: Some(because.clone()),
+        remedy: Some(remedy.to_owned()),
+        ..Step::ok("rules", because)
+    })
 }
 
 /// The pod that gets the packet, if something is wrong with it: its link, the port of the bridge, and the neighbour entry of this node for it.
@@ -79,8 +154,13 @@ fn link(step: &Step, pod: &Pod, (address, through): (IpAddr, Option<&Device>)) -
     Some(step.clone().broken(because, format!("ip link set {name} master {bridge}")))
 }
 
-/// Returns the address of this node in the subnet of the pod.
-fn gateway(facts: &Facts, pod: IpAddr) -> Option<IpAddr> {
+/// Returns the address of this node in the subnet of the pod, or a word that stands for it.
+fn gateway(facts: &Facts, pod: IpAddr) -> String {
+    subnet(facts, pod).map_or_else(|| "GATEWAY".to_owned(), |net| env::gateway(net).to_string())
+}
+
+/// Returns the subnet of a pod.
+fn subnet(facts: &Facts, pod: IpAddr) -> Option<IpNet> {
     let SubnetFile::Good(file) = &facts.subnet_file else { return None };
-    file.subnets.iter().find(|net| net.contains(&pod)).map(env::gateway)
+    file.subnets.iter().find(|net| net.contains(&pod))
 }

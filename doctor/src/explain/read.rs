@@ -7,13 +7,15 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
+use weft_netlink::rtnl::Rtnl;
+
 use super::facts::{
-    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Pod, Read, Route, RouteKind, Tunnel, Way,
+    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
 };
-use super::kernel::Kernel;
-use super::pod;
+use super::pod::{self, Looked};
 use super::rules::Connection;
-use crate::node::{SubnetFile, read_subnet_file};
+use crate::kernel::Kernel;
+use crate::node::{BRIDGE, SubnetFile, read_subnet_file};
 
 /// Reads everything about a packet.
 ///
@@ -23,7 +25,8 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
     let mut kernel = Kernel::open()?;
     let devices = kernel.devices()?;
     let subnet_file = read_subnet_file(subnet_file);
-    let mut walk = Walk { kernel, devices, subnet_file, agent, pods: HashMap::new() };
+    let bridge = devices.iter().find(|device| device.name == BRIDGE && device.kind == DeviceKind::Bridge).cloned();
+    let mut walk = Walk { kernel, devices, bridge, subnet_file, agent, pods: HashMap::new() };
     let (from, to) = (walk.place(packet.from), walk.place(packet.to));
     let mut ways = Vec::new();
     if from.is_here() || to.is_here() {
@@ -36,8 +39,20 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
         ways.push(Way { connection: Connection::Established, ..walk.way(packet.answer(), &to, &from) });
     }
     let down = walk.devices.into_iter().filter(|device| device.of_weft && !device.up).collect();
-    let forwarding = forwarding(packet.to);
-    Ok(Facts { packet, from, to, subnet_file: walk.subnet_file, agent: walk.agent, ways, down, forwarding })
+    let addrs = Rtnl::open().and_then(|mut host| host.addrs()).unwrap_or_default();
+    Ok(Facts {
+        packet,
+        from,
+        to,
+        subnet_file: walk.subnet_file,
+        agent: walk.agent,
+        ways,
+        down,
+        forwarding: forwarding(packet.to),
+        bridge: walk.bridge,
+        addrs: addrs.into_iter().map(|addr| (addr.index, addr.addr)).collect(),
+        absent: walk.pods.into_iter().filter(|(_, looked)| looked.is_absent).map(|(address, _)| address).collect(),
+    })
 }
 
 /// Returns whether the kernel forwards packets of this family.
@@ -50,10 +65,11 @@ fn forwarding(to: IpAddr) -> Option<bool> {
 struct Walk {
     kernel: Kernel,
     devices: Vec<Device>,
+    bridge: Option<Device>,
     subnet_file: SubnetFile,
     agent: Agent,
     /// The pods that were looked for. Both ways are those between the same two addresses.
-    pods: HashMap<IpAddr, Option<Pod>>,
+    pods: HashMap<IpAddr, Looked>,
 }
 
 impl Walk {
@@ -93,7 +109,11 @@ impl Walk {
         let back = Packet { from: unspecified(from), to: from, proto: None, port: None };
         match self.kernel.route(&back, None) {
             // A pod whose device is gone is not behind the device of the default route.
-            Lookup::Route(route) if *place == Place::Pod && !leads_to_pods(&route, &self.subnet_file) => None,
+            Lookup::Route(route)
+                if *place == Place::Pod && !leads_to_pods(&route, &self.subnet_file, self.bridge.as_ref()) =>
+            {
+                None
+            }
             Lookup::Route(route) if route.kind == RouteKind::Unicast => self.device(route.device),
             _ => None,
         }
@@ -114,8 +134,8 @@ impl Walk {
         };
         let mut pod = |place: &Place, own, other| match place {
             Place::Pod => {
-                let devices = &self.devices;
-                self.pods.entry(own).or_insert_with(|| pod::look(devices, own, other)).clone()
+                let (devices, bridge) = (&self.devices, self.bridge.as_ref());
+                self.pods.entry(own).or_insert_with(|| pod::look(devices, bridge, (own, other))).pod.clone()
             }
             _ => None,
         };
@@ -173,9 +193,12 @@ impl Walk {
     }
 }
 
-/// Returns true if this route leads to the pods of this node: to the whole own subnet, or to a part of it.
-pub(super) fn leads_to_pods(route: &Route, subnet_file: &SubnetFile) -> bool {
+/// Returns true if this route leads to the pods of this node: over their bridge, to the whole own subnet, or to a part of it.
+pub(super) fn leads_to_pods(route: &Route, subnet_file: &SubnetFile, bridge: Option<&Device>) -> bool {
     let SubnetFile::Good(env) = subnet_file else { return true };
+    if bridge.is_some_and(|bridge| bridge.index == route.device) {
+        return true;
+    }
     let own = |net: ipnet::IpNet| route.prefix.is_some_and(|prefix| net.contains(&prefix));
     env.subnets.iter().any(|net| own(net.trunc()))
 }

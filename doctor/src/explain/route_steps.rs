@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 use nix::libc;
+use weft_backends::backend::makes_routes;
 use weft_backends::overhead;
 use weft_subnet::cidr::Family;
 
@@ -15,9 +16,6 @@ use super::read::leads_to_pods;
 use super::steps::{REWRITE, down, no_device, planned, publics};
 use super::{State, Step};
 
-/// The backends that write no routes.
-const WITHOUT_ROUTES: [&str; 2] = ["alloc", "extension"];
-
 /// The kernel's answer to the question for a route, and whether it is the route that should be there.
 pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
     let destination = way.packet.to;
@@ -27,14 +25,17 @@ pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
         Lookup::Refused(Errno::EHOSTUNREACH | Errno::ENETUNREACH)
             if *to == Place::Pod && facts.forwarding != Some(false) =>
         {
-            no_device("route", destination)
+            no_device(facts, "route", destination)
         }
         Lookup::Refused(errno) => refused(facts, way, (*errno, is_pod)),
         Lookup::Route(route)
-            if *to == Place::Pod && route.kind == RouteKind::Unicast && !leads_to_pods(route, &facts.subnet_file) =>
+            if *to == Place::Pod
+                && route.kind == RouteKind::Unicast
+                && !leads_to_pods(route, &facts.subnet_file, facts.bridge.as_ref()) =>
         {
-            no_device("route", destination)
+            no_device(facts, "route", destination)
         }
+        Lookup::Route(route) if *to == Place::Pod && leads_past_pod(facts, way, route) => past_pod(way, route),
         Lookup::Route(route) => found(facts, way, route, is_pod),
     };
     match (is_pod, to) {
@@ -50,7 +51,7 @@ pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
 }
 
 fn has_no_routes(facts: &Facts) -> bool {
-    matches!(&facts.agent, Agent::Answers(agent) if WITHOUT_ROUTES.contains(&agent.backend.as_str()))
+    matches!(&facts.agent, Agent::Answers(agent) if !makes_routes(&agent.backend))
 }
 
 /// The kernel would not send the packet at all.
@@ -102,6 +103,32 @@ fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
         None => step,
     };
     if is_pod && !route.of_weft() { foreign(facts, way, route, step) } else { step }
+}
+
+/// Returns true if a route inside of the own subnet does not lead to the pod: its device is not the link of the pod. What is wrong with the ports
+/// of a bridge is a step of the pod. Of other kinds of links above that of the pod nothing is known.
+fn leads_past_pod(facts: &Facts, way: &Way, route: &Route) -> bool {
+    let Some(device) = way.hop.device.as_ref().filter(|_| route.kind == RouteKind::Unicast) else { return false };
+    if device.kind == DeviceKind::Bridge {
+        return false;
+    }
+    match &way.to_pod {
+        Some(pod) => {
+            let above = pod.host_link.master;
+            let is_known = above == 0 || facts.bridge.as_ref().is_some_and(|bridge| bridge.index == above);
+            is_known && device.index != pod.host_link.index
+        }
+        None => route.gateway.is_some(),
+    }
+}
+
+fn past_pod(way: &Way, route: &Route) -> Step {
+    let (to, text) = (way.packet.to, text(route, way.hop.device.as_ref()));
+    let family = if to.is_ipv4() { "ip" } else { "ip -6" };
+    Step::ok("route", text.clone()).broken(
+        format!("the route {text} of another program leads packets for the pod {to} of this node elsewhere"),
+        format!("{family} route del {text}; then find the program that writes it"),
+    )
 }
 
 /// A route of another program leads packets of pods away.

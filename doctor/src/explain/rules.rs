@@ -9,15 +9,16 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nix::libc;
-use weft_cni::masquerade::words;
+use weft_cni::iptables::{Table, target, words};
 
+use super::chance;
 use super::facts::{Device, Packet, Proto, RouteKind, Way};
 pub use super::outcome::{Fate, Outcome};
 
 /// How deep jumps are followed, as in nftables (NFT_JUMP_STACK_SIZE of the kernel).
-pub(super) const MAX_DEPTH: u32 = 16;
+pub(crate) const MAX_DEPTH: u32 = 16;
 /// How many rules are read. kube-proxy writes a hundred thousand.
-pub(super) const MAX_RULES: u32 = 200_000;
+pub(crate) const MAX_RULES: u32 = 200_000;
 
 /// The kinds of addresses that are told apart, with the words of iptables.
 const ADDRESS_TYPES: [(&str, u8); 4] = [
@@ -26,12 +27,6 @@ const ADDRESS_TYPES: [(&str, u8); 4] = [
     ("BROADCAST", libc::RTN_BROADCAST),
     ("MULTICAST", libc::RTN_MULTICAST),
 ];
-
-/// The chains of one table of a firewall.
-pub trait Chains {
-    /// Returns the policy of a chain (`None` if it belongs to no hook), and its rules as `iptables-save` prints them, without `-A CHAIN`.
-    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])>;
-}
 
 /// What of a packet rules can test.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +91,7 @@ impl<'a> Tested<'a> {
     }
 
     /// Returns what kind of address the destination is (`RTN_*` of linux/rtnetlink.h), if this is known.
-    pub(super) fn destination_type(&self) -> Option<u8> {
+    pub(crate) fn destination_type(&self) -> Option<u8> {
         match self.packet.to {
             to if to.is_multicast() => Some(libc::RTN_MULTICAST),
             IpAddr::V4(to) if to.is_broadcast() => Some(libc::RTN_BROADCAST),
@@ -143,10 +138,10 @@ impl Matches {
 }
 
 /// Follows a packet through a chain of iptables.
-pub fn follow(chains: &dyn Chains, chain: &str, tested: Tested<'_>) -> Outcome {
-    let mut walk = Walk { chains, tested, left: MAX_RULES, outcome: Outcome::default() };
+pub fn follow(table: &Table, chain: &str, tested: Tested<'_>) -> Outcome {
+    let mut walk = Walk { table, tested, left: MAX_RULES, outcome: Outcome::default() };
     let decided = walk.chain(chain, 0, Matches::Yes);
-    let policy = || match chains.chain(chain)?.0? {
+    let policy = || match table.get(chain)?.policy.as_deref()? {
         "DROP" => Some((Fate::Dropped, format!("policy DROP of {chain}"))),
         policy => Some((Fate::Accepted, format!("policy {policy} of {chain}"))),
     };
@@ -158,7 +153,7 @@ pub fn follow(chains: &dyn Chains, chain: &str, tested: Tested<'_>) -> Outcome {
 }
 
 /// How a chain ends for a packet.
-pub(super) enum End {
+pub(crate) enum End {
     /// This rule decides.
     Decided(Fate, String),
     /// The packet goes on behind the chain.
@@ -166,7 +161,7 @@ pub(super) enum End {
 }
 
 struct Walk<'a> {
-    chains: &'a dyn Chains,
+    table: &'a Table,
     tested: Tested<'a>,
     left: u32,
     outcome: Outcome,
@@ -175,12 +170,12 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Follows the packet through a chain. `certain` is `Unknown` behind a rule that was not evaluated: nothing is decided then.
     fn chain(&mut self, name: &str, depth: u32, mut certain: Matches) -> End {
-        let Some((_, rules)) = self.chains.chain(name) else { return End::Goes };
+        let Some(chain) = self.table.get(name) else { return End::Goes };
         if depth >= MAX_DEPTH {
             self.outcome.not_followed(format!("chain {name}, which is {MAX_DEPTH} jumps deep"));
             return End::Goes;
         }
-        for rule in rules {
+        for rule in &chain.rules {
             if self.left == 0 {
                 self.outcome.not_followed(format!("everything after {MAX_RULES} rules"));
                 return End::Goes;
@@ -192,7 +187,7 @@ impl Walk<'_> {
                 continue;
             }
             let quoted = format!("-A {name} {rule}");
-            let (target, is_goto) = target(&spec);
+            let (target, is_goto) = target(&spec).unwrap_or(("", false));
             let fate = match target {
                 "ACCEPT" => Fate::Accepted,
                 "DROP" | "REJECT" => Fate::Dropped,
@@ -226,19 +221,16 @@ impl Walk<'_> {
                     }
                 }
             };
-            match is_match {
-                Matches::Yes => return End::Decided(fate, quoted),
-                _ => self.outcome.doubt(fate, quoted),
+            if is_match == Matches::Yes {
+                return End::Decided(fate, quoted);
             }
+            if fate == Fate::Dropped && certain == Matches::Yes && chance::decides(&spec, self.tested) {
+                self.outcome.limited.get_or_insert_with(|| quoted.clone());
+            }
+            self.outcome.doubt(fate, quoted);
         }
         End::Goes
     }
-}
-
-/// Returns the target of a rule, and whether it is a goto.
-fn target(spec: &[String]) -> (&str, bool) {
-    let at = spec.iter().position(|word| matches!(word.as_str(), "-j" | "-g" | "--jump" | "--goto"));
-    at.and_then(|at| Some((spec.get(at + 1)?.as_str(), spec[at].contains('g')))).unwrap_or(("", false))
 }
 
 /// Returns whether all tests of a rule match.
@@ -293,6 +285,8 @@ fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
             Some(Proto::Tcp) => Matches::from(value == "tcp" || value == "6"),
             Some(Proto::Udp) => Matches::from(value == "udp" || value == "17"),
             Some(Proto::Icmp) => Matches::from(matches!(value, "icmp" | "icmpv6" | "ipv6-icmp" | "1" | "58")),
+            // What /etc/protocols calls ipip is another protocol.
+            Some(Proto::Ipip) => Matches::from(matches!(value, "4" | "ipencap" | "ipv4")),
         },
         "--dport" | "--dports" => packet.port.map_or(Matches::Unknown, |port| ports(value, port)),
         "--ctstate" | "--state" => {

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides from the facts, without side effects, where a packet is lost.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
 use super::facts::{Agent, Device, DeviceKind, Difference, Facts, Peer, Place, RouteKind, Way};
 use super::{Explanation, State, Step, Verdict, pod_steps, route_steps};
+use crate::node::{BRIDGE, SubnetFile};
+use crate::own_subnet::connect;
 
 /// What to do about an entry that weft should have written.
 pub(super) const REWRITE: &str =
@@ -62,7 +68,7 @@ fn end(facts: &Facts, steps: &[Step]) -> (Verdict, String, Option<String>) {
     (Verdict::Works, "works as far as this node can tell".to_owned(), None)
 }
 
-fn describe(place: &Place, address: std::net::IpAddr) -> String {
+fn describe(place: &Place, address: IpAddr) -> String {
     match place {
         Place::Host => "this node".to_owned(),
         Place::Pod => "pod of this node".to_owned(),
@@ -78,22 +84,26 @@ pub(super) fn publics(peer: &Peer) -> String {
     peer.public.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the steps of one way. The lease is a step of the first way only.
+/// Returns the steps of one way. The lease, and an address that no pod has, are steps of the first way only.
 fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<Step> {
     let mut steps = Vec::new();
     let place = |address| if address == facts.packet.from { &facts.from } else { &facts.to };
     let (from, to) = (place(way.packet.from), place(way.packet.to));
+    let absent = |address| pod_steps::absent(facts, address).filter(|_| with_lease);
+    steps.extend(absent(way.packet.from));
     steps.extend(pod_steps::sends(facts, way));
-    steps.extend(source(way, from));
+    steps.extend(source(facts, way, from));
     if with_lease {
         steps.extend(lease(facts));
     }
     steps.push(route_steps::route(facts, way, to));
     if way.hop.route().is_some_and(|route| matches!(route.kind, RouteKind::Unicast | RouteKind::Local)) {
         steps.extend(rules.iter().cloned());
+        steps.extend(pod_steps::not_masqueraded(facts, way, (from, to), rules));
     }
     steps.extend(route_steps::device(&way.hop));
     steps.extend(route_steps::neighbour(facts, &way.hop));
+    steps.extend(absent(way.packet.to));
     steps.extend(pod_steps::gets(way));
     if let (Some(tunnel), Some(device)) = (&way.tunnel, &way.hop.device) {
         steps.extend(route_steps::tunnel(facts, way, (device, tunnel), to));
@@ -101,12 +111,12 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     steps
 }
 
-fn source(way: &Way, from: &Place) -> Option<Step> {
+fn source(facts: &Facts, way: &Way, from: &Place) -> Option<Step> {
     let from_text = way.packet.from;
     let Some(device) = &way.arrives else {
         return match from {
             Place::Host => Some(Step::ok("source", format!("this node sends from its address {from_text}"))),
-            Place::Pod => Some(no_device("source", from_text)),
+            Place::Pod => Some(no_device(facts, "source", from_text)),
             _ => {
                 Some(Step::unknown("source", format!("no route leads back to {from_text}, so its device is not known")))
             }
@@ -117,11 +127,25 @@ fn source(way: &Way, from: &Place) -> Option<Step> {
 }
 
 /// The step at a pod of this node to which no route leads.
-pub(super) fn no_device(step: &str, pod: std::net::IpAddr) -> Step {
-    Step::ok(step, format!("no device of this node leads to {pod}")).broken(
+pub(super) fn no_device(facts: &Facts, step: &str, pod: IpAddr) -> Step {
+    let step = Step::ok(step, format!("no device of this node leads to {pod}"));
+    if let Some((subnet, address)) = address_of_bridge(facts, pod) {
+        let because = format!("no route leads to {subnet} over {BRIDGE} although it has {address}");
+        return step.broken(because, connect(subnet, address));
+    }
+    step.broken(
         format!("no device of this node leads to its pod {pod}: the bridge of the pods is down or was deleted"),
         "ip link set cni0 up, or create the pod again; `weft doctor` shows whether the bridge has an old subnet",
     )
+}
+
+/// Returns the subnet of a pod, and the address in it that the bridge of the pods has, if that is up.
+fn address_of_bridge(facts: &Facts, pod: IpAddr) -> Option<(IpNet, IpAddr)> {
+    let SubnetFile::Good(file) = &facts.subnet_file else { return None };
+    let subnet = file.subnets.iter().find(|subnet| subnet.contains(&pod))?.trunc();
+    let bridge = facts.bridge.as_ref().filter(|bridge| bridge.up)?;
+    let is_its = |(index, addr): &&(u32, IpAddr)| *index == bridge.index && subnet.contains(addr);
+    facts.addrs.iter().find(is_its).map(|(_, addr)| (subnet, *addr))
 }
 
 fn is_usable(device: &Device) -> bool {
@@ -162,7 +186,7 @@ fn lease(facts: &Facts) -> Option<Step> {
     }
 }
 
-fn lease_of(peer: &Peer, remote: std::net::IpAddr) -> Step {
+fn lease_of(peer: &Peer, remote: IpAddr) -> Step {
     let subnets: Vec<String> = peer.subnets.iter().map(ToString::to_string).collect();
     // A lease of the backend udp names no type.
     let backend = if peer.backend.is_empty() { String::new() } else { format!(" ({})", peer.backend) };

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The decisions, from facts that no kernel is needed for.
 
-use std::collections::BTreeMap;
-
 use nix::errno::Errno;
 use nix::libc;
+use weft_cni::iptables::Saved;
 
 use super::facts::{
     Agent, AgentFacts, Device, DeviceKind, Difference, Facts, Hop, Lookup, Mac, Neighbour, Packet, Peer, Place, Proto,
     Read, Route, RouteKind, Tunnel, Way,
 };
-use super::rules::{Chains, Connection, Tested, follow};
+use super::rules::{Connection, Tested, follow};
 use super::{Explanation, State, Step, Verdict, decide};
 use crate::node::SubnetFile;
 
@@ -77,7 +76,12 @@ fn healthy() -> Facts {
         from_pod: None,
         to_pod: None,
     };
-    let agent = AgentFacts { backend: "vxlan".to_owned(), peers: vec![peer.clone()], differences: Some(Vec::new()) };
+    let agent = AgentFacts {
+        backend: "vxlan".to_owned(),
+        peers: vec![peer.clone()],
+        differences: Some(Vec::new()),
+        tunnel_port: None,
+    };
     Facts {
         packet: packet(),
         from: Place::Pod,
@@ -87,6 +91,9 @@ fn healthy() -> Facts {
         ways: vec![way],
         down: Vec::new(),
         forwarding: Some(true),
+        bridge: None,
+        addrs: Vec::new(),
+        absent: Vec::new(),
     }
 }
 
@@ -296,32 +303,23 @@ fn what_the_probes_of_the_agent_found_counts_after_everything_that_the_kernel_sh
     });
 }
 
-/// Chains of iptables: a name, a policy, and rules.
-struct Fake(BTreeMap<&'static str, (Option<&'static str>, Vec<String>)>);
-
-impl Chains for Fake {
-    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])> {
-        self.0.get(name).map(|(policy, rules)| (*policy, &rules[..]))
-    }
-}
-
 /// Returns what FORWARD does with a packet to a TCP port.
-fn forward(policy: &'static str, rules: &[&str]) -> Step {
+fn forward(policy: &str, rules: &[&str]) -> Step {
     forward_to(None, policy, rules)
 }
 
 /// Returns what FORWARD does with a packet of which it is known, or not, whether it is for this host.
-fn forward_to(to_local: Option<bool>, policy: &'static str, rules: &[&str]) -> Step {
-    let mut chains: BTreeMap<&'static str, (Option<&'static str>, Vec<String>)> = BTreeMap::new();
-    chains.insert("FORWARD", (Some(policy), Vec::new()));
+fn forward_to(to_local: Option<bool>, policy: &str, rules: &[&str]) -> Step {
+    let mut text = format!("*filter\n:FORWARD {policy} [0:0]\n");
     for rule in rules {
         let (chain, rule) = rule.split_once(": ").unwrap_or(("FORWARD", rule));
         let name = if chain == "FORWARD" { "FORWARD" } else { "X" };
-        chains.entry(name).or_default().1.push(rule.to_owned());
+        text += &format!("-A {name} {rule}\n");
     }
     let packet = Packet { proto: Some(Proto::Tcp), port: Some(80), ..packet() };
     let tested = Tested { to_local, ..Tested::new(&packet, Some("cni0"), Some("flannel.1")) };
-    follow(&Fake(chains), "FORWARD", tested).step("FORWARD", "remedy")
+    let saved = Saved::parse(&text);
+    follow(saved.table("filter").unwrap(), "FORWARD", tested).step("FORWARD", "remedy")
 }
 
 #[test]
@@ -388,6 +386,20 @@ fn rules_of_iptables_are_followed_as_far_as_they_can_be_evaluated() {
         let step = forward(policy, rules);
         assert_eq!(step.state, state, "{rules:?}: {step:?}");
         assert!(step.is.contains(quoted), "{rules:?}: {step:?}");
+    }
+}
+
+#[test]
+fn a_rule_that_drops_at_random_or_by_a_rate_is_a_doubt_if_its_other_tests_match() {
+    for (state, rule) in [
+        (State::Doubt, "-p tcp -m tcp --dport 80 -m statistic --mode random --probability 0.5 -j DROP"),
+        (State::Doubt, "-m hashlimit --hashlimit-above 9/sec --hashlimit-mode srcip --hashlimit-name a -j DROP"),
+        (State::Doubt, "-s 10.5.0.0/16 -m limit --limit 9/sec -j DROP"),
+        (State::Ok, "-p udp -m statistic --mode random ! --probability 0.5 -j DROP"),
+        (State::Unknown, "-m set --match-set a src -m limit --limit 9/sec -j DROP"),
+    ] {
+        let step = forward("ACCEPT", &[rule]);
+        assert_eq!(step.state, state, "{rule}: {step:?}");
     }
 }
 

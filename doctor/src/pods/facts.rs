@@ -11,8 +11,8 @@ use anyhow::Context;
 use serde_json::Value;
 use weft_cni::hostlocal::{self, Reservation};
 use weft_cni::record::{self, Record};
-use weft_cni::rtnl::Rtnl;
 use weft_cni::veth::ALIAS;
+use weft_netlink::rtnl::Rtnl;
 
 use super::Sources;
 use super::namespaces::{self, Namespace};

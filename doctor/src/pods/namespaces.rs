@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use weft_cni::rtnl::Rtnl;
+use weft_netlink::rtnl::Rtnl;
 
 use crate::processes::{Id, Processes, id};
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use nix::sched::{CloneFlags, unshare};
+use weft_doctor::agent_problems::AgentProblem;
 use weft_doctor::cni_files::CniSources;
 use weft_doctor::node::{AgentAnswer, NodeSources};
 
@@ -17,8 +18,15 @@ const OTHER: &str = r#"{"name":"k8s","cniVersion":"0.3.1","plugins":[{"type":"br
 const PLUGINS: [&str; 4] = ["flannel", "bridge", "host-local", "portmap"];
 
 fn install(dir: &Path, plugin: &str) {
-    fs::write(dir.join(plugin), "#!/bin/sh\n").unwrap();
-    fs::set_permissions(dir.join(plugin), fs::Permissions::from_mode(0o755)).unwrap();
+    program(dir, plugin, b"#!/bin/sh\necho '{\"cniVersion\":\"1.0.0\"}'\n");
+}
+
+/// Writes a program with `cp`. If this process had it open for writing, another thread could start a program meanwhile, whose copy of the open file
+/// would keep this one from running.
+fn program(dir: &Path, name: &str, text: &[u8]) {
+    let draft = dir.join("draft");
+    fs::write(&draft, text).unwrap();
+    shell(&format!("cp {} {1} && chmod 755 {1}", draft.display(), dir.join(name).display()));
 }
 
 /// A node with an agent that is ready, and with the files of CNI.
@@ -62,6 +70,45 @@ fn plugins_that_are_missing_or_cannot_be_run_are_named() {
 }
 
 #[test]
+fn plugins_that_are_there_and_cannot_run_are_named() {
+    in_namespace(|file| {
+        let sources = with_cni(file);
+        let bin = &sources.cni.path[1];
+        let path = bin.join("host-local").display().to_string();
+        for (text, why) in [
+            (&b""[..], " (0 bytes)"),
+            (&b"\x7fELF\0\0"[..], " (6 bytes)"),
+            (&b"#!/bin/sh\n"[..], "it prints no version"),
+            (&b"#!/bin/sh\necho bad >&2; exit 3\n"[..], "exit status: 3: bad"),
+        ] {
+            program(bin, "host-local", text);
+            only_text(&sources, "cni", &[&format!("{path} cannot run: "), why, "noexec"]);
+        }
+        program(bin, "host-local", b"#!/bin/sh\necho '{\"code\":4}'; exit 1\n");
+        assert_eq!(doctor_with(&sources, "cni"), [], "it runs, and refuses the question");
+    });
+}
+
+#[test]
+fn a_plugin_that_reads_another_subnet_file_than_the_agent_writes_is_named() {
+    in_namespace(|file| {
+        let sources = with_cni(file);
+        assert_eq!(doctor_with(&sources, "cni"), [], "the agent has no subnet yet");
+        fs::write(file, ENV).unwrap();
+        let own = format!("the agent writes {}", file.display());
+        only_text(&sources, "cni", &["the plugin reads /run/flannel/subnet.env", &own, "--subnet-file=/run/flannel/"]);
+        let conf = |file: &Path| {
+            CONF.replace(r#""type":"flannel""#, &format!(r#""type":"flannel","subnetFile":"{}""#, file.display()))
+        };
+        let place = sources.cni.conf_dir.join("10-flannel.conflist");
+        fs::write(&place, conf(&file.with_file_name("other.env"))).unwrap();
+        only_text(&sources, "cni", &["other.env", &own, "`subnetFile`"]);
+        fs::write(&place, conf(file)).unwrap();
+        assert_eq!(doctor_with(&sources, "cni"), []);
+    });
+}
+
+#[test]
 fn a_configuration_of_another_network_that_comes_first_is_named() {
     in_namespace(|file| {
         let sources = with_cni(file);
@@ -101,7 +148,7 @@ fn a_configuration_that_cannot_be_used_is_named() {
         only_text(&sources, "cni", &["a link that leads nowhere"]);
         sources.agent = AgentAnswer::None;
         assert_eq!(doctor_with(&sources, "cni"), [], "the agent makes the file when it is ready");
-        sources.agent = AgentAnswer::Problems(vec!["waiting".to_owned()]);
+        sources.agent = AgentAnswer::Problems(vec![AgentProblem::new("waiting")]);
         assert_eq!(doctor_with(&sources, "cni"), []);
     });
 }

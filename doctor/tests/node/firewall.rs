@@ -8,6 +8,7 @@ use weft_doctor::node::NodeSources;
 
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
+use weft_doctor::lossy::LossyPeer;
 
 use super::{ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources};
 
@@ -52,6 +53,16 @@ fn the_rule_that_drops_packets_of_the_tunnel_is_quoted_and_the_remedy_lets_them_
                 "iptables-nft -t raw -A PREROUTING -p udp --dport 8472 -j DROP",
                 ["ip raw PREROUTING of nftables", "8472", "drop"],
                 "true",
+            ),
+            (
+                "iptables-legacy -t raw -A PREROUTING -p udp --dport 8472 -j DROP",
+                ["PREROUTING of iptables-legacy (table raw)", "8472", "-j DROP"],
+                "true",
+            ),
+            (
+                "iptables-legacy -t mangle -A POSTROUTING -d 192.0.2.9 -o eth0 -j DROP",
+                ["POSTROUTING of iptables-legacy (table mangle)", "to 192.0.2.9", "-j DROP"],
+                "iptables-legacy -t mangle -F",
             ),
             (nft, ["inet f in of nftables", "from 192.0.2.9", "policy drop"], "nft delete table inet f"),
             (
@@ -535,5 +546,83 @@ fn a_rate_limit_that_drops_packets_of_the_tunnel_is_named_while_a_peer_is_not_re
             "nft 'table inet f { chain in { type filter hook input priority 0; udp sport 53 limit rate over 2/second drop; }; }'",
         );
         assert_eq!(doctor_with(&unreachable, "firewall"), []);
+    });
+}
+
+#[test]
+fn rules_that_drop_packets_of_the_tunnel_at_random_are_named_while_packets_are_lost() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        let peer = LossyPeer { name: "10.5.9.0/24 (192.0.2.9)".to_owned(), lost: 3, asked: 8 };
+        let lossy = NodeSources { lossy: vec![peer], ..sources.clone() };
+        let clean = "iptables-nft -F; iptables-nft -t raw -F; iptables-legacy -F; nft flush ruleset";
+        for (provoke, chain) in [
+            (
+                "nft 'table inet f { chain in { type filter hook input priority 0; udp dport 8472 numgen random mod 10 < 3 drop; }; }'",
+                "inet f in of nftables",
+            ),
+            (
+                "iptables-nft -A INPUT -p udp --dport 8472 -m statistic --mode random --probability 0.3 -j DROP",
+                "INPUT of iptables-nft",
+            ),
+            (
+                "iptables-legacy -A OUTPUT -p udp --dport 8472 -m hashlimit --hashlimit-above 9/sec --hashlimit-name a -j DROP",
+                "OUTPUT of iptables-legacy",
+            ),
+            ("iptables-nft -A INPUT -d 192.0.2.1 -m limit --limit 9/sec -j DROP", "INPUT of iptables-nft"),
+            (
+                "iptables-nft -t raw -A PREROUTING -p udp --dport 8472 -m statistic --mode nth --every 3 --packet 0 -j DROP",
+                "ip raw PREROUTING of nftables",
+            ),
+        ] {
+            shell(provoke);
+            assert_eq!(doctor_with(&sources, "firewall"), [], "all packets arrive: {provoke}");
+            only_text(&lossy, "firewall", &["UDP port 8472", &format!("chain {chain} drops"), "or at random"]);
+            shell(clean);
+        }
+        // Only some of the packets are meant, or others.
+        for provoke in [
+            "nft 'table inet f { chain in { type filter hook input priority 0; udp sport 53 numgen random mod 10 < 3 drop; }; }'",
+            "nft 'table inet f { chain in { type filter hook input priority 0; numgen random mod 10 < 3 udp dport 53 drop; }; }'",
+            "iptables-nft -A INPUT -p udp --dport 53 -m statistic --mode random --probability 0.3 -j DROP",
+        ] {
+            shell(provoke);
+            assert_eq!(doctor_with(&lossy, "firewall"), [], "{provoke}");
+            shell(clean);
+        }
+    });
+}
+
+#[test]
+fn rules_that_drop_packets_of_other_tunnels_than_vxlan_are_found() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        let with = |backend: &str, tunnel_port| {
+            let backend = backend.to_owned();
+            NodeSources { backend, tunnel_port, ..sources.clone() }
+        };
+        let (udp, wireguard, ipip) = (with("udp", Some(8285)), with("wireguard", Some(51820)), with("ipip", None));
+        for (node, iptables, nft, packets) in [
+            (&udp, "-p udp --dport 8285", "udp dport 8285", "UDP port 8285"),
+            (&wireguard, "-p udp --dport 51820", "udp dport 51820", "UDP port 51820"),
+            (&ipip, "-p 4", "ip protocol 4", "IP protocol 4"),
+        ] {
+            for (program, chain, whose) in
+                [("iptables-nft", "INPUT", "from 192.0.2.9"), ("iptables-legacy", "OUTPUT", "to 192.0.2.9")]
+            {
+                let provoke = format!("{program} -A {chain} {iptables} -j DROP");
+                is_found_and_helped(node, &provoke, &[whose, packets, &format!("{chain} of {program}")], "true");
+            }
+            let chain = format!("chain in {{ type filter hook input priority 0; {nft} drop; }};");
+            let provoke = format!("nft 'table ip g {{ {chain} }}'");
+            is_found_and_helped(node, &provoke, &["from 192.0.2.9", packets, "ip g in of"], "nft delete table ip g");
+        }
+        // Protocol 94 is what /etc/protocols calls ipip.
+        shell("iptables-nft -A INPUT -p udp --dport 8472 -j DROP && iptables-nft -A INPUT -p 94 -j DROP");
+        for node in [&udp, &wireguard, &ipip] {
+            assert_eq!(doctor_with(node, "firewall"), [], "{}: packets of others", node.backend);
+        }
+        shell("iptables-nft -P INPUT DROP");
+        assert_eq!(doctor_with(&with("udp", None), "firewall"), [], "its tunnel does not run");
     });
 }

@@ -110,7 +110,7 @@ fn a_port_of_the_bridge_that_passes_no_packets_is_found() {
         assert_eq!(doctor(file, "bridge"), [], "the pod does not use its link yet");
         pods.run("ip link set eth0 up");
         until("the port to forward", || shell_output("bridge link show dev veth0a1b2c3d").contains("forwarding"));
-        for wrong in ["state 0", "learning off flood off"] {
+        for wrong in ["state 0", "learning off flood off", "locked on"] {
             shell(&format!("bridge link set dev veth0a1b2c3d {wrong}"));
             let remedy = only_finding(file, "bridge", &["veth0a1b2c3d", "cni0"]);
             shell(remedy.split(';').next().unwrap());
@@ -127,6 +127,66 @@ fn a_port_of_the_bridge_that_passes_no_packets_is_found() {
         let remedy = only_finding(file, "bridge", &["veth0a1b2c3d", "by STP", "cni0"]);
         shell(remedy.split(';').next().unwrap());
         assert_eq!(doctor(file, "bridge"), []);
+    });
+}
+
+#[test]
+fn a_subnet_to_which_no_route_leads_over_the_bridge_is_found_and_the_remedy_makes_it() {
+    in_namespace(|file| {
+        let pods = bridge_with_a_pod(file);
+        fs::write(file, format!("{ENV_V6}{ENV}")).unwrap();
+        ip("addr add fd00:5:0:7::1/64 dev cni0 nodad");
+        for (route, remedy) in [
+            ("route del 10.5.7.0/24 dev cni0", "ip route replace 10.5.7.0/24 dev cni0"),
+            ("-6 route del fd00:5:0:7::/64 dev cni0", "ip -6 route replace fd00:5:0:7::/64 dev cni0"),
+        ] {
+            assert_eq!(doctor(file, "bridge"), []);
+            ip(route);
+            let found = only_finding(file, "bridge", &["no route leads to ", "over cni0 although it has"]);
+            assert!(found.starts_with(remedy), "{found}");
+            shell(&found);
+        }
+        assert_eq!(doctor(file, "bridge"), []);
+        // The host's end of a routed pod.
+        ip(&format!("link add veth0a1b2c3e up type veth peer name eth1 netns {}", pods.pid()));
+        ip("route add 10.5.7.9/32 dev veth0a1b2c3e");
+        for check in ["bridge", "network"] {
+            assert_eq!(doctor(file, check), [], "{check}");
+        }
+        ip("route del 10.5.7.0/24 dev cni0");
+        shell(&only_finding(file, "bridge", &["no route leads to 10.5.7.0/24 over cni0 although it has 10.5.7.1"]));
+        for wrong in ["10.5.7.1/32", "10.5.7.1/25", "10.5.7.1/16"] {
+            ip("-4 addr flush dev cni0");
+            ip(&format!("addr add {wrong} dev cni0"));
+            let remedy = only_finding(file, "bridge", &[wrong, "the subnet of this node is 10.5.7.0/24"]);
+            shell(&remedy);
+            assert_eq!(doctor(file, "bridge"), [], "after {remedy}");
+        }
+    });
+}
+
+#[test]
+fn a_route_that_leads_a_part_of_the_own_subnet_away_is_found() {
+    in_namespace(|file| {
+        let _pods = bridge_with_a_pod(file);
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "link add eth9 up type bridge",
+            "route add 10.5.7.9/32 dev eth0 proto static",
+            "route add 10.5.7.10/32 dev eth9 proto static",
+        ] {
+            ip(line);
+        }
+        assert_eq!(doctor(file, "network"), [], "these links may lead to pods");
+        ip("route add 10.5.7.128/25 via 192.0.2.9 proto static");
+        let words = ["10.5.7.128/25 over eth0", "subnet 10.5.7.0/24 of this node", "protocol static"];
+        shell(only_finding(file, "network", &words).split(';').next().unwrap());
+        assert_eq!(doctor(file, "network"), []);
+        ip("route add default via 192.0.2.9");
+        shell(only_finding(file, "network", &["10.5.7.9/32 over eth0"]).split(';').next().unwrap());
+        assert_eq!(doctor(file, "network"), []);
     });
 }
 
@@ -176,6 +236,22 @@ fn arp_that_is_off_is_found() {
         assert_eq!(doctor_with(&sources, "uplink"), [], "as for virtual servers");
         fs::write("/proc/sys/net/ipv4/conf/all/arp_ignore", "8").unwrap();
         only_text(&sources, "uplink", &["all", "arp_ignore"]);
+    });
+}
+
+#[test]
+fn a_chain_that_drops_all_arp_packets_is_found() {
+    in_namespace(|file| {
+        assert_eq!(doctor(file, "uplink"), []);
+        shell("nft 'table arp filter { chain INPUT { type filter hook input priority 0; policy drop; }; }'");
+        let words = ["chain arp filter INPUT drops ARP (policy drop)", "gets neither requests nor answers"];
+        shell(only_finding(file, "uplink", &words).split("; then").next().unwrap());
+        assert_eq!(doctor(file, "uplink"), []);
+        shell("nft add rule arp filter INPUT counter drop");
+        let remedy = only_finding(file, "uplink", &["chain arp filter INPUT drops ARP (drop)"]);
+        assert!(remedy.contains("`nft -a list chain arp filter INPUT`"), "{remedy}");
+        shell("nft insert rule arp filter INPUT arp saddr ip 192.0.2.9 accept");
+        assert_eq!(doctor(file, "uplink"), [], "somebody chose which hosts may ask");
     });
 }
 
@@ -309,6 +385,51 @@ fn filters_of_tc_are_found_only_if_peers_are_not_reached() {
 }
 
 #[test]
+fn filters_and_rates_on_devices_of_weft_are_found_only_if_peers_are_not_reached() {
+    in_namespace(|file| {
+        let _pods = bridge_with_a_pod(file);
+        ip("link add flannel.1 up type vxlan id 1 dstport 8472");
+        let sources = sources(file);
+        let lossy = NodeSources { unreachable: 1, ..sources.clone() };
+        shell("tc qdisc add dev flannel.1 clsact");
+        shell("tc filter add dev flannel.1 ingress protocol all u32 match u32 0 0 flowid 1:1");
+        assert_eq!(doctor_with(&sources, "traffic-control"), []);
+        let text = only_text(&lossy, "traffic-control", &["filters of tc on flannel.1"]);
+        shell(text.rsplit("some): ").next().unwrap());
+        // The CNI plugin bandwidth limits the rates of pods so.
+        let tbf = "root tbf rate 10kbit burst 2kb latency 1ms";
+        shell(&format!("tc qdisc add dev veth0a1b2c3d {tbf}"));
+        assert_eq!(doctor_with(&lossy, "traffic-control"), [], "after the remedy, and with a limit for a pod");
+        shell(&format!("tc qdisc add dev flannel.1 {tbf}"));
+        assert_eq!(doctor_with(&sources, "traffic-control"), []);
+        let text = only_text(&lossy, "traffic-control", &["tbf limits the rate of flannel.1 to 10000 bit/s"]);
+        shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
+        shell("tc qdisc add dev flannel.1 root handle 1: htb");
+        only_text(&lossy, "traffic-control", &["htb limits the rate of flannel.1 by classes"]);
+        shell("tc qdisc del dev flannel.1 root");
+        assert_eq!(doctor_with(&lossy, "traffic-control"), []);
+    });
+}
+
+#[test]
+fn a_program_of_tc_at_a_link_of_pods_is_found_only_if_peers_are_not_reached() {
+    in_namespace(|file| {
+        let _pods = bridge_with_a_pod(file);
+        let sources = sources(file);
+        let lossy = NodeSources { unreachable: 1, ..sources.clone() };
+        shell("tc qdisc add dev cni0 clsact");
+        shell("tc filter add dev cni0 egress protocol all u32 match u32 0 0 flowid 1:1");
+        assert_eq!(doctor_with(&lossy, "traffic-control"), [], "this filter drops nothing");
+        shell("tc filter add dev cni0 ingress bpf direct-action bytecode '1,6 0 0 0,'");
+        assert_eq!(doctor_with(&sources, "traffic-control"), []);
+        let text =
+            only_text(&lossy, "traffic-control", &["a program of tc", "on cni0", "tc filter show dev cni0 ingress"]);
+        shell(text.rsplit("needs it: ").next().unwrap().split(';').next().unwrap());
+        assert_eq!(doctor_with(&lossy, "traffic-control"), []);
+    });
+}
+
+#[test]
 fn an_ipv6_address_that_another_host_has_is_found() {
     in_namespace(|file| {
         let other = OtherNamespace::new();
@@ -337,6 +458,37 @@ fn an_ipv4_address_that_another_host_has_is_found() {
         only_text(&sources(file), "duplicate-address", &evidence);
         other.run("ip addr del 192.0.2.1/24 dev eth0");
         assert_eq!(doctor(file, "duplicate-address"), []);
+    });
+}
+
+#[test]
+fn a_cloned_machine_with_the_mac_address_of_the_uplink_is_found() {
+    in_namespace(|file| {
+        let clone = OtherNamespace::new();
+        ip(&format!("link add eth0 up address 02:00:00:00:00:0a type veth peer name eth0 netns {}", clone.pid()));
+        ip("addr add 192.0.2.1/24 dev eth0");
+        ip("route add default via 192.0.2.7");
+        // An IPv6 address that is made from the MAC address would be a duplicate, too.
+        clone.run("ip link set eth0 addrgenmode none");
+        clone.run("ip link set eth0 up address 02:00:00:00:00:0b");
+        clone.run("ip addr add 192.0.2.7/24 dev eth0");
+        let ping = || clone.run("ping -q -c 1 -W 10 192.0.2.1");
+        ping();
+        assert_eq!(doctor(file, "duplicate-address"), [], "another host with a MAC address of its own");
+        ip("addr add 192.0.2.2/24 dev eth0");
+        ip("neigh replace 192.0.2.2 lladdr 02:00:00:00:00:0a dev eth0");
+        ip("link add mac0 link eth0 up address 02:00:00:00:00:0c type macvlan mode bridge");
+        ip("addr add 192.0.2.3/24 dev mac0");
+        ip("neigh replace 192.0.2.3 lladdr 02:00:00:00:00:0c dev eth0");
+        assert_eq!(doctor(file, "duplicate-address"), [], "a second address of this node, and a macvlan");
+        ip("link del mac0");
+        clone.run("ip link set eth0 address 02:00:00:00:00:0a");
+        ping();
+        let words = ["192.0.2.7 has the MAC address of this node's eth0 (02:00:00:00:00:0a)", "cloned machine"];
+        let text = only_text(&sources(file), "duplicate-address", &words);
+        clone.run("ip link set eth0 address 02:00:00:00:00:0b");
+        shell(text.rsplit("then ").next().unwrap());
+        assert_eq!(doctor(file, "duplicate-address"), [], "after the remedy of {text}");
     });
 }
 
@@ -438,5 +590,48 @@ fn a_policy_rule_for_packets_of_pods_alone_is_found() {
         only_text(&sources(file), "network", &["table 100", "packets of pods", "over eth0", "10.5.9.0/24"]);
         ip("rule del pref 100");
         assert_eq!(doctor(file, "network"), []);
+    });
+}
+
+/// The routes of weft are in the main table, and the kernel does not take them.
+#[test]
+fn a_missing_rule_and_local_routes_and_marks_that_keep_packets_from_peers_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        for line in [
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "route add 10.5.9.0/24 via 192.0.2.9 proto 90",
+            "route add 10.5.9.0/24 via 192.0.2.9 table 101",
+            "rule add pref 101 fwmark 0x7 lookup 101",
+        ] {
+            ip(line);
+        }
+        until("the uplink to run", || shell_output("ip link show eth0").contains("state UP"));
+        let sources = sources(file);
+        let lossy = NodeSources { unreachable: 1, ..sources.clone() };
+        assert_eq!(doctor_with(&lossy, "network"), [], "the other table has the same route");
+        let healed = |words: &[&str]| {
+            let text = only_text(&sources, "network", words);
+            shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
+            assert_eq!(doctor_with(&sources, "network"), [], "after the remedy of {text}");
+        };
+        ip("rule del lookup main");
+        healed(&["no policy rule asks the main table", "10.5.9.0/24"]);
+        ip("rule add pref 100 to 10.5.9.0/24 unreachable");
+        only_text(&sources, "network", &["a policy rule refuses packets", "10.5.9.0/24", "`ip rule`"]);
+        ip("rule del pref 100");
+        ip("route add local 10.5.9.0/24 dev lo");
+        healed(&["a local route (10.5.9.0/24, table 255)", "10.5.9.0/24 on this node"]);
+        ip("addr add 10.5.9.1/32 dev lo");
+        only_text(&sources, "network", &["lo is connected to 10.5.9.1/32"]);
+        ip("addr del 10.5.9.1/32 dev lo");
+        ip("route add default via 192.0.2.77 table 100");
+        ip("rule add pref 100 fwmark 0x7/0xff lookup 100");
+        assert_eq!(doctor_with(&sources, "network"), [], "nobody may set the mark");
+        only_text(&lossy, "network", &["table 100", "mark 0x7/0xff", "over eth0", "10.5.9.0/24"]);
+        ip("rule del pref 100");
+        assert_eq!(doctor_with(&lossy, "network"), []);
     });
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use weft_doctor::node::NodeSources;
 use weft_doctor::underlay::PeerAddress;
 
-use super::{doctor_with, in_namespace, ip, only_text, shell, sources};
+use super::{OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, shell_output, sources, until};
 
 /// On the link of the uplink.
 const NEAR: &str = "192.0.2.12";
@@ -32,7 +32,7 @@ fn node(file: &Path) -> NodeSources {
         ip(line);
     }
     let addr = |text: &str| text.parse::<IpAddr>().unwrap();
-    let peer = |text: &str| PeerAddress { addr: addr(text), reached: false };
+    let peer = |text: &str| PeerAddress { addr: addr(text), reached: false, port: None };
     NodeSources {
         published: vec![addr("192.0.2.1"), addr("fd00:9::1")],
         uplink: "eth0".to_owned(),
@@ -138,6 +138,54 @@ fn a_permanent_neighbour_is_found_only_if_packets_do_not_arrive() {
             ip(&format!("neigh replace {nexthop} lladdr 02:00:00:00:00:99 nud permanent dev eth0"));
             assert_eq!(doctor_with(&reached(&sources), "underlay"), [], "it may be wanted");
             healed(&sources, &[peer, nexthop, "eth0", "permanent (02:00:00:00:00:99)", "neigh del"]);
+        }
+    });
+}
+
+#[test]
+fn a_peer_where_nothing_listens_on_the_port_of_the_tunnel_is_found() {
+    in_namespace(|file| {
+        let peer = OtherNamespace::new();
+        ip(&format!("link add eth0 up type veth peer name eth0 netns {}", peer.pid()));
+        ip("addr add 192.0.2.1/24 dev eth0");
+        peer.run("ip link set eth0 up");
+        peer.run(&format!("ip addr add {NEAR}/24 dev eth0"));
+        let sources = NodeSources {
+            published: vec!["192.0.2.1".parse().unwrap()],
+            uplink: "eth0".to_owned(),
+            peer_addresses: vec![PeerAddress { addr: NEAR.parse().unwrap(), reached: false, port: None }],
+            unreachable: 1,
+            ..sources(file)
+        };
+        let words = [NEAR, "nothing listens on UDP port 8472", "flannel.1 is down or gone", "`weft status`"];
+        only_text(&sources, "underlay", &words);
+        peer.run("ip link add flannel.1 up type vxlan id 1 dstport 8472");
+        assert_eq!(doctor_with(&sources, "underlay"), [], "the device drops the packet, which is too short");
+        peer.run("ip link set flannel.1 down");
+        only_text(&sources, "underlay", &words);
+        assert_eq!(doctor_with(&reached(&sources), "underlay"), [], "it is not asked");
+        let other = NodeSources { backend: "host-gw".to_owned(), ..sources.clone() };
+        assert_eq!(doctor_with(&other, "underlay"), [], "there is no tunnel");
+        peer.run("nft 'table inet f { chain in { type filter hook input priority 0; udp dport 8472 drop; }; }'");
+        assert_eq!(doctor_with(&sources, "underlay"), [], "a firewall drops the packet");
+    });
+}
+
+#[test]
+fn a_main_table_that_no_policy_rule_asks_is_found() {
+    in_namespace(|file| {
+        let sources = node(file);
+        until("the uplink to run", || shell_output("ip link show eth0").contains("state UP"));
+        ip("rule add pref 50 iif lo unreachable");
+        only_text(&sources, "underlay", &["the kernel refuses packets to", NEAR, "a policy rule", "`ip rule`"]);
+        ip("rule del pref 50");
+        // Without a rule of somebody, IPv6 asks the main table whatever its rules are.
+        ip("-6 rule add pref 40 to fd00:77::/64 lookup 77");
+        for (family, peer) in [("-4", NEAR), ("-6", FAR_V6)] {
+            assert_eq!(doctor_with(&sources, "underlay"), []);
+            ip(&format!("{family} rule del lookup main"));
+            assert_eq!(doctor_with(&reached(&sources), "underlay"), [], "something else may carry the packets");
+            healed(&sources, &["no policy rule asks the main table", peer, "rule add lookup main pref 32766"]);
         }
     });
 }

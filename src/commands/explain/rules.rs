@@ -4,18 +4,20 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use weft_cni::iptables::Saved;
 use weft_doctor::explain::facts::{DeviceKind, Hop, Packet, Pod, Proto, Way};
-use weft_doctor::explain::links::{Drops, Point, drops};
-use weft_doctor::explain::nft;
-use weft_doctor::explain::rules::{Chains, Connection, Fate, Outcome, Tested, follow};
+use weft_doctor::explain::rules::{Connection, Fate, Outcome, Tested, follow};
 use weft_doctor::explain::{State, Step};
+use weft_doctor::kernel::links::{Drops, Point, drops};
+use weft_doctor::kernel::nft;
+use weft_doctor::legacy_tables;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;
-use crate::firewall::iptables::{self, Flavour, Saved};
+use crate::firewall::iptables::{self, Flavour};
 use crate::firewall::nft::connection;
-use crate::firewall::nft::tables::Table as Listed;
+use crate::firewall::nft::tables::TableName;
 use crate::instance::Instance;
 
 /// The tables of iptables that are read with its programs. The others are read from nftables.
@@ -24,33 +26,30 @@ const READ: [&str; 2] = ["filter", "nat"];
 /// The tables of iptables where filters are seldom.
 const SIDE: [&str; 3] = ["raw", "mangle", "security"];
 
-/// A table of iptables.
-struct Table<'a>(&'a Saved, &'static str);
-
-impl Chains for Table<'_> {
-    fn chain(&self, name: &str) -> Option<(Option<&str>, &[String])> {
-        let chain = self.0.table(self.1)?.get(name)?;
-        Some((chain.policy.as_deref(), &chain.rules))
-    }
-}
-
 /// Returns what all firewalls of this node do with the packet of a way.
 pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
     let mut steps = Vec::new();
     let family = if way.packet.to.is_ipv4() { Family::V4 } else { Family::V6 };
     let untracked = Way { connection: Connection::Untracked, ..way.clone() };
-    let way = if is_untracked(way, family) { &untracked } else { way };
-    let mut has_read_iptables_nft = false;
+    let legacy = side_tables_of_legacy(way).await;
+    let way = if legacy.untracked || is_untracked(way, family) { &untracked } else { way };
+    let (mut has_read_iptables_nft, mut has_read_legacy) = (false, false);
     for flavour in iptables::installed() {
         match iptables::save(flavour, family).await {
             Ok(saved) => {
                 has_read_iptables_nft |= flavour != Flavour::Legacy;
+                has_read_legacy |= flavour != Flavour::Nft;
                 steps.extend(of_iptables(way, &saved, &program(flavour, family)));
             }
             Err(ProgramError::Missing { .. }) => {}
             Err(error) => steps.push(Step::unknown("rules", format!("{flavour}: {error}"))),
         }
     }
+    if !has_read_legacy && !iptables::legacy_tables(family).trim().is_empty() {
+        let text = "the kernel has tables of iptables-legacy, and the program that lists them is not installed";
+        steps.push(Step::unknown("rules", text));
+    }
+    steps.extend(legacy.steps);
     match of_nftables(way, family, (&Instance::new(subnet_file), has_read_iptables_nft)) {
         Ok(found) => steps.extend(found),
         Err(error) if connection::is_unsupported(&error) => {}
@@ -64,6 +63,12 @@ pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
     steps
 }
 
+/// Follows the packet through the tables of iptables-legacy in which filters are seldom. A program lists them, which nothing else must wait for.
+async fn side_tables_of_legacy(way: &Way) -> legacy_tables::Examined {
+    let way = way.clone();
+    tokio::task::spawn_blocking(move || legacy_tables::examine(&way)).await.unwrap_or_default()
+}
+
 /// Returns the program that lists the rules of a family.
 fn program(flavour: Flavour, family: Family) -> String {
     match family {
@@ -72,17 +77,20 @@ fn program(flavour: Flavour, family: Family) -> String {
     }
 }
 
-/// Returns what the firewalls of this node do with the packets of a vxlan tunnel itself, to the other node and from it. Only what is not in order is
-/// a step.
-pub async fn of_tunnel(way: &Way, subnet_file: &Path) -> Vec<Step> {
+/// Returns what the firewalls of this node do with the packets of a tunnel itself, to the other node and from it. Only what is not in order is
+/// a step. `agent_port` is the UDP port of a tunnel whose device does not show it.
+pub async fn of_tunnel(way: &Way, subnet_file: &Path, agent_port: Option<u16>) -> Vec<Step> {
     let device = way.hop.device.as_ref();
     let tunnel = way.tunnel.as_ref().and_then(|tunnel| Some((tunnel.remote?, tunnel.outer.as_ref()?)));
-    let (Some(DeviceKind::Vxlan { port, .. }), Some((remote, outer))) = (device.map(|device| &device.kind), tunnel)
-    else {
-        return Vec::new();
+    let Some((remote, outer)) = tunnel else { return Vec::new() };
+    let (proto, port) = match (device.map(|device| &device.kind), agent_port) {
+        (Some(DeviceKind::Vxlan { port, .. }), _) => (Proto::Udp, Some(*port)),
+        (Some(DeviceKind::WireGuard | DeviceKind::Tun), Some(port)) => (Proto::Udp, Some(port)),
+        (Some(DeviceKind::Ipip), _) => (Proto::Ipip, None),
+        _ => return Vec::new(),
     };
     let Some(own) = outer.route().and_then(|route| route.source) else { return Vec::new() };
-    let packet = |from, to| Packet { from, to, proto: Some(Proto::Udp), port: Some(*port) };
+    let packet = |from, to| Packet { from, to, proto: Some(proto), port };
     let one = |packet, arrives, hop| Way {
         packet,
         arrives,
@@ -154,14 +162,17 @@ fn builtin_chain(hook: Hook) -> &'static str {
 fn of_iptables(way: &Way, saved: &Saved, program: &str) -> Vec<Step> {
     let tested = Tested::of(way);
     let mut steps = Vec::new();
-    if saved.table("filter").is_some() {
+    if let Some(filter) = saved.table("filter") {
         let chain = builtin_chain(hook(way));
         let remedy = format!("look at `{program} -S {chain}`; let the packets of pods pass, or remove the rule");
-        steps.push(follow(&Table(saved, "filter"), chain, tested).step(&format!("{program} {chain}"), &remedy));
+        steps.push(follow(filter, chain, tested).step(&format!("{program} {chain}"), &remedy));
     }
     // Chains that translate addresses see the first packet of a connection alone.
-    if saved.table("nat").is_some() && way.hop.device.is_some() && way.connection == Connection::New {
-        steps.push(follow(&Table(saved, "nat"), "POSTROUTING", tested).nat_step(&format!("{program} nat POSTROUTING")));
+    if let Some(nat) = saved.table("nat")
+        && way.hop.device.is_some()
+        && way.connection == Connection::New
+    {
+        steps.push(follow(nat, "POSTROUTING", tested).nat_step(&format!("{program} nat POSTROUTING")));
     }
     steps
 }
@@ -179,7 +190,8 @@ pub async fn service(way: &Way) -> Option<(Step, Option<Endpoint>)> {
     for flavour in iptables::installed() {
         let Ok(saved) = iptables::save(flavour, family).await else { continue };
         has_read_iptables_nft |= flavour != Flavour::Legacy;
-        let outcome = follow(&Table(&saved, "nat"), chain, Tested::of(way));
+        let Some(nat) = saved.table("nat") else { continue };
+        let outcome = follow(nat, chain, Tested::of(way));
         if let Some(found) = translated(outcome, &format!("{flavour} nat {chain}"), way.packet.to) {
             return Some(found);
         }
@@ -230,7 +242,7 @@ fn each_chain(
     let mut netlink = connection::open()?;
     for hook in hooks {
         for chain in base_chains(&mut netlink, *hook)? {
-            let table = Listed { family: chain.number, name: chain.table.clone() };
+            let table = TableName { family: chain.number, name: chain.table.clone() };
             if !chain.sees(family == Family::V4)
                 || (has_read_iptables_nft && table.is_of_iptables(family) && READ.contains(&table.name.as_str()))
             {

@@ -9,9 +9,9 @@ use std::time::Duration;
 use nix::unistd::{AccessFlags, access};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
+use weft_cni::iptables::Saved;
 use weft_subnet::cidr::Family;
 
-use super::saved::Saved;
 use crate::firewall::error::ProgramError;
 use crate::firewall::nft::tables::tables;
 

@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 
 use weft_backends::traffic_rules::{FamilyRules, Rule, Test, Verdict};
+use weft_cni::iptables::{Saved, Table, target, words};
 
-use super::saved::{Saved, Table, options, role, target};
+use super::meaning::{options, role};
 use crate::firewall::forward_chain;
 
 /// A chain of our own, and the chain of iptables that jumps to it.
@@ -135,7 +136,7 @@ fn jumps<'a>(table: &'a Table, to: &str) -> Vec<(&'a str, usize, &'a str)> {
     let mut jumps = Vec::new();
     for (name, chain) in table {
         for (at, spec) in chain.rules.iter().enumerate() {
-            if spec.contains(to) && target(spec).is_some_and(|target| target == to) {
+            if spec.contains(to) && target(&words(spec)).is_some_and(|(target, _)| target == to) {
                 jumps.push((name.as_str(), at, spec.as_str()));
             }
         }

@@ -61,4 +61,12 @@ mod tests {
         cached.keep(None, "not cached");
         assert_eq!(cached.at(None), None, "nothing is cached without a generation");
     }
+
+    /// The kernel does not count every change, so the generation alone must not keep a value for ever.
+    #[test]
+    fn a_value_is_valid_for_a_minute() {
+        let kept = |age: Duration| Cached(Instant::now().checked_sub(age).map(|since| (7, since, ())));
+        assert!(kept(LONGEST / 2).at(Some(7)).is_some());
+        assert!(kept(LONGEST).at(Some(7)).is_none());
+    }
 }

@@ -18,16 +18,16 @@ const IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 /// The tables that flannel makes, in the families of their names.
 pub const FLANNEL_TABLES: [&str; 2] = ["flannel-ipv4", "flannel-ipv6"];
 
-/// A table.
+/// The family and the name of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub struct TableName {
     /// `NFPROTO_*`.
     pub family: u8,
     /// Its name.
     pub name: String,
 }
 
-impl Table {
+impl TableName {
     /// Returns true if iptables-nft reads this table.
     pub fn is_of_iptables(&self, family: Family) -> bool {
         self.family == table::number(family) && IPTABLES.contains(&self.name.as_str())
@@ -43,11 +43,11 @@ impl Table {
 ///
 /// # Errors
 /// The kernel has no nftables, or refuses.
-pub async fn tables() -> io::Result<Vec<Table>> {
+pub async fn tables() -> io::Result<Vec<TableName>> {
     tokio::task::spawn_blocking(read).await.map_err(io::Error::other)?
 }
 
-fn read() -> io::Result<Vec<Table>> {
+fn read() -> io::Result<Vec<TableName>> {
     read_by(&mut super::connection::open()?)
 }
 
@@ -55,11 +55,11 @@ fn read() -> io::Result<Vec<Table>> {
 ///
 /// # Errors
 /// As [`tables`].
-pub fn read_by(netlink: &mut Netlink) -> io::Result<Vec<Table>> {
+pub fn read_by(netlink: &mut Netlink) -> io::Result<Vec<TableName>> {
     let data = netlink.dump(GETTABLE, |w, kind, flags| w.begin(kind, flags, &ALL_FAMILIES))?;
     let table = |payload: &[u8]| {
         let name = attr_after(payload, NFGENMSG, TABLE_NAME)?;
-        Some(Table { family: *payload.first()?, name: text(name).to_owned() })
+        Some(TableName { family: *payload.first()?, name: text(name).to_owned() })
     };
     Ok(messages(&data).filter_map(|m| table(m.payload)).collect())
 }

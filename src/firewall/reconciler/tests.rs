@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use tokio::task::LocalSet;
 use weft_backends::traffic_rules::{Masquerade, Policy, rules};
 use weft_subnet::cidr::Subnets;
 
 use super::*;
+use crate::firewall::error::FirewallError;
 use crate::firewall::fake::FakeCarrier;
 
 const RESYNC: Duration = Duration::from_secs(5);
@@ -66,6 +70,16 @@ async fn a_flush_is_restored_at_once_and_many_flushes_by_the_resync() {
         }
         assert!(last > RESYNC / 2, "{last:?}");
         assert_eq!(handle.state.borrow().restored, 30);
+        let text = "another program changes the traffic rules all the time: a resync restores them";
+        let warning = Problem::new(ProblemKind::Fight, text);
+        handle.state.wait_for(|state| state.warnings == [warning.clone()]).await.unwrap();
+        let stopped = tokio::time::Instant::now();
+        handle.state.wait_for(|state| state.warnings.is_empty()).await.unwrap();
+        assert!(
+            stopped.elapsed() > MINUTE - RESYNC && stopped.elapsed() < MINUTE + RESYNC * 3,
+            "{:?}",
+            stopped.elapsed()
+        );
     })
     .await;
 }
@@ -97,10 +111,8 @@ async fn rules_that_cannot_be_read_count_as_in_place_for_a_while() {
         let unread = tokio::time::Instant::now();
         let state = handle.state.borrow_and_update().clone();
         assert_eq!((state.in_place, state.error), (Some(some("10.5.1.0/24")), None));
-        assert_eq!(
-            state.warnings,
-            ["rules: they were in place when they were read last, and cannot be read now: run fake: busy"]
-        );
+        let text = "rules: they were in place when they were read last, and cannot be read now: run fake: busy";
+        assert_eq!(state.warnings, [Problem::new(ProblemKind::Rules, text)]);
         handle.state.changed().await.unwrap();
         let state = handle.state.borrow_and_update().clone();
         assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
@@ -131,9 +143,11 @@ async fn rules_that_were_never_read_are_an_error_at_once() {
 async fn warnings_are_checked_again_even_without_rules() {
     struct Busy(u32);
     impl Others for Busy {
-        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
+        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<Problem>> {
             self.0 = self.0.saturating_sub(1);
-            let left = if self.0 > 0 { vec!["rules of the other mode are still there".to_owned()] } else { Vec::new() };
+            let left =
+                (self.0 > 0).then(|| Problem::new(ProblemKind::Rules, "rules of the other mode are still there"));
+            let left = left.into_iter().collect();
             Box::pin(async { left })
         }
     }
@@ -173,7 +187,7 @@ async fn an_error_does_not_matter_when_no_rules_are_wanted() {
 async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
     struct Calls(std::rc::Rc<std::cell::Cell<u32>>);
     impl Others for Calls {
-        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<String>> {
+        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<Problem>> {
             self.0.set(self.0.get() + 1);
             Box::pin(async { Vec::new() })
         }
@@ -197,4 +211,75 @@ async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
             assert!(calls.get() > 0);
         })
         .await;
+}
+
+/// A carrier whose comparison takes some time, and that notes when each begins.
+struct Slow {
+    takes: Duration,
+    begun: Rc<RefCell<Vec<Instant>>>,
+}
+
+impl Carrier for Slow {
+    fn describe(&self) -> String {
+        "slow".to_owned()
+    }
+    fn ensure<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Result<Ensured, EnsureError>> {
+        self.begun.borrow_mut().push(Instant::now());
+        let takes = self.takes;
+        Box::pin(async move {
+            tokio::time::sleep(takes).await;
+            Ok(Ensured::Unchanged)
+        })
+    }
+    fn remove(&mut self) -> Local<'_, Result<bool, FirewallError>> {
+        Box::pin(async { Ok(false) })
+    }
+    fn changed(&mut self) -> Local<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// Where kube-proxy has many thousand rules, a comparison takes long. It must not keep the machine busy all the time.
+#[tokio::test(start_paused = true)]
+async fn a_slow_comparison_is_followed_by_a_long_pause() {
+    let (ms, s) = (Duration::from_millis, Duration::from_secs);
+    for (takes, pause) in [(ms(100), RESYNC), (s(2), s(20)), (s(30), MINUTE)] {
+        let (handle, mut port) = Handle::new();
+        handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+        let begun = Rc::<RefCell<Vec<Instant>>>::default();
+        let carrier = Box::new(Slow { takes, begun: begun.clone() });
+        let task = run(carrier, Box::new(NoOthers), &mut port, RESYNC);
+        assert!(tokio::time::timeout((takes + pause) * 3, task).await.is_err());
+        let between = begun.borrow()[2] - begun.borrow()[1];
+        assert!((takes + pause..takes + pause + ms(50)).contains(&between), "{takes:?}: {between:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_task_ends_with_its_node_and_the_rules_stay() {
+    let (handle, mut port) = Handle::new();
+    handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+    let fake = FakeCarrier::default();
+    let task = run(Box::new(fake.clone()), Box::new(NoOthers), &mut port, RESYNC);
+    let node = async {
+        tokio::time::sleep(RESYNC).await;
+        drop(handle);
+    };
+    let both = async { tokio::join!(task, node) };
+    tokio::time::timeout(RESYNC * 3, both).await.expect("the task ends");
+    assert!(!fake.rules().is_empty());
+}
+
+/// When programs that start later change the choice, another carrier goes on with the same port.
+#[tokio::test(start_paused = true)]
+async fn the_counters_go_on_when_something_else_carries_the_rules() {
+    let (mut handle, mut port) = Handle::new();
+    handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+    for writes in 1..=2 {
+        let task = run(Box::new(FakeCarrier::default()), Box::new(NoOthers), &mut port, RESYNC);
+        assert!(tokio::time::timeout(RESYNC / 2, task).await.is_err());
+        let state = handle.state.borrow_and_update().clone();
+        assert_eq!((state.writes, state.restored), (writes, 0), "nobody else changed the rules");
+        assert_eq!(state.in_place, Some(some("10.5.1.0/24")));
+    }
 }

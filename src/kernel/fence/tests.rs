@@ -62,7 +62,7 @@ struct Model {
 const PEERS: [&str; 3] = ["10.5.2.0/24", "10.6.2.0/24", "10.9.2.0/24"];
 
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum Lookup {
     Peer,
     Dropped,
     Default,
@@ -91,20 +91,20 @@ impl Model {
     }
 
     /// Returns what happens to a forwarded packet with this destination.
-    fn judge(&self, to: &str) -> Verdict {
+    fn judge(&self, to: &str) -> Lookup {
         let to: IpAddr = to.parse().unwrap();
         let peer = PEERS.iter().any(|net| net.parse::<IpNet>().unwrap().contains(&to));
         for rule in &self.rules {
             let concerned = rule.to.is_none_or(|net| net.contains(&to));
             if concerned && rule.table == MAIN && peer && rule.suppress < 24 {
-                return Verdict::Peer;
+                return Lookup::Peer;
             }
             let caught = |route: &Route| route.table == rule.table && route.net.contains(&to);
             if concerned && rule.table != MAIN && self.routes.iter().any(caught) {
-                return Verdict::Dropped;
+                return Lookup::Dropped;
             }
         }
-        if peer { Verdict::Peer } else { Verdict::Default }
+        if peer { Lookup::Peer } else { Lookup::Default }
     }
 }
 
@@ -133,13 +133,13 @@ fn a_changed_fence_loses_no_routed_packet_and_has_no_gap() {
         let mut model = Model::of(&table, &old);
         let target = Model::of(&table, &new);
         let dropped =
-            |model: &Model| -> Vec<bool> { missing.iter().map(|to| model.judge(to) == Verdict::Dropped).collect() };
+            |model: &Model| -> Vec<bool> { missing.iter().map(|to| model.judge(to) == Lookup::Dropped).collect() };
         let (before, after) = (dropped(&model), dropped(&target));
         let present = model.present();
         for step in table.steps(&present, &new).iter().flatten() {
             model.apply(step);
             for peer in ["10.5.2.7", "10.6.2.7", "10.9.2.7"] {
-                assert_eq!(model.judge(peer), Verdict::Peer, "{peer}, {old} to {new}, after {step:?}");
+                assert_eq!(model.judge(peer), Lookup::Peer, "{peer}, {old} to {new}, after {step:?}");
             }
             let covers = |wanted: &[bool]| dropped(&model).iter().zip(wanted).all(|(is, wanted)| *is || !wanted);
             assert!(covers(&before) || covers(&after), "{old} to {new}: a gap after {step:?}");

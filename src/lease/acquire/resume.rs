@@ -3,9 +3,10 @@
 //! only for a limited time. Later another node may have our subnet, or that of a peer.
 
 use weft_backends::backend::{Backend, Skip};
+use weft_backends::host::Host;
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::evidence::Public;
 use weft_subnet::network::Network;
 use weft_subnet::old_defects::{Defect, is_back};
@@ -14,16 +15,17 @@ use weft_subnet::saved_peers::{ClearText, Expiry, Head, Saved};
 use weft_subnet::source::Capabilities;
 
 use super::{
-    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, earlier_backends, host_with, parse,
+    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, earlier_backends, host, identities, parse,
     read_subnet_file, with_chosen,
 };
 use crate::extension::FirstError;
-use crate::kernel::{Kernel, MachineError};
+use crate::kernel::{Kernel, Machine, MachineError};
 use crate::log::chain;
 use crate::log::text::date;
 use crate::options::UplinkChoice;
+use crate::plan::ExtraBackend;
 use crate::saved::SavedFile;
-use crate::uplink::{self, EarlierUse, PickError, UsedUplink};
+use crate::uplink::{self, EarlierUse, PickError, Picked, UsedUplink};
 
 /// For so many seconds after the last answer of the store, its leases are believed. This is the lifetime of a lease in etcd, after which
 /// a peer that was silent has lost its subnet. In Kubernetes no lease expires, but a Node that is gone for a day may be deleted, and
@@ -72,8 +74,8 @@ impl EarlierRun {
         }
     }
 
-    /// Returns the net-conf of our lease, and what it means, if it names the same networks as this one, with a backend whose leases
-    /// the backend of this one does not understand. If the store had not accepted our lease with the backend that was in force, this is an
+    /// Returns the net-conf of our lease, and what it means, if the backend of this one does not understand our lease. Both must be of the
+    /// network in which our lease is. If the store had not accepted our lease with the backend that was in force, this is an
     /// earlier net-conf.
     pub(super) fn other_backend(&mut self, network: &Network, backend: &dyn Backend) -> Option<NetConf> {
         let head = self.head()?;
@@ -83,7 +85,7 @@ impl EarlierRun {
         let read = |text: &String| {
             let (then, old) = parse(text).ok()?;
             let is_ours = old.understands(&head.own.attrs) && old.commands().is_none();
-            (is_ours && then.networks == network.networks).then(|| (text.clone(), then, old))
+            (is_ours && are_of_one_network(&then, network, &head.own.subnets)).then(|| (text.clone(), then, old))
         };
         std::iter::once(&head.config).chain(&head.earlier).find_map(read)
     }
@@ -95,7 +97,7 @@ impl EarlierRun {
         let read = |text: &String| {
             let (then, backend) = parse(text).ok()?;
             let is_named = ways.iter().any(|way| backend.understands(way)) && backend.commands().is_none();
-            (is_named && then.networks == network.networks).then(|| (text.clone(), then, backend))
+            (is_named && are_of_one_network(&then, network, &head.own.subnets)).then(|| (text.clone(), then, backend))
         };
         std::iter::once(&head.config).chain(&head.earlier).filter_map(read).collect()
     }
@@ -124,12 +126,23 @@ impl EarlierRun {
     }
 
     /// Logs the reason once, until it changes.
-    fn log_unusable(&mut self, reason: String) {
+    pub(super) fn log_unusable(&mut self, reason: String) {
         if self.logged.as_ref() != Some(&reason) {
             tracing::info!("saved peers: {reason}: not used");
             self.logged = Some(reason);
         }
     }
+}
+
+/// Returns true if both net-confs enable the same families, and contain our subnets. Network may have become wider or narrower while the
+/// backend changed.
+fn are_of_one_network(one: &Network, other: &Network, own: &Subnets) -> bool {
+    let families = |network: &Network| (network.networks.v4.is_some(), network.networks.v6.is_some());
+    let contains = |network: &Network| {
+        let mut subnets = own.in_families_of(&network.networks).iter();
+        subnets.all(|net| network.networks.of(family(&net)).is_some_and(|all| all.contains(&net)))
+    };
+    families(one) == families(other) && contains(one) && contains(other)
 }
 
 /// Returns the saved uplink. A file of an older weft contains only its published addresses, which count as chosen without flags.
@@ -220,11 +233,6 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
         let (then, now) = ((then.networks, then.backend_type), (network.networks, network.backend_type));
         return Err(Unusable::AnotherNetwork { then, now });
     }
-    // The store may not have accepted our lease with this backend. Then peers reach this node by the earlier one, and the node changes when the
-    // store answers.
-    let of_lease = context.memory.other_backend(&network, &*backend);
-    let clear_text = head.clear_text.clone().filter(|_| of_lease.is_none());
-    let (config, network, backend) = of_lease.unwrap_or((config, network, backend));
     let choice = with_chosen(context.choice, head.chosen);
     let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
     let candidates = candidates(&machine, &network, head.own.subnets).after(before(&head, &choice));
@@ -233,16 +241,55 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
         return Err(Unusable::OtherAddresses(picked.uplink.name));
     }
     let (author, _) = read_subnet_file(context.subnet_file, &network);
-    let (own, chosen) = (head.own, head.chosen);
-    let host = host_with(
-        &picked,
-        &machine,
-        (&*backend, &network),
-        (Kept { secrets: &context.secrets, printed: context.first_command.printed() }, Some(&own)),
-    )?;
-    let earlier = earlier_backends::<K, Unusable>(context, (&network, &*backend), &host, &own.attrs)?;
-    let leased = Leased { host, own, was: None, uplink: choice, chosen };
-    Ok(Started { earlier, clear_text, ..Started::new((config, network, backend), author, leased) })
+    let own = head.own;
+    let of_lease = context.memory.other_backend(&network, &*backend);
+    let confs = ((config, network, backend), of_lease);
+    let (conf, host, mut earlier) = beside_that_of_lease(context, (&picked, &machine), confs, &own.attrs)?;
+    earlier.extend(earlier_backends::<K, Unusable>(context, (&conf.1, &*conf.2), &host, &own.attrs)?);
+    let leased = Leased { host, own, was: None, uplink: choice, chosen: head.chosen };
+    Ok(Started { earlier, clear_text: head.clear_text, ..Started::new(conf, author, leased) })
+}
+
+/// Returns the net-conf with which the node goes on, the facts of the host for its backend, and the backend of the saved `lease` if that is
+/// another one (`of_lease`).
+///
+/// The earlier run may have ended before the store had accepted our lease with the backend of net-conf, or before the answer arrived. So peers
+/// may send by either backend, and both must stand. Packets go the way of the saved lease until the store answers.
+fn beside_that_of_lease<K: Kernel>(
+    context: &StartContext<'_, K>,
+    found: (&Picked, &Machine),
+    (conf, of_lease): (NetConf, Option<NetConf>),
+    lease: &Attrs,
+) -> Result<(NetConf, Host, Vec<ExtraBackend>), Skip> {
+    let host = host_of(context, found, &conf, lease);
+    let Some(before) = of_lease else { return Ok((conf, host?, Vec::new())) };
+    let host_before = host_of(context, found, &before, lease)?;
+    match host.and_then(|host| conf.2.advertise(&host).map(|_| host)) {
+        Ok(host) => {
+            let (text, network, backend) = before;
+            Ok((conf, host, vec![ExtraBackend::new((text, network), backend, host_before)]))
+        }
+        Err(reason) => {
+            let (next, old) = (conf.2.kind(), before.2.kind());
+            tracing::warn!(
+                "net-conf: the backend {next} cannot work on this node: {reason}. The node stays on {old}, and tries again"
+            );
+            Ok((before, host_before, Vec::new()))
+        }
+    }
+}
+
+/// Returns the facts of the host with the identities of the backend of this net-conf. `lease` is what our saved lease says.
+fn host_of<K: Kernel>(
+    context: &StartContext<'_, K>,
+    (picked, machine): (&Picked, &Machine),
+    (_, network, backend): &NetConf,
+    lease: &Attrs,
+) -> Result<Host, Skip> {
+    let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
+    let way = lease.other_ways().into_iter().find(|way| backend.understands(way));
+    let identities = identities::chosen(&**backend, machine, kept, Some(way.as_ref().unwrap_or(lease)))?;
+    Ok(host(picked, machine, network, identities))
 }
 
 #[cfg(test)]
@@ -250,8 +297,6 @@ mod tests {
     use std::path::Path;
 
     use weft_backends::backend::TYPES;
-    use weft_backends::host::Reach;
-    use weft_backends::state::Name;
     use weft_subnet::attrs::Attrs;
     use weft_subnet::dir::DirStore;
     use weft_subnet::lease::{Age, Lease};
@@ -259,10 +304,9 @@ mod tests {
     use super::*;
     use crate::extension::FirstCommand;
     use crate::kernel::fake::FakeKernel;
-    use crate::kernel::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo};
+    use crate::kernel::fake::tests::machine;
     use crate::lease::acquire::SecretFiles;
-    use crate::options::UplinkChoice;
-    use crate::plan::ExtraBackend;
+    use crate::plan::Plan;
 
     const DAY: u64 = 24 * 3600;
     const SAVED: u64 = 20_000 * DAY;
@@ -321,24 +365,6 @@ mod tests {
         let saved = wall_clock().as_secs();
         let public = ("192.168.0.1".parse().ok(), None);
         Head { saved, config: CONFIG.into(), public, ..head(Expiry::Never) }
-    }
-
-    /// Returns a machine whose eth0 has the default route and these addresses, in this order.
-    fn machine(addrs: &[&str]) -> Machine {
-        let eth0 = Name::new("eth0").unwrap();
-        let (carrier, creator) = (true, Creator::Unknown);
-        let link = LinkInfo { index: 2, name: eth0, mtu: 1500, mac: None, up: true, carrier, loopback: false, creator };
-        let addr = |net: &&str| AddrInfo { index: 2, net: net.parse().unwrap(), scope: 0, flags: 0x80 };
-        let route = |net: &str, reach| RouteInfo {
-            net: net.parse().unwrap(),
-            metric: 0,
-            dev: Some(eth0),
-            via: None,
-            reach,
-            protocol: 2,
-        };
-        let routes = vec![route("0.0.0.0/0", Reach::Gateway), route("192.168.0.0/24", Reach::Link(eth0))];
-        Machine { links: vec![link], addrs: addrs.iter().map(addr).collect(), routes, lookup: None }
     }
 
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, Unusable> {
@@ -410,13 +436,45 @@ mod tests {
             )
         };
         let both = way("ipip").with_other_ways(&[way("host-gw")]);
-        let got = started(head(&ipip, CONFIG, both));
+        let got = started(head(&ipip, CONFIG, both.clone()));
         assert_eq!(got, ("ipip", ipip.clone(), vec!["host-gw"], None, Some(1)));
         // The lease says that no peer needs the earlier backend.
         assert_eq!(started(head(&ipip, CONFIG, way("ipip"))).2, [""; 0]);
-        // The store had not accepted the lease with the new backend. The change begins again when the store answers.
+        // Network became wider after the backend had changed. A net-conf that does not contain our subnet is of another network.
+        let narrower = |network: &str| CONFIG.replace("10.5.0.0/16", network);
+        assert_eq!(started(head(&ipip, &narrower("10.5.0.0/17"), both.clone())).2, ["host-gw"]);
+        assert_eq!(started(head(&ipip, &narrower("10.5.128.0/17"), both.clone())).2, [""; 0]);
+        // The store may not have accepted the lease with the new backend. Both stand, and the lease decides by which of them packets go.
         let got = started(head(&ipip, CONFIG, way("host-gw")));
-        assert_eq!(got, ("host-gw", CONFIG.to_owned(), Vec::new(), None, None));
+        assert_eq!(got, ("ipip", ipip.clone(), vec!["host-gw"], None, Some(1)));
+        // The saved lease names an even earlier backend, too.
+        let vxlan = CONFIG.replace("host-gw", "vxlan");
+        let lease = way("host-gw").with_other_ways(&[way("vxlan")]);
+        let both_confs = Head { earlier: vec![CONFIG.into(), vxlan], ..head(&ipip, CONFIG, lease) };
+        assert_eq!(started(both_confs).2, ["host-gw", "vxlan"]);
+        // Here the new backend cannot work, because peers would use the published address as their gateway.
+        let chosen = "203.0.113.9".parse::<std::net::Ipv4Addr>().unwrap();
+        let behind_nat = Head {
+            chosen: [Some(chosen.into()), None],
+            public: (Some(chosen), None),
+            ..head(CONFIG, &ipip, way("ipip"))
+        };
+        assert_eq!(started(behind_nat), ("ipip", ipip.clone(), Vec::new(), None, Some(1)));
+    }
+
+    /// Peers send to the MAC that our lease names for the earlier way, and after a boot no device has it.
+    #[test]
+    fn an_earlier_device_gets_the_mac_that_our_lease_names() {
+        let data = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:77"}"#;
+        let way = |kind: &str| Attrs { backend_type: kind.into(), ..Attrs::default() };
+        let vxlan = Attrs { backend_data: Some(data.into()), ..way("vxlan") };
+        let own = Lease { attrs: way("host-gw").with_other_ways(&[vxlan]), ..just_now().own };
+        let head = Head { earlier: vec![CONFIG.replace("host-gw", "vxlan")], own, ..just_now() };
+        let started = fits(&["192.168.0.1/24"], None, head).map_err(drop).unwrap();
+        let Started { network, backend, host, own, earlier, .. } = started;
+        let plan = Plan::new(network, backend, host, own).with_earlier(earlier);
+        let ways = plan.advertise(plan.host()).unwrap().other_ways();
+        assert_eq!(ways.iter().map(|way| way.backend_data.as_deref()).collect::<Vec<_>>(), [Some(data)]);
     }
 
     #[test]

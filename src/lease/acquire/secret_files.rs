@@ -31,11 +31,15 @@ impl SecretFiles {
     /// Adds the places of the private key of WireGuard: that of flannel, and one in the state directory, which outlives a boot. Each agent
     /// of a host has a key of its own. Its name depends on the subnet file, like all names of an agent's files.
     pub fn with_wireguard_keys(mut self, flannels: &Path, subnet_file: &Path) -> SecretFiles {
-        let name = format!("{}.wireguard.key", Instance::new(subnet_file).name);
-        let kept = self.directory.as_ref().map(|directory| directory.join(name));
+        let kept = self.directory.as_ref().map(|directory| kept_wireguard_key(directory, subnet_file));
         self.wireguard_keys = std::iter::once(flannels.to_path_buf()).chain(kept).collect();
         self
     }
+}
+
+/// Returns the place of the private key of WireGuard in this state directory.
+pub fn kept_wireguard_key(state_dir: &Path, subnet_file: &Path) -> PathBuf {
+    state_dir.join(format!("{}.wireguard.key", Instance::new(subnet_file).name))
 }
 
 impl Secrets for SecretFiles {

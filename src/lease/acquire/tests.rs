@@ -108,6 +108,13 @@ fn lease(subnets: Subnets, public: &str) -> Lease {
     Lease { id: subnets.to_key().into(), subnets, attrs, age: Age::default() }
 }
 
+/// Returns a start with this net-conf, on this host and with this lease. The uplink is chosen without flags.
+pub(crate) fn start_with(config: &str, host: Host, own: Lease) -> Started {
+    let (network, backend) = parse(config).unwrap();
+    let leased = Leased { host, own, was: None, uplink: UplinkChoice::default(), chosen: [None, None] };
+    Started::new((config.to_owned(), network, backend), Author::Weft, leased)
+}
+
 fn own() -> Subnets {
     Subnets::from_key("10.5.7.0-24").unwrap()
 }
@@ -245,6 +252,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     let (secrets, keys) = write_keys(case.keys, dir.path(), &subnet_file);
     if !case.others.is_empty() {
         mine.attrs = mine.attrs.with_other_ways(&case.others);
+        mine.attrs.tunnel_ip = case.others.iter().find_map(|way| way.tunnel_ip);
     }
     if let Some(uplink) = case.saved {
         let saved = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
@@ -399,6 +407,18 @@ async fn the_other_ways_to_reach_this_node_stay_in_its_lease() {
     .await;
 }
 
+/// One of the other ways may be udp. Its peers drop our packets if the lease does not name the address from which they come.
+#[tokio::test]
+async fn the_address_of_our_packets_stays_in_the_lease_with_the_other_ways() {
+    local(async {
+        let tunnel_ip = Some([192, 168, 0, 9].into());
+        let others = vec![Attrs { backend_type: String::new(), tunnel_ip, ..lease(own(), "192.168.0.1").attrs }];
+        let got = starts(Case { others, ..Case::default() }, machine()).await;
+        assert_eq!(got, Some(format!("{KEPT}, also by , sends from 192.168.0.9")));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn with_the_tunnel_guard_the_first_lease_says_where_packets_come_from() {
     local(async {
@@ -465,6 +485,25 @@ async fn a_node_whose_backend_changes_keeps_its_subnet() {
                 assert_eq!(got, format!("{KEPT}, then {next}"), "{content:?} {saved_config}");
             }
         }
+    })
+    .await;
+}
+
+/// Somebody stopped the agent, and changed net-conf and a flag with which the earlier backend cannot work.
+#[tokio::test]
+async fn a_start_does_not_wait_for_an_earlier_backend_that_cannot_work_here() {
+    local(async {
+        let choice = UplinkChoice { public_ip: "203.0.113.9".parse().ok(), ..UplinkChoice::default() };
+        let case = Case {
+            choice,
+            config: Some(net_conf("vxlan")),
+            saved_config: Some(net_conf("host-gw")),
+            env: ENV,
+            content: Some(("host-gw", "{}".to_owned())),
+            ..Case::default()
+        };
+        let got = starts(case, machine()).await;
+        assert_eq!(got.as_deref(), Some("eth0 203.0.113.9 10.5.7.0/24"));
     })
     .await;
 }

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::backend::Skip;
-use weft_subnet::retry::jitter;
+use weft_subnet::retry::Backoff;
 use weft_subnet::source::Error;
 
 use super::ConfError;
 use crate::extension::FirstError;
 use crate::kernel::MachineError;
 use crate::log::{Reminder, chain};
-use crate::observe::fault_events::{EventReporter, Fault, FaultKind};
+use crate::observe::fault::{Fault, FaultKind};
+use crate::observe::fault_events::EventReporter;
 use crate::observe::health::Readiness;
 use crate::observe::node_condition::{ConditionReporter, Health};
 use crate::observe::systemd::Notify;
@@ -74,8 +75,8 @@ pub struct Waiting<'a> {
     notify: &'a mut Notify,
     readiness: Readiness,
     reports: (&'a ConditionReporter, &'a EventReporter),
-    /// The pause before the store is asked again.
-    pause: Duration,
+    /// The pauses before the store is asked again.
+    backoff: Backoff,
 }
 
 impl Waiting<'_> {
@@ -85,20 +86,18 @@ impl Waiting<'_> {
         readiness: Readiness,
         reports: (&'a ConditionReporter, &'a EventReporter),
     ) -> Waiting<'a> {
-        Waiting { patience: Reminder::default(), notify, readiness, reports, pause: LOOK_AGAIN }
+        let backoff = Backoff::new(LOOK_AGAIN, STORE_AGAIN);
+        Waiting { patience: Reminder::default(), notify, readiness, reports, backoff }
     }
 
     pub(super) async fn on(&mut self, error: StartError) {
         let text = error.to_string();
+        let is_away = error.is_store_away();
+        let health = if is_away { Health::Unknown } else { Health::Unwell(text.clone()) };
         // A store that refuses the lease may accept the report of the fault. It is asked as rarely as one that is away.
-        let (health, pause) = match error {
-            _ if error.is_store_away() => (Health::Unknown, self.pause),
-            _ if error.is_refused() || matches!(error, StartError::FirstCommand(_)) => {
-                (Health::Unwell(text.clone()), self.pause)
-            }
-            _ => (Health::Unwell(text.clone()), LOOK_AGAIN),
-        };
-        self.pause = (pause * 2).min(STORE_AGAIN);
+        if !is_away && !error.is_refused() && !matches!(error, StartError::FirstCommand(_)) {
+            self.backoff.reset();
+        }
         let (condition, events) = self.reports;
         let fault = matches!(health, Health::Unwell(_)).then(|| Fault { kind: FaultKind::NoLease, text: text.clone() });
         events.set(fault.as_slice());
@@ -109,7 +108,7 @@ impl Waiting<'_> {
         self.notify.status(&format!("waiting: {text}"));
         self.readiness.set([format!("waiting: {text}")]);
         self.notify.ping();
-        tokio::time::sleep(jitter(pause)).await;
+        tokio::time::sleep(self.backoff.next_delay()).await;
     }
 }
 
@@ -153,13 +152,13 @@ mod tests {
             let events = EventReporter::new(store.clone());
             let mut notify = Notify::default();
             let mut waiting = Waiting::new(&mut notify, Readiness::new(), (&condition, &events));
-            let mut pauses = Vec::new();
-            for _ in 0..5 {
-                pauses.push(waiting.pause);
-                let error = store.config().await.unwrap_err();
+            for longest in [1, 2, 4, 4, 4].map(Duration::from_secs) {
+                let (error, begin) = (store.config().await.unwrap_err(), Instant::now());
                 waiting.on(StartError::store("net-conf: ", None)(error)).await;
+                // Each pause has a random part of up to a half.
+                let pause = begin.elapsed();
+                assert!((longest / 2..=longest).contains(&pause), "{pause:?} of {longest:?}");
             }
-            assert_eq!(pauses.iter().map(Duration::as_secs).collect::<Vec<_>>(), [1, 2, 4, 4, 4]);
             // What this machine itself lacks is checked each second, because that costs nobody else anything.
             let begin = Instant::now();
             waiting.on(StartError::OtherBackend).await;

@@ -8,11 +8,14 @@ use tokio::time::Instant;
 use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
+use weft_subnet::saved_peers::Saved;
 use weft_subnet::source::{Event, RecordChange};
 
-use super::{CONFIG, Cause, TestNode, VXLAN, lease, local, machine};
+use super::wireguard::head;
+use super::{CONFIG, Cause, TestNode, VXLAN, acquire, lease, local, machine};
 use crate::kernel::{Notice, Outcome, RouteInfo};
 use crate::options::{OnLostLease, RuleOptions};
+use crate::plan::ExtraBackend;
 
 const VNI_7: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":7}}"#;
 const PEER: &str = "10.5.2.0-24";
@@ -212,6 +215,35 @@ async fn a_start_that_knows_no_earlier_backend_takes_it_out_of_the_lease() {
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         assert!(test.asked(1).await);
         assert_eq!(test.accepted().await.2, [""; 0]);
+    })
+    .await;
+}
+
+/// The agent ended before it knew whether the store had accepted its lease with the next backend, and starts while the store is away. Peers may
+/// send by both backends.
+#[tokio::test]
+async fn without_the_store_both_backends_stand_and_packets_go_the_way_of_the_saved_lease() {
+    local(async {
+        let own = lease("10.5.1.0-24", "192.168.0.1");
+        let mut test = TestNode::altered((VXLAN, own), OnLostLease::Hold, RuleOptions::default(), |started| {
+            let (network, backend) = acquire::parse(CONFIG).unwrap();
+            started.earlier = vec![ExtraBackend::new((CONFIG.to_owned(), network), backend, started.host.clone())];
+            let peer = Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") };
+            started.saved = Some(Saved { head: head(&started.own), peers: vec![peer] });
+        });
+        test.node.start(Vec::new()).await;
+        assert_eq!((test.has("flannel.1"), test.device().as_str()), (true, "eth0"));
+        let has_fdb = test.kernel.entries().keys().any(|key| matches!(key, Key::Fdb(..)));
+        assert!(has_fdb, "packets of the peer may come by vxlan");
+        // The store answers.
+        test.answer().await;
+        let (asked, was) = test.store.requests.borrow()[0].clone();
+        assert_eq!((asked.backend_type.as_str(), asked.other_ways()[0].backend_type.as_str()), ("vxlan", "host-gw"));
+        assert_eq!(was.map(|was| was.backend_type).as_deref(), Some("host-gw"));
+        for _ in 0..3 {
+            test.node.tick().await;
+        }
+        assert_eq!(test.device(), "flannel.1", "the peer can know our lease now");
     })
     .await;
 }

@@ -8,9 +8,10 @@ use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::outside::wall_clock;
-use weft_subnet::saved_peers::ClearText;
+use weft_subnet::saved_peers::{ClearText, Saved};
 use weft_subnet::source::{Event, RecordChange};
 
+use super::wireguard::head;
 use super::{TestNode, VXLAN, acquire, lease, local};
 use crate::node::change::Change;
 use crate::node::clear_text::ClearTextTime;
@@ -71,7 +72,8 @@ impl TestNode {
     }
 
     fn problems(&mut self) -> String {
-        self.node.status().problems.join("\n")
+        let texts: Vec<String> = self.node.status().problems.into_iter().map(|problem| problem.text).collect();
+        texts.join("\n")
     }
 }
 
@@ -197,10 +199,34 @@ async fn a_restart_whose_time_is_over_sends_nothing_in_clear_text() {
     .await;
 }
 
+/// A start without the store removes nothing of peers, and the end of clear text does not wait for the store.
+#[tokio::test]
+async fn clear_text_ends_although_the_store_is_away() {
+    local(async {
+        let recent = ClearText { since: wall_clock().as_secs(), leases: vec!["10.5.2.0-24".into()] };
+        let mut test = TestNode::restarted_with(&recent, GRACE, Some(vec![of_flannel(2)]));
+        test.node.start(Vec::new()).await;
+        let link = Key::Link(Name::new("flannel.1").unwrap());
+        assert!(test.goes_in_clear_text(2) && test.kernel.entries().contains_key(&link));
+        let end = test.node.clear_text_end(Instant::now()).unwrap();
+        test.node.continue_change(end);
+        test.node.full_pass(crate::pass::Cause::Audit).await;
+        assert!(!test.goes_in_clear_text(2) && !test.kernel.entries().contains_key(&link));
+        assert!(test.problems().contains("1 nodes are set aside, because"), "{}", test.problems());
+    })
+    .await;
+}
+
 impl TestNode {
     /// A node with wireguard, and with vxlan as its earlier backend, that an earlier run left with this.
     fn restarted(saved: &ClearText, grace: Duration) -> TestNode {
-        let own = lease("10.5.1.0-24", "192.168.0.1");
+        TestNode::restarted_with(saved, grace, None)
+    }
+
+    /// Does the same. If there are `peers`, they were saved, and the store is away.
+    fn restarted_with(saved: &ClearText, grace: Duration, peers: Option<Vec<Lease>>) -> TestNode {
+        let mut own = lease("10.5.1.0-24", "192.168.0.1");
+        own.attrs.backend_type = "wireguard".into();
         let mut test = TestNode::altered((WIREGUARD, own), OnLostLease::Hold, RuleOptions::default(), |started| {
             let (network, backend) = acquire::parse(VXLAN).unwrap();
             let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
@@ -208,6 +234,7 @@ impl TestNode {
             let host = weft_backends::host::Host { identities, ..started.host.clone() };
             started.earlier = vec![ExtraBackend::new((VXLAN.to_owned(), network), backend, host)];
             started.clear_text = Some(saved.clone());
+            started.saved = peers.map(|peers| Saved { head: head(&started.own), peers });
         });
         test.node.context.options.change_grace = grace;
         test

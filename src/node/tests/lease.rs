@@ -7,10 +7,12 @@ use tokio::time::Instant;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::{Event, RecordChange};
 
+use super::tick::wake_ups;
 use super::{TestNode, lease, local, machine, put, removed};
 use crate::lease::tasks::LeaseAnswer;
 use crate::node::NextStep;
 use crate::node::own_lease::SavedEnd;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 
@@ -101,8 +103,9 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_more_and_more_rarely()
         let mut test = in_contest().await;
         assert_eq!(test.store.retakes.borrow().len(), 3, "the first three writes are made at once");
         let status = test.node.status();
-        let names = |text: &&String| text.starts_with("192.168.0.9 writes our lease of 10.5.1.0/24 again and again");
-        assert!(!status.ready && status.problems.iter().any(|text| names(&text)), "{:?}", status.problems);
+        let says = "192.168.0.9 writes our lease of 10.5.1.0/24 again and again";
+        let names = |problem: &Problem| problem.kind == ProblemKind::Lease && problem.text.starts_with(says);
+        assert!(!status.ready && status.problems.iter().any(names), "{:?}", status.problems);
         assert!(test.node.own_lease.lost.is_none());
         // During the pause, it is not written for another reason either.
         test.kernel.set_machine(machine("192.168.0.3"));
@@ -115,10 +118,7 @@ async fn a_lease_that_two_agents_write_in_turn_is_written_more_and_more_rarely()
         assert_eq!(test.store.retakes.borrow().last().unwrap().public_ip, "192.168.0.3".parse().ok());
         test.answer().await;
         test.node.continue_contest(Instant::now() + Duration::from_secs(600));
-        assert!(
-            !test.node.status().problems.iter().any(|text| names(&text)),
-            "the problem must end when the other agent is silent"
-        );
+        assert!(!test.node.status().problems.iter().any(names), "the problem must end when the other agent is silent");
         // When our record is gone, no other agent holds it.
         for _ in 0..2 {
             test.node.store_changed(rival()).await;
@@ -370,11 +370,27 @@ async fn a_renewal_that_fails_is_shown_until_one_succeeds_whatever_else_the_stor
         let mut test = holding().await;
         let text = || "no leader".to_owned();
         test.node.store_changed(vec![Event::NotRenewed(text()), Event::Answered]).await;
-        let is_shown =
-            |test: &TestNode| test.node.warnings().contains(&"own lease is not renewed: no leader".to_owned());
+        let shown = Problem::new(ProblemKind::Lease, "own lease is not renewed: no leader");
+        let is_shown = |test: &TestNode| test.node.warnings().contains(&shown);
         assert!(is_shown(&test) && test.node.store.error.is_none());
         test.node.store_changed(vec![Event::Renewed(Some(Duration::from_secs(60)))]).await;
         assert!(!is_shown(&test));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_wakes_up_at_the_end_of_a_pause_and_at_the_end_of_a_contest() {
+    local(async {
+        let mut test = in_contest().await;
+        assert!(test.asked(3).await);
+        // The first pause is at most five seconds.
+        wake_ups(&mut test, Duration::from_secs(6)).await;
+        assert!(test.asked(4).await, "the lease is written");
+        test.answer().await;
+        assert!(test.node.contest_problem().is_some(), "the other one may write again");
+        wake_ups(&mut test, Duration::from_secs(600)).await;
+        assert_eq!(test.node.contest_problem(), None, "the other one is silent");
     })
     .await;
 }

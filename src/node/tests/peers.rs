@@ -39,6 +39,21 @@ async fn twenty() -> TestNode {
 }
 
 #[tokio::test]
+async fn status_shows_the_peers_sorted_by_subnet() {
+    local(async {
+        let mut test = TestNode::new(OnLostLease::Hold);
+        let unreadable = Record::new("x".into(), Err("not a key"));
+        let mut records = vec![stored("10.5.1.0-24", "192.168.0.1"), unreadable];
+        records.extend([10, 2].map(|n| stored(&key(n), &format!("192.168.0.{n}"))));
+        test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+        let peers = test.node.status().peers;
+        let subnets: Vec<&str> = peers.iter().map(|peer| peer.subnet.as_str()).collect();
+        assert_eq!(subnets, ["x", "10.5.2.0/24", "10.5.10.0/24"]);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn held_peers_are_removed_when_the_grace_time_is_over() {
     local(async {
         let mut test = twenty().await;

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 use super::*;
 use crate::kernel::Outcome;
 use crate::node::probes::Probed;
-use crate::observe::status::PeerState;
+use crate::observe::problem::{Problem, ProblemKind};
+use crate::observe::status::{PeerState, Suspect};
 use crate::probe::Outgoing;
 use crate::probe::echo::{Answer, EchoError};
 
@@ -86,8 +87,11 @@ async fn a_peer_that_does_not_answer_is_named_until_it_is_reached_or_gone() {
         let status = test.node.status();
         let states: Vec<PeerState> = status.peers.iter().map(|peer| peer.state).collect();
         assert_eq!(states, [PeerState::Programmed, PeerState::Unreachable, PeerState::Programmed], "{status:#?}");
-        let named = |text: &String| text.starts_with("packets do not reach 1 of 3 peers: 10.5.3.0/24 (192.168.0.3)");
+        let says = "packets do not reach 1 of 3 peers: 10.5.3.0/24 (192.168.0.3)";
+        let named = |problem: &Problem| problem.kind == ProblemKind::Unreachable && problem.text.starts_with(says);
         assert!(status.problems.iter().any(named), "{:?}", status.problems);
+        let suspect = status.peers[1].probe.as_ref().and_then(|probe| probe.suspect.clone());
+        assert_eq!(suspect, Some(Suspect::Silent(peer(3))));
         assert!(gauge(&test).is_some_and(|line| line.ends_with(" 1")), "{:?}", gauge(&test));
         answer_all(&mut test, &mut now, 20, |_| ANSWERED);
         assert_eq!((test.node.unreachable_count(), test.node.probe_warnings()), (0, Vec::new()));
@@ -113,9 +117,9 @@ async fn why_no_packet_can_be_sent_is_shown_until_one_can() {
         let sent = test.node.next_packet(now).unwrap();
         test.node.probe_ended(Probed { sent, answer: Err(EchoError::NotAllowed) });
         let warnings = test.node.probe_warnings();
-        assert!(warnings.len() == 1 && warnings[0].contains("--probe=off turns probes off"), "{warnings:?}");
+        assert!(warnings.len() == 1 && warnings[0].text.contains("--probe=off turns probes off"), "{warnings:?}");
         answer_all(&mut test, &mut now, 1, |_| ANSWERED);
-        assert_eq!(test.node.probe_warnings(), [""; 0]);
+        assert_eq!(test.node.probe_warnings(), []);
     })
     .await;
 }
@@ -164,10 +168,10 @@ async fn while_the_own_device_is_missing_probes_name_no_other_cause() {
         drop(test.node.start_probes());
         test.node.probes.as_mut().unwrap().prober.problem = Some("no answer".to_owned());
         assert!(test.node.device_problem().is_some());
-        assert_eq!(test.node.probe_warnings(), [""; 0]);
+        assert_eq!(test.node.probe_warnings(), []);
         test.kernel.fail(link, None);
         test.node.full_pass(Cause::Audit).await;
-        assert_eq!(test.node.probe_warnings(), ["probes: no answer"]);
+        assert_eq!(test.node.probe_warnings(), [Problem::new(ProblemKind::Probes, "probes: no answer")]);
     })
     .await;
 }

@@ -10,6 +10,7 @@ use crate::kernel::{Notice, Outcome};
 use crate::node::status::FailureCounts;
 use crate::node::tests::lease;
 use crate::observe::history::Query;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::status::PeerState;
 use crate::options::{Fences, OnLostLease, RuleOptions};
 use crate::pass::Cause;
@@ -71,7 +72,8 @@ async fn subnet_env_waits_for_the_rules() {
         assert_eq!(env(&test), None, "the rules cannot be written");
         let status = test.node.status();
         assert!(
-            !status.ready && status.problems.contains(&"rules: run fake: no such table".to_owned()),
+            !status.ready
+                && status.problems.contains(&Problem::new(ProblemKind::Rules, "rules: run fake: no such table")),
             "{:?}",
             status.problems
         );
@@ -102,7 +104,7 @@ async fn a_failure_of_forward_rules_alone_does_not_block_the_node() {
         assert!(env(&test).unwrap().contains("FLANNEL_IPMASQ=false"));
         rules_changed(&mut test).await;
         let status = test.node.status();
-        let is_shown = status.problems.contains(&"rules: run fake: no such table".to_owned());
+        let is_shown = status.problems.contains(&Problem::new(ProblemKind::Rules, "rules: run fake: no such table"));
         assert!(status.ready && is_shown, "{:?}", status.problems);
     })
     .await;
@@ -217,7 +219,7 @@ async fn a_fence_that_the_kernel_refuses_is_a_problem_but_the_node_is_ready() {
         test.node.report();
         let status = test.node.status();
         let text = "--fail-closed, --ip-blackhole-route: fence for forwarded IPv4 packets: not supported";
-        assert!(status.problems.iter().any(|problem| problem == text), "{:?}", status.problems);
+        assert!(status.problems.iter().any(|problem| problem.text == text), "{:?}", status.problems);
         assert_eq!(status.rules.fence.as_deref(), Some(text));
         let states: Vec<PeerState> = status.peers.iter().map(|peer| peer.state).collect();
         assert_eq!((states, test.node.statistics.failure_counts.pending), (vec![PeerState::Programmed], 0));
@@ -282,7 +284,7 @@ async fn a_guard_that_the_kernel_refuses_is_a_problem_of_no_peer() {
         test.node.report();
         let status = test.node.status();
         assert!(status.rules.guard.as_deref().unwrap().starts_with("incomplete"), "{:?}", status.rules.guard);
-        assert!(status.problems.iter().any(|text| text.starts_with("tunnel guard: ")), "{:?}", status.problems);
+        assert!(status.problems.iter().any(|problem| problem.kind == ProblemKind::Guard), "{:?}", status.problems);
         let states: Vec<PeerState> = status.peers.iter().map(|peer| peer.state).collect();
         assert_eq!(states, [PeerState::Programmed], "its routes are in the kernel");
         let version = test.node.passer.pending().version();
@@ -290,7 +292,7 @@ async fn a_guard_that_the_kernel_refuses_is_a_problem_of_no_peer() {
         test.kernel.fail(key, None);
         test.node.full_pass(Cause::Start).await;
         let status = test.node.status();
-        assert!(!status.problems.iter().any(|text| text.starts_with("tunnel guard: ")), "{:?}", status.problems);
+        assert!(!status.problems.iter().any(|problem| problem.kind == ProblemKind::Guard), "{:?}", status.problems);
     })
     .await;
 }

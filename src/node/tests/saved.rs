@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_subnet::outside::wall_clock;
+use weft_subnet::saved_peers::Expiry;
 use weft_subnet::source::Event;
 
 use super::{TestNode, local};
@@ -57,6 +59,34 @@ async fn a_lease_that_names_another_backend_is_saved_at_once() {
         assert!(test.asked(1).await);
         test.answer().await;
         saves(&mut test, "vxlan").await;
+    })
+    .await;
+}
+
+/// The machine may be off when the lease ends. A start must then know when that was, and when the store was heard last: the time of the write
+/// says neither.
+#[tokio::test(start_paused = true)]
+async fn the_file_says_when_the_lease_ends_and_when_the_store_was_heard() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let reader = test.saves();
+        test.node.lease_renewed(Some(Duration::from_secs(3600)));
+        tokio::time::advance(Duration::from_secs(600)).await;
+        let before = wall_clock().as_secs();
+        test.node.save(Instant::now());
+        let head = async {
+            loop {
+                if let Some(head) = reader.read_head() {
+                    return head;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let head = tokio::time::timeout(Duration::from_secs(60), head).await.expect("the file");
+        let after = wall_clock().as_secs();
+        let Expiry::At(end) = head.expires else { panic!("{:?}", head.expires) };
+        assert!((before + 2999..=after + 3001).contains(&end), "{end} is not 50 minutes after {before}");
+        assert!((before - 601..=after - 599).contains(&head.saved), "{} is not 10 minutes before {before}", head.saved);
     })
     .await;
 }

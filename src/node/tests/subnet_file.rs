@@ -54,7 +54,7 @@ async fn subnet_env_waits_for_the_device_and_its_address() {
             test.node.start(own_list()).await;
             assert!(!test.file.exists(), "{key}: {outcome:?}");
             let shown = status(&mut test);
-            assert!(!shown.ready && shown.problems[0].contains(&key.to_string()), "{key}: {shown:?}");
+            assert!(!shown.ready && shown.problems[0].text.contains(&key.to_string()), "{key}: {shown:?}");
             test.kernel.fail(key, None);
             test.node.full_pass(Cause::Retry).await;
             assert!(test.file.exists() && status(&mut test).ready, "{key}: {outcome:?}");
@@ -75,7 +75,8 @@ async fn subnet_env_does_not_wait_for_attributes_that_packets_do_not_need() {
             let shown = status(&mut test);
             assert!(shown.ready, "{shown:?}");
             let of_device = |status: Status| -> Vec<String> {
-                status.problems.into_iter().filter(|text| text.contains("flannel.1")).collect()
+                let texts = status.problems.into_iter().map(|problem| problem.text);
+                texts.filter(|text| text.contains("flannel.1")).collect()
             };
             assert_eq!(of_device(shown), ["link flannel.1: alias: ERANGE; packets do not need it"]);
             test.kernel.fail(Key::Link(flannel()), None);

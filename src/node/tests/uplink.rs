@@ -11,7 +11,8 @@ use weft_subnet::source::Event;
 use super::{TestNode, local, machine, stored};
 use crate::kernel::{AddrInfo, Machine};
 use crate::node::host::UPLINK_WAIT;
-use crate::observe::fault_events::FaultKind;
+use crate::observe::fault::FaultKind;
+use crate::observe::problem::ProblemKind;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
 use crate::saved::{SavedFile, Saver};
@@ -73,8 +74,8 @@ async fn a_link_that_carries_no_packets_is_named_until_it_does() {
         let mut machine = two_uplinks(&["192.168.0.1/24"]);
         for (up, carrier, words) in [
             (true, true, None),
-            (false, false, Some("uplink: eth0 is down; run: ip link set eth0 up")),
-            (true, false, Some("uplink: eth0 has no carrier: ")),
+            (false, false, Some(("uplink: eth0 is down; run: ip link set eth0 up", Some("ip link set eth0 up")))),
+            (true, false, Some(("uplink: eth0 has no carrier: ", None))),
             (true, true, None),
         ] {
             // Another link says nothing about the uplink.
@@ -83,9 +84,11 @@ async fn a_link_that_carries_no_packets_is_named_until_it_does() {
             test.kernel.set_machine(machine.clone());
             test.node.full_pass(Cause::Kernel).await;
             let warnings = test.node.warnings();
-            let named = warnings.iter().find(|text| text.starts_with("uplink: "));
+            let named = warnings.iter().find(|problem| problem.kind == ProblemKind::Uplink);
             assert_eq!(named.is_some(), words.is_some(), "{warnings:?}");
-            assert!(named.is_none_or(|text| text.starts_with(words.unwrap())), "{warnings:?}");
+            if let (Some(problem), Some((text, command))) = (named, words) {
+                assert!(problem.text.starts_with(text) && problem.command.as_deref() == command, "{problem:?}");
+            }
         }
     })
     .await;

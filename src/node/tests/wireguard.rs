@@ -262,6 +262,29 @@ async fn the_key_stays_if_the_kernel_refuses_the_new_one() {
     .await;
 }
 
+/// A net-conf that was refused is tried again at the end of each pass, also of the one that gives the device the new key.
+#[tokio::test]
+async fn a_net_conf_that_is_applied_meanwhile_publishes_no_key_that_the_kernel_refuses() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, files) = (device_key(&test), key_files(&test));
+        let answer = rotate(&mut test);
+        assert!(test.asked(1).await);
+        let wider = WIREGUARD.replace("10.5.0.0/16", "10.4.0.0/15");
+        test.node.change.tried_again = Some(wider.clone());
+        let device = Key::Link(Name::new("flannel-wg").unwrap());
+        test.kernel.fail(device, Some(Outcome::Retry("device or resource busy".into())));
+        test.answer().await;
+        assert!(answer.await.unwrap().unwrap_err().contains("the kernel has not accepted the new key"));
+        assert_eq!(test.node.net_conf.text, wider);
+        assert!(test.asked(1).await, "nobody is told of another key");
+        test.kernel.fail(device, None);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!((device_key(&test), key_files(&test)), (before, files));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_late_answer_with_the_old_key_does_not_end_the_change() {
     local(async {
@@ -278,22 +301,8 @@ async fn a_late_answer_with_the_old_key_does_not_end_the_change() {
 
 /// Starts the agent again on this host, with this key and this lease of it. It finds the files. `saved` is given if the store is away.
 fn started_again(test: TestNode, key: &KeyPair, own: Lease, saved: Option<Saved>) -> TestNode {
-    let (network, backend) = acquire::parse(WIREGUARD).unwrap();
     let host = Host { identities: key.clone().both(), ..test.node.plan.host().clone() };
-    let started = Started {
-        network,
-        config: WIREGUARD.into(),
-        backend,
-        host,
-        own,
-        author: Author::Weft,
-        uplink: UplinkChoice::default(),
-        chosen: [None, None],
-        saved,
-        wanted: None,
-        earlier: Vec::new(),
-        clear_text: None,
-    };
+    let started = Started { saved, ..start_with(WIREGUARD, host, own) };
     let (events, received) = mpsc::channel(8);
     let (tasks, answers) = LeaseTasks::new(test.store.clone(), events);
     let node = Node::new(test.node.context, Passer::new(test.kernel.clone()), tasks, started);
@@ -357,7 +366,8 @@ async fn without_the_store_both_keys_stay_until_it_has_accepted_the_lease() {
     .await;
 }
 
-fn head(own: &Lease) -> Head {
+/// What an earlier run with this lease saved.
+pub(super) fn head(own: &Lease) -> Head {
     Head {
         store: "script".into(),
         saved: 1,
@@ -465,6 +475,31 @@ async fn another_backend_waits_until_the_store_has_accepted_the_new_key() {
             assert_eq!(asked_last(&test), ("host-gw".into(), Some(new)));
             assert_eq!(test.node.net_conf.not_applied, None);
         }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_wakes_up_for_the_audit_of_its_peers() {
+    local(async {
+        let mut test = ready().await;
+        test.kernel.disturb(peer(), None, false);
+        tick::wake_ups(&mut test, Duration::from_secs(20)).await;
+        assert!(test.kernel.entries().contains_key(&peer()));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_asks_for_a_new_key_hears_of_a_silent_store_within_a_moment() {
+    local(async {
+        let mut test = with_key_files().await;
+        let mut answer = rotate(&mut test);
+        tick::wake_ups(&mut test, Duration::from_secs(9)).await;
+        assert!(answer.try_recv().is_err(), "the store has ten seconds");
+        tick::wake_ups(&mut test, Duration::from_secs(2)).await;
+        let reason = answer.try_recv().unwrap().unwrap_err();
+        assert!(reason.contains("has not accepted the own lease within 10 s"), "{reason}");
     })
     .await;
 }

@@ -72,7 +72,7 @@ impl Recorder {
         let mut recorder = Recorder { file, ..Recorder::default() };
         let Some(path) = recorder.file.clone() else { return recorder };
         let name = path.display().to_string();
-        let read = files::beside(move || read(&path));
+        let read = files::spawn_blocking(move || read(&path));
         let error = match tokio::time::timeout(LIMIT, read).await {
             Ok(Ok(Ok(text))) => {
                 recorder.ring.load(&text, now_ms());
@@ -121,7 +121,7 @@ impl Recorder {
         let lines = if append_to.is_some() { new } else { self.ring.query(&Query::default()) };
         self.saved = self.ring.last();
         let written = self.written.clone();
-        self.task = Some(files::beside(move || {
+        self.task = Some(files::spawn_blocking(move || {
             let result = match append_to {
                 Some(size) => append(&path, &lines).map(|()| size + bytes),
                 None => replace(&path, &lines),

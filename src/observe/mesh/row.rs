@@ -135,7 +135,7 @@ impl Row {
     /// Returns the row of a node from its status.
     pub fn of(status: Status) -> Row {
         let (version, backend, ready) = (status.version.clone(), status.backend.clone(), status.ready);
-        let problems = status.problems.clone();
+        let problems = status.problems.iter().map(|problem| problem.text.clone()).collect();
         let Mesh { node, subnet, mtu, ways, .. } = Mesh::of(status);
         let known = ways.len();
         let ways = ways.into_iter().map(RowWay::from).collect();

@@ -16,7 +16,7 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     let ready = if status.ready { "ready" } else { "NOT READY" };
     line(&mut out, "node", &format!("{}, {ready}, weft {}", status.node, status.version));
     for problem in &status.problems {
-        line(&mut out, "problem", problem);
+        line(&mut out, "problem", &problem.text);
     }
     let ttl = match (status.subnet.is_empty(), status.lease_ttl_s) {
         (true, _) => String::new(),
@@ -67,7 +67,7 @@ pub fn rules(status: &Status) -> String {
     let mut out = String::new();
     rules_line(&mut out, &status.rules);
     for problem in &status.problems {
-        line(&mut out, "problem", problem);
+        line(&mut out, "problem", &problem.text);
     }
     if !status.rules.rules.is_empty() {
         out.push('\n');

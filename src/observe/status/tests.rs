@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 use super::super::{Failure, Pass};
 use super::*;
+use crate::observe::problem::{Problem, ProblemKind};
 
 fn peer(subnet: &str, state: PeerState, reason: Option<&str>) -> Peer {
     let reason = reason.map(str::to_owned);
@@ -141,7 +142,8 @@ fn rules_are_counted_in_one_line_and_listed_one_by_one() {
 
 #[test]
 fn an_agent_without_a_lease() {
-    let status = Status { node: "n".into(), problems: vec!["no net-conf in the store".into()], ..Status::default() };
+    let problems = vec![Problem::new(ProblemKind::Start, "no net-conf in the store")];
+    let status = Status { node: "n".into(), problems, ..Status::default() };
     let text = render(&status, 0);
     assert!(text.starts_with("node        n, NOT READY, weft"), "{text}");
     assert!(text.contains("problem     no net-conf in the store\nlease       none yet\n"), "{text}");

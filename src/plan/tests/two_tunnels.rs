@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A change between two backends that each have one route for all of Network: wireguard and udp. The kernel can have only one such route.
+//! wireguard and udp each have one route for all of Network. The kernel can have only one such route, and beside a backend that makes no routes
+//! there must be none.
 
 use weft_backends::state::Route;
 
@@ -9,6 +10,11 @@ const UDP: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#;
 
 fn udp(third: u8) -> Attrs {
     Attrs { backend_type: String::new(), backend_data: None, ..lease(third, 1).attrs }
+}
+
+fn put(plan: &mut Plan, attrs: Attrs) {
+    let lease = Lease { attrs, ..lease(2, 1) };
+    plan.put(Record { id: lease.id.clone(), lease: Ok(lease) });
 }
 
 /// Returns the devices of the route to all of Network and of that to the peer. Empty if there is none.
@@ -25,10 +31,6 @@ fn every_peer_has_a_route_of_its_own_until_one_of_the_two_is_gone() {
     let mut plan = plan();
     let (host, own) = (plan.host().clone(), plan.own().clone());
     plan.rebase(network.clone(), make(&network).unwrap(), host, own);
-    let put = |plan: &mut Plan, attrs: Attrs| {
-        let lease = Lease { attrs, ..lease(2, 1) };
-        plan.put(Record { id: lease.id.clone(), lease: Ok(lease) });
-    };
     put(&mut plan, udp(2));
     assert_eq!(devices(&plan), ["flannel0", ""]);
     clear_text::prepare_wireguard(&mut plan, "");
@@ -42,4 +44,29 @@ fn every_peer_has_a_route_of_its_own_until_one_of_the_two_is_gone() {
     let earlier = plan.earlier().next().unwrap().0;
     plan.drop_earlier(earlier);
     assert_eq!(devices(&plan), ["flannel-wg", ""], "one route is enough again");
+}
+
+/// Only the default route may lead to peers of alloc.
+#[test]
+fn beside_alloc_no_route_to_all_of_network_takes_the_packets_before_they_may_go_the_new_way() {
+    const ALLOC: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"alloc"}}"#;
+    let network = Network::parse(ALLOC).unwrap();
+    for (options, then) in [("", ["flannel-wg", ""]), (r#","AllowPlaintext":true"#, ["", "flannel-wg"])] {
+        let mut plan = plan();
+        let (host, own) = (plan.host().clone(), plan.own().clone());
+        plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+        // A lease of alloc has no type, like one of udp.
+        put(&mut plan, udp(2));
+        clear_text::prepare_wireguard(&mut plan, options);
+        assert_eq!(devices(&plan), ["", ""], "the peer has not followed");
+        plan.switch_to_next(ALLOC.to_owned()).unwrap();
+        let with_key = wireguard::with_key(2, 2, 2).lease.unwrap().attrs;
+        put(&mut plan, with_key.with_other_ways(&[udp(2)]));
+        assert_eq!(devices(&plan), ["", ""], "the peer may not know our lease yet");
+        plan.send_current();
+        assert_eq!(devices(&plan), then, "{options}");
+        let earlier = plan.earlier().next().unwrap().0;
+        plan.drop_earlier(earlier);
+        assert_eq!(devices(&plan), ["flannel-wg", ""]);
+    }
 }

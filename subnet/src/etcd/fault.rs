@@ -61,9 +61,19 @@ fn explain(error: &etcd_client::Error) -> String {
             if is_about_auth(error) {
                 text.push_str(" (check --etcd-username and --etcd-password, and the user's role)");
             }
+            text.push_str(no_space(status.message()));
             text
         }
         other => other.to_string(),
+    }
+}
+
+/// Returns what to do when etcd writes nothing any more, because its database has reached its quota. An alarm keeps it so until it is disarmed.
+fn no_space(message: &str) -> &'static str {
+    if message.contains("database space exceeded") {
+        " (etcd is full and refuses all writes: etcdctl compact REVISION, etcdctl defrag, etcdctl alarm disarm; or a larger --quota-backend-bytes)"
+    } else {
+        ""
     }
 }
 
@@ -125,7 +135,14 @@ pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::remedy;
+    use super::{no_space, remedy};
+
+    #[test]
+    fn an_etcd_that_is_full_names_the_commands_that_make_room() {
+        let remedy = no_space("etcdserver: mvcc: database space exceeded");
+        assert!(remedy.contains("etcdctl defrag, etcdctl alarm disarm"), "{remedy}");
+        assert_eq!(no_space("etcdserver: too many requests"), "");
+    }
 
     /// A server without TLS may close the connection before it answers, after which the kernel reports a reset.
     #[test]

@@ -223,7 +223,7 @@ impl EtcdStore {
         range: &GetOptions,
         limit: &mut i64,
     ) -> Result<(LeaseList, GetResponse), Error> {
-        let mut range = range.clone();
+        let (mut range, mut has_values) = (range.clone(), true);
         loop {
             let read = [
                 TxnOp::get(self.keys.config(), None),
@@ -234,9 +234,9 @@ impl EtcdStore {
                     *limit = (*limit / DIVISOR).max(1);
                     continue;
                 }
-                // As for later pages, see below.
-                Err(error) if too_large(&error) => {
-                    range = range.with_keys_only();
+                // As for later pages, see below. If the answer is still too large, net-conf is.
+                Err(error) if has_values && too_large(&error) => {
+                    (range, has_values) = (range.with_keys_only(), false);
                     continue;
                 }
                 answer => answer?,

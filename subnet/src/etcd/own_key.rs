@@ -130,10 +130,15 @@ impl OwnKey {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::timeout;
+    use tokio::time::{advance, timeout};
 
     use super::*;
     use crate::lease::Record;
+
+    fn stored(id: &str, modified: i64) -> Stored {
+        let record = Record::new(id.into(), Err("its content does not matter here"));
+        Stored { record, subnets: None, created: 5, modified, etcd_lease: 9 }
+    }
 
     #[tokio::test]
     async fn only_a_later_change_of_our_key_has_the_lease_renewed() {
@@ -141,13 +146,60 @@ mod tests {
         {
             let own = OwnKey::default();
             let _watched = own.watched();
-            let record = Record::new("ours".into(), Err("its content does not matter here"));
-            own.set(&Stored { record, subnets: None, created: 5, modified: 7, etcd_lease: 9 });
+            own.set(&stored("ours", 7));
             own.begin(&"ours".into());
             own.event(&id.into(), revision);
             let is_woken = timeout(Duration::ZERO, own.changed()).await.is_ok();
             assert_eq!(is_woken, renews, "{id} at revision {revision}");
             assert_eq!(own.etcd_lease(&"ours".into()), (!renews).then_some(9), "{id} at revision {revision}");
         }
+    }
+
+    /// The watch does not report what happened before its list.
+    #[tokio::test]
+    async fn a_list_that_contradicts_what_we_know_of_our_key_has_the_lease_renewed() {
+        for (what, listed, revision, renews) in [
+            ("as it is known", Some(7), 9, false),
+            ("written since", Some(8), 9, true),
+            ("deleted since", None, 9, true),
+            ("not in a list that is older than our write", None, 6, false),
+        ] {
+            let own = OwnKey::default();
+            own.set(&stored("ours", 7));
+            let ours = listed.map(|modified| stored("ours", modified));
+            let stored = std::iter::once(stored("theirs", 4)).chain(ours).collect();
+            own.listed(&LeaseList { stored, revision, cluster: 1, config: None, read: (Instant::now(), 0) });
+            assert_eq!(timeout(Duration::ZERO, own.changed()).await.is_ok(), renews, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_etcd_lease_of_our_key_is_known_while_the_key_is_watched() {
+        let (own, ours) = (OwnKey::default(), Id::from("ours"));
+        own.set(&stored("ours", 7));
+        assert_eq!(own.etcd_lease(&ours), None, "nobody would report a change");
+        let watched = own.watched();
+        assert_eq!((own.etcd_lease(&ours), own.etcd_lease(&"theirs".into())), (Some(9), None));
+        drop(watched);
+        assert_eq!(own.etcd_lease(&ours), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_was_renewed_ten_seconds_ago_is_renewed_again() {
+        let seconds = Duration::from_secs;
+        let (own, ours) = (OwnKey::default(), Id::from("ours"));
+        own.set(&stored("ours", 7));
+        own.kept_alive(8, seconds(60));
+        assert_eq!(own.recently_kept_alive(&ours), None, "the key is not attached to that one");
+        own.kept_alive(9, seconds(60));
+        assert_eq!((own.granted_ttl(9), own.granted_ttl(8)), (Some(seconds(60)), None));
+        advance(seconds(4)).await;
+        assert_eq!(own.recently_kept_alive(&ours), Some(seconds(56)));
+        assert_eq!(own.recently_kept_alive(&"theirs".into()), None);
+        advance(seconds(6)).await;
+        assert_eq!(own.recently_kept_alive(&ours), None);
+        own.kept_alive(9, seconds(3));
+        advance(seconds(3)).await;
+        assert_eq!(own.recently_kept_alive(&ours), None, "it has ended");
     }
 }

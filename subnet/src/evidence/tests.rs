@@ -231,6 +231,34 @@ fn our_address_with_another_port_is_that_of_another_node() {
     assert_eq!(evidence(false, false).proof(&with_port(51822)), Some(Proof::Address));
 }
 
+#[test]
+fn without_ipv4_the_port_of_ipv6_decides() {
+    let public_ipv6 = "2001:db8::1".parse().ok();
+    let with_port = |port: u16| {
+        let attrs = Attrs {
+            public_ipv6,
+            backend_type: "wireguard".into(),
+            backend_v6_data: Some(format!(r#"{{"Port":{port}}}"#).into()),
+            ..Attrs::default()
+        };
+        Lease { attrs, ..lease("x", "x", "-") }
+    };
+    let ours =
+        Evidence { public: vec![(None, public_ipv6)], ports: vec![[None, Some(51821)]], ..Evidence::none(FOR_TESTS) };
+    assert_eq!(ours.proof(&with_port(51821)), Some(Proof::Address));
+    assert_eq!(ours.proof(&with_port(51822)), None, "another node behind the same NAT");
+}
+
+/// A node without an identity, such as one of host-gw, publishes another address. If the answer is lost, it finds its own write.
+#[test]
+fn our_lease_with_the_address_that_we_are_about_to_publish_is_ours() {
+    let (was, now) = (lease("=", "=", "-"), lease("=", "x", "-"));
+    let before = Evidence::of(FOR_TESTS, was.subnets, &was.attrs);
+    assert_eq!(before.proof(&now), None);
+    let ours = before.with_next(&now.attrs);
+    assert_eq!([&was, &now].map(|lease| ours.proof(lease)), [Some(Proof::SubnetAndAddress); 2]);
+}
+
 /// A node that gives its device another identity writes its lease. If the answer is lost, it writes again, and finds its own write.
 #[test]
 fn our_lease_with_the_identity_that_we_are_about_to_publish_is_ours() {

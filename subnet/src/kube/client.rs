@@ -111,7 +111,8 @@ fn remedy(status: &Status) -> &'static str {
             " (--kube-annotation-prefix must be the prefix in this policy: policy.annotationPrefix of the chart)"
         }
         403 | 422 if contains("this token is not bound to this node") => {
-            " (NODE_NAME must be the node that the pod runs on; policies like this need Kubernetes 1.30)"
+            " (NODE_NAME must be the node that the pod runs on; policies like this need Kubernetes 1.30; `weft lease rm` of \
+             another node needs an administrator's --kubeconfig-file)"
         }
         403 | 422 if contains("ValidatingAdmissionPolicy") || contains("admission webhook") => {
             " (an admission policy of the cluster: it must let agents patch their annotations and nodes/status)"

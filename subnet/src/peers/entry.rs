@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A record and the verdict on it.
+//! A record and the judgement on it.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ pub(super) enum Entry {
     /// A record that is not a lease.
     Unread(Unreadable),
     /// A lease.
-    Read(Arc<Lease>, Verdict),
+    Read(Arc<Lease>, Judgement),
 }
 
 /// Whether a lease is believed, or why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Judgement {
     /// It is our own lease.
     Own,
     /// The lease is not possible. It has no claim.
@@ -33,7 +33,7 @@ pub(super) enum Verdict {
     Believed,
 }
 
-/// The reason of a verdict. It is in a box of its own, because few leases need one and each entry has room for the pointer.
+/// The reason of a judgement. It is in a box of its own, because few leases need one and each entry has room for the pointer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reason(pub(super) Box<str>);
 
@@ -42,27 +42,29 @@ impl Entry {
     pub(super) fn set_aside(&self) -> Option<(&str, Option<&Lease>)> {
         match self {
             Entry::Unread(reason) => Some((reason.as_str(), None)),
-            Entry::Read(lease, Verdict::Impossible(reason) | Verdict::Covers(reason)) => Some((&reason.0, Some(lease))),
-            Entry::Read(lease, Verdict::Beaten(Some(by))) => Some((&by.1.0, Some(lease))),
+            Entry::Read(lease, Judgement::Impossible(reason) | Judgement::Covers(reason)) => {
+                Some((&reason.0, Some(lease)))
+            }
+            Entry::Read(lease, Judgement::Beaten(Some(by))) => Some((&by.1.0, Some(lease))),
             Entry::Free | Entry::Read(..) => None,
         }
     }
 
     pub(super) fn new(lease: Result<Lease, Unreadable>) -> Entry {
         match lease {
-            Ok(lease) => Entry::Read(Arc::new(lease), Verdict::Beaten(None)),
+            Ok(lease) => Entry::Read(Arc::new(lease), Judgement::Beaten(None)),
             Err(reason) => Entry::Unread(reason),
         }
     }
 
     /// Returns true if the lease has a claim, whether it is believed or not.
     pub(super) fn has_claim(&self) -> bool {
-        matches!(self, Entry::Read(_, Verdict::Beaten(_) | Verdict::Covers(_) | Verdict::Believed))
+        matches!(self, Entry::Read(_, Judgement::Beaten(_) | Judgement::Covers(_) | Judgement::Believed))
     }
 
     pub(super) fn believed(&self) -> Option<&Arc<Lease>> {
         match self {
-            Entry::Read(lease, Verdict::Believed) => Some(lease),
+            Entry::Read(lease, Judgement::Believed) => Some(lease),
             _ => None,
         }
     }
@@ -73,7 +75,7 @@ impl Entry {
 
     pub(super) fn beaten_by(&self) -> Option<Slot> {
         match self {
-            Entry::Read(_, Verdict::Beaten(Some(by))) => Some(by.0),
+            Entry::Read(_, Judgement::Beaten(Some(by))) => Some(by.0),
             _ => None,
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::claims::Slot;
-use super::entry::{Entry, Verdict};
+use super::entry::{Entry, Judgement};
 use super::{Before, Change, Peers, Queue, judge};
 use crate::connected::Connected;
 use crate::lease::Lease;
@@ -24,7 +24,7 @@ impl Peers {
         let mut concerned: BTreeSet<Slot> = difference.iter().flat_map(|net| self.claims.over(net)).collect();
         for (slot, entry) in self.entries.iter().enumerate() {
             // Impossible leases have no claim by which they could be found. To check each of them is cheap.
-            let Entry::Read(lease, Verdict::Impossible(_)) = entry else { continue };
+            let Entry::Read(lease, Judgement::Impossible(_)) = entry else { continue };
             if judge::enabled(&self.us, &lease.subnets).iter().any(|net| difference.overlapping(net).is_some()) {
                 concerned.insert(slot as Slot);
             }

@@ -14,7 +14,7 @@ use crate::old_defects::{Defect, is_back};
 
 /// Why a lease cannot be used on this node, whatever other leases say. It names the field of the lease and its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unusable {
+pub(super) enum Impossible {
     #[error("grants no subnet")]
     NoSubnet,
     #[error("subnet {0} is of a family that net-conf does not enable")]
@@ -41,19 +41,19 @@ pub(super) enum Unusable {
 ///
 /// # Errors
 /// It cannot, and why.
-pub(super) fn check(us: &Us, ports: PortsOf, lease: &Lease) -> Result<(), Unusable> {
+pub(super) fn check(us: &Us, ports: PortsOf, lease: &Lease) -> Result<(), Impossible> {
     if lease.subnets == Subnets::default() {
-        return Err(Unusable::NoSubnet);
+        return Err(Impossible::NoSubnet);
     }
     let concerns = enabled(us, &lease.subnets);
     if concerns == Subnets::default() {
-        return Err(Unusable::OtherFamily(lease.subnets));
+        return Err(Impossible::OtherFamily(lease.subnets));
     }
     for net in concerns.iter() {
         check_network(us, net)?;
     }
     if us.own.overlaps(&concerns) {
-        return Err(Unusable::OverlapsOurs { subnets: lease.subnets, own: us.own });
+        return Err(Impossible::OverlapsOurs { subnets: lease.subnets, own: us.own });
     }
     for net in concerns.iter() {
         check_addresses_of_this_node(us, net)?;
@@ -67,19 +67,19 @@ pub(super) fn claim(us: &Us, lease: &Lease) -> Claim {
 }
 
 /// Checks that this subnet does not contain an address of this node or of its LAN. It would take this node's own traffic otherwise.
-fn check_addresses_of_this_node(us: &Us, net: IpNet) -> Result<(), Unusable> {
+fn check_addresses_of_this_node(us: &Us, net: IpNet) -> Result<(), Impossible> {
     if is_back(Defect::LanLeasesBelieved) {
         return Ok(());
     }
     if let Some(ip) = us.public.iter().chain(&us.uplink).find(|ip| net.contains(*ip)) {
-        return Err(Unusable::ContainsPublicAddress { net, ip: *ip });
+        return Err(Impossible::ContainsPublicAddress { net, ip: *ip });
     }
     let Some((connected, link)) = us.connected.overlapping(net) else { return Ok(()) };
     let link = link.to_string();
     Err(if connected.prefix_len() == connected.max_prefix_len() {
-        Unusable::ContainsAddress { net, ip: connected.addr(), link }
+        Impossible::ContainsAddress { net, ip: connected.addr(), link }
     } else {
-        Unusable::OverlapsConnected { net, connected, link }
+        Impossible::OverlapsConnected { net, connected, link }
     })
 }
 
@@ -89,32 +89,32 @@ pub(super) fn enabled(us: &Us, subnets: &Subnets) -> Subnets {
     subnets.in_families_of(&us.networks)
 }
 
-fn check_network(us: &Us, net: IpNet) -> Result<(), Unusable> {
+fn check_network(us: &Us, net: IpNet) -> Result<(), Impossible> {
     match us.networks.of(family(&net)) {
-        Some(network) if !network.contains(&net) => Err(Unusable::OutsideNetwork { net, network }),
+        Some(network) if !network.contains(&net) => Err(Impossible::OutsideNetwork { net, network }),
         _ => Ok(()),
     }
 }
 
 /// Checks the public addresses of the families that the network uses. What a flannel node publishes for the other family has no meaning:
 /// an IPv6-only one publishes 0.0.0.0.
-fn check_public_addresses(us: &Us, ports: PortsOf, lease: &Lease) -> Result<(), Unusable> {
+fn check_public_addresses(us: &Us, ports: PortsOf, lease: &Lease) -> Result<(), Impossible> {
     let v4 = lease.attrs.public_ip.map(IpAddr::V4).filter(|_| us.networks.of(Family::V4).is_some());
     let v6 = lease.attrs.public_ipv6.map(IpAddr::V6).filter(|_| us.networks.of(Family::V6).is_some());
     if v4.is_none() && v6.is_none() {
-        return Err(Unusable::NoPublicAddress);
+        return Err(Impossible::NoPublicAddress);
     }
     for (field, ip) in v4.map(|ip| ("PublicIP", ip)).into_iter().chain(v6.map(|ip| ("PublicIPv6", ip))) {
         if let Some(own) = us.own.iter().find(|own| own.contains(&ip)) {
-            return Err(Unusable::InsideOurSubnet { field, ip, own });
+            return Err(Impossible::InsideOurSubnet { field, ip, own });
         }
         let what = match ip {
             _ if us.public.contains(&ip) => publishes_our_address(us, ports, lease, ip),
             _ if us.uplink.contains(&ip) => Some("the address of this node's uplink, which this node does not publish"),
-            _ => unusable(ip),
+            _ => impossible(ip),
         };
         if let Some(what) = what {
-            return Err(Unusable::PublicAddress { field, ip, what });
+            return Err(Impossible::PublicAddress { field, ip, what });
         }
     }
     Ok(())
@@ -133,7 +133,7 @@ pub(super) fn publishes_our_address(us: &Us, ports: PortsOf, lease: &Lease, ip: 
 }
 
 /// Returns what kind of address this is, if no other node can have such an address.
-fn unusable(ip: IpAddr) -> Option<&'static str> {
+fn impossible(ip: IpAddr) -> Option<&'static str> {
     let link_local = |v6: Ipv6Addr| v6.is_unicast_link_local();
     match ip {
         _ if ip.is_unspecified() => Some("the unspecified address"),

@@ -9,7 +9,7 @@ use crate::old_defects::{Defect, is_back};
 use crate::text::Shown;
 
 use super::claims::{Claim, Slot};
-use super::entry::{Entry, Reason, Verdict};
+use super::entry::{Entry, Judgement, Reason};
 use super::{Before, Change, Peers, Queue, judge};
 
 impl Peers {
@@ -41,16 +41,16 @@ impl Peers {
 
     /// Judges a lease by itself. If it is possible, it gets a claim, which is queued.
     pub(super) fn judge_alone(&mut self, slot: Slot, queue: &mut Queue) {
-        let Entry::Read(lease, verdict) = &mut self.entries[slot as usize] else { return };
+        let Entry::Read(lease, judgement) = &mut self.entries[slot as usize] else { return };
         if self.us.id.as_ref() == Some(&lease.id) {
-            *verdict = Verdict::Own;
+            *judgement = Judgement::Own;
             return;
         }
-        if let Err(unusable) = judge::check(&self.us, self.ports, lease) {
-            *verdict = Verdict::Impossible(Box::new(Reason(unusable.to_string().into())));
+        if let Err(impossible) = judge::check(&self.us, self.ports, lease) {
+            *judgement = Judgement::Impossible(Box::new(Reason(impossible.to_string().into())));
             return;
         }
-        *verdict = Verdict::Beaten(None);
+        *judgement = Judgement::Beaten(None);
         let claim = judge::claim(&self.us, lease);
         queue.insert((lease.age.clone(), lease.id.clone(), slot));
         let new = self.claims.insert(&claim, slot);
@@ -71,7 +71,7 @@ impl Peers {
         }
     }
 
-    /// Judges the queued claims, oldest first, and those whose verdict changes because of them. A verdict depends only on older claims, so
+    /// Judges the queued claims, oldest first, and those whose judgement changes because of them. A judgement depends only on older claims, so
     /// no claim is judged twice. (Whether a subnet contains addresses of others depends on claims that have all been added already.)
     pub(super) fn settle(&mut self, mut queue: Queue, before: &mut Before) {
         while let Some((age, id, slot)) = queue.pop_first() {
@@ -81,27 +81,27 @@ impl Peers {
             if !entry.has_claim() {
                 continue;
             }
-            let (claim, was) = (judge::claim(&self.us, lease), *old == Verdict::Believed);
+            let (claim, was) = (judge::claim(&self.us, lease), *old == Judgement::Believed);
             self.judged += 1;
             let covered = if self.us.assigned { None } else { self.claims.covering(&claim) };
-            let verdict = match (covered, self.blocker(slot, &claim, (&age, &id))) {
-                _ if is_back(Defect::LanLeasesBelieved) => Verdict::Believed,
+            let judgement = match (covered, self.blocker(slot, &claim, (&age, &id))) {
+                _ if is_back(Defect::LanLeasesBelieved) => Judgement::Believed,
                 (Some(net), _) => {
                     let reason = format!("subnet {net} contains the public addresses of two other leases or more");
-                    Verdict::Covers(Box::new(Reason(reason.into())))
+                    Judgement::Covers(Box::new(Reason(reason.into())))
                 }
-                (None, None) => Verdict::Believed,
+                (None, None) => Judgement::Believed,
                 (None, Some((other, winner))) => {
                     let older = if (&winner.age, &winner.id) < (&age, &id) { "the older " } else { "" };
                     let whose = format!("{older}lease {}", Shown(&winner.id));
                     let reason = claim.gives_way(&judge::claim(&self.us, winner), &whose);
-                    Verdict::Beaten(Some(Box::new((other, Reason(reason.into())))))
+                    Judgement::Beaten(Some(Box::new((other, Reason(reason.into())))))
                 }
             };
-            let now = verdict == Verdict::Believed;
+            let now = judgement == Judgement::Believed;
             before.entry(slot).or_insert_with(|| (id.clone(), was.then(|| lease.clone())));
             if let Entry::Read(_, old) = &mut self.entries[slot as usize] {
-                *old = verdict;
+                *old = judgement;
             }
             if now == was {
                 continue;

@@ -109,6 +109,10 @@ fn what_is_written_is_read() {
         assert_eq!(read(&text(&other), STORE).unwrap(), other);
         assert_eq!(read_head(&text(&other), STORE).unwrap(), other.head);
     }
+    let mut ended = saved();
+    ended.head.expires = Expiry::At(0);
+    let expires = read(&text(&ended), STORE).unwrap().head.expires;
+    assert_eq!(expires, Expiry::At(1), "0 would mean that the lease never ends");
 }
 
 #[test]

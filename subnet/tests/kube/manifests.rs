@@ -151,7 +151,11 @@ async fn the_agent_has_no_more_rights_than_it_needs() {
     );
     let installer = hardened(json!({"add": ["DAC_OVERRIDE"], "drop": ["ALL"]}));
     assert_eq!(pod["initContainers"][0]["securityContext"], installer);
-    assert_eq!(pod["securityContext"], json!({"seccompProfile": {"type": "RuntimeDefault"}}));
+    // The usual type of containers may not write into directories of the node where SELinux is enforced.
+    let selinux = json!({"level": "s0", "type": "spc_t"});
+    let wanted = json!({"seccompProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": selinux});
+    assert_eq!(pod["securityContext"], wanted);
+    assert!(!chart("--set flannel.seLinuxOptions=null").unwrap().contains("seLinux"));
 }
 
 /// Returns net-conf.json from the chart with these values.
@@ -267,6 +271,10 @@ async fn values_of_flannels_chart_are_in_the_daemonset() {
     assert!(pod.to_string().contains(r#""hostPath":{"path":"/bin","#), "{pod}");
     assert_eq!(pod["nodeSelector"], json!({"a": "b"}));
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
+    let ten = set("--set flannel.updateStrategy.rollingUpdate.maxUnavailable=10%")["spec"]["updateStrategy"].take();
+    assert_eq!((&ten["type"], &ten["rollingUpdate"]["maxUnavailable"]), (&json!("RollingUpdate"), &json!("10%")));
+    let by_hand = set("--set flannel.updateStrategy.type=OnDelete")["spec"]["updateStrategy"].take();
+    assert_eq!(by_hand["type"], "OnDelete");
     let flags =
         |values: &str| set(&format!("--set {values}"))["spec"]["template"]["spec"]["containers"][0]["args"].take();
     let (cni, ip, port) = ("--cni-conf=/etc/kube-flannel/cni-conf.json", "--healthz-ip=0.0.0.0", "--healthz-port=8081");

@@ -286,6 +286,30 @@ pub async fn only_a_lease_of_the_same_length_keeps_us_out(shared: &impl SharedSt
     assert_eq!(store.retake(&free, &attrs(1), &attrs(1)).await.unwrap().subnets, free);
 }
 
+/// Every node sets such a lease aside. So it takes no subnet, and ours does not give way to it although it is older.
+pub async fn a_lease_outside_network_takes_no_subnet(shared: &impl SharedStore) {
+    let store = shared.open();
+    shared.put("subnets/10.0.0.0-8", &attrs(9).to_wire()).await;
+    let only = LeaseRequest { network: network(24, "10.5.1.0"), ..request(1) };
+    let lease = store.acquire(&only).await.unwrap();
+    assert_eq!(lease.subnets, subnet("10.5.1.0/24"));
+    let restarted = LeaseRequest { was: Some(attrs(1)), ..only };
+    assert_eq!(shared.open().acquire(&restarted).await.unwrap(), lease);
+}
+
+/// It does not say that the subnet belongs to another node. But what cannot be read is not deleted as if it were certainly ours.
+pub async fn an_unreadable_value_under_our_key_is_written_again_and_not_released(shared: &impl SharedStore) {
+    let store = shared.open();
+    let lease = store.acquire(&request(1)).await.unwrap();
+    shared.put(&format!("subnets/{}", lease.id), "no lease").await;
+    let error = store.release(&lease).await.unwrap_err();
+    assert!(matches!(&error, Error::Taken { owner, .. } if owner == "an unreadable value"), "{error}");
+    assert_eq!(store.list().await.unwrap().len(), 1);
+    let again = store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.unwrap();
+    assert_eq!((again.subnets, &again.attrs), (lease.subnets, &attrs(1)));
+    assert_eq!(store.own(&booted(1)).await.unwrap(), Some(again));
+}
+
 pub async fn releases_only_what_is_ours(shared: &impl SharedStore) {
     let store = shared.open();
     let lease = store.acquire(&request(1)).await.unwrap();
@@ -407,8 +431,9 @@ pub async fn a_bad_entry_does_not_affect_others(shared: &impl SharedStore) {
         }
     })
     .await;
-    let other = shared.open_for(2).acquire(&request(2)).await.unwrap();
-    assert_ne!(other.subnets, subnet("10.5.200.0/24"));
+    let wanted = LeaseRequest { previous: Some(subnet("10.5.200.0/24")), ..request(2) };
+    let other = shared.open_for(2).acquire(&wanted).await.unwrap();
+    assert_ne!(other.subnets, subnet("10.5.200.0/24"), "its name says that it is taken");
 }
 
 pub async fn a_change_of_net_conf_is_reported(shared: &impl SharedStore) {

@@ -7,11 +7,12 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::Mode;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::evidence::Evidence;
@@ -175,6 +176,7 @@ async fn a_directory_that_vanished_is_not_created_again_and_is_watched_when_it_r
         fs::rename(&path, &away).unwrap();
         while !matches!(events.recv().await.unwrap(), Event::Unreachable(_)) {}
         assert!(matches!(store.list().await, Err(Error::Unavailable { .. })), "gone is not empty");
+        assert!(matches!(store.config().await, Err(Error::Unavailable { .. })), "gone is not empty");
         assert!(!path.exists());
         fs::rename(&away, &path).unwrap();
         let Event::Snapshot { records, reset } = next(&mut events).await else { panic!("looks again as a whole") };
@@ -187,6 +189,98 @@ async fn a_directory_that_vanished_is_not_created_again_and_is_watched_when_it_r
     };
     tokio::select! {
         () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_moved_away_or_back_is_noticed_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into(), TYPES);
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let (file, away) = (dir.path().join(format!("subnets/{}.json", lease.id)), dir.path().join("away"));
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        fs::rename(&file, &away).unwrap();
+        assert_eq!(next(&mut events).await, Event::Changes(vec![RecordChange::Removed(lease.id.clone())]));
+        fs::rename(&away, &file).unwrap();
+        let Event::Changes(changes) = next(&mut events).await else { panic!("changes") };
+        assert_eq!(changes[0].written().unwrap().lease.as_ref(), Ok(&lease));
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+#[tokio::test]
+async fn a_net_conf_that_was_deleted_stays_in_force_until_there_is_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into(), TYPES);
+    let config = dir.path().join("config.json");
+    let net_conf = |number: u8| format!(r#"{{"Network":"10.{number}.0.0/16"}}"#);
+    let write = |text: String| {
+        let aside = dir.path().join("aside");
+        fs::write(&aside, text).unwrap();
+        fs::rename(aside, &config).unwrap();
+    };
+    write(net_conf(1));
+    assert_eq!(store.config().await.unwrap(), net_conf(1));
+    let (out, mut events) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        fs::remove_file(&config).unwrap();
+        while events.recv().await.unwrap() != Event::Answered {}
+        write(net_conf(1));
+        store.acquire(&request(1)).await.unwrap();
+        assert!(matches!(next(&mut events).await, Event::Changes(_)), "the same text is no change");
+        write(net_conf(2));
+        assert_eq!(next(&mut events).await, Event::Config(net_conf(2)));
+    };
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        () = body => {}
+    }
+}
+
+/// Another host, or a program that hangs, holds the lock.
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_waited_for_but_not_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into(), TYPES);
+    store.acquire(&request(1)).await.unwrap();
+    let lock = OpenOptions::new().write(true).open(dir.path().join(".lock")).unwrap();
+    let held = Flock::lock(lock, FlockArg::LockExclusiveNonblock).unwrap_or_else(|(_, errno)| panic!("{errno}"));
+    let begin = Instant::now();
+    let error = store.acquire(&request(2)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }) && error.to_string().starts_with("lock "), "{error}");
+    assert!((5..7).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
+    assert_eq!(store.list().await.unwrap().len(), 1);
+    let ends = async {
+        sleep(Duration::from_secs(2)).await;
+        drop(held);
+    };
+    let request = request(2);
+    let (lease, ()) = tokio::join!(store.acquire(&request), ends);
+    lease.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_of_a_directory_is_reported_as_kept_each_minute() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = DirStore::new(dir.path().into(), TYPES);
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let (out, mut keeps) = mpsc::channel(1);
+    let begin = Instant::now();
+    let body = async {
+        for minutes in 0..3 {
+            assert_eq!(keeps.recv().await, Some(Event::Renewed(None)));
+            assert_eq!(begin.elapsed().as_secs(), minutes * 60);
+        }
+    };
+    tokio::select! {
+        () = store.keep(&lease, out) => panic!("the keeper ended"),
         () = body => {}
     }
 }

@@ -10,7 +10,7 @@ use etcd_client::{PutOptions, Txn, TxnOp};
 use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
-use weft_subnet::etcd::EtcdStore;
+use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{attrs, booted, next, request, subnet, watching};
@@ -28,6 +28,15 @@ async fn keys_and_values_are_byte_for_byte_those_of_flannel() {
     let out = server.etcdctl(&["get", "--prefix", PREFIX]);
     let value = r#"{"PublicIP":"192.0.2.3","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"c6:d2:32:6f:8f:46"}}"#;
     assert_eq!(String::from_utf8(out).unwrap(), format!("{PREFIX}/subnets/10.5.52.0-24\n{value}\n"));
+}
+
+#[tokio::test]
+async fn a_slash_at_the_end_of_the_prefix_makes_no_difference() {
+    let server = Server::start().await;
+    let lease = server.store().acquire(&request(1)).await.unwrap();
+    let with_slash = EtcdOptions { prefix: format!("{PREFIX}/"), ..options(vec![server.url()]) };
+    let store = EtcdStore::new(with_slash).unwrap();
+    assert_eq!(store.own(&booted(1)).await.unwrap(), Some(lease));
 }
 
 #[tokio::test]
@@ -72,6 +81,39 @@ async fn the_renewal_reports_a_key_that_is_gone_without_a_watch() {
     tokio::select! {
         () = store.keep(&lease, kept) => panic!("the keeper ended"),
         done = timeout(Duration::from_secs(60), body) => done.expect("nothing was reported"),
+    }
+}
+
+#[tokio::test]
+async fn a_renewal_that_fails_is_reported_and_tried_again() {
+    let mut server = Server::start().await;
+    let mut short = options(vec![server.url()]);
+    short.lease_ttl = Duration::from_secs(3);
+    let store = EtcdStore::new(short).unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let (kept, mut keeps) = mpsc::channel(64);
+    let body = async {
+        assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+        server.end();
+        loop {
+            match keeps.recv().await.unwrap() {
+                Event::Renewed(Some(_)) => {}
+                Event::NotRenewed(text) => break assert!(text.contains(&server.url()), "{text}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        server.again();
+        loop {
+            match keeps.recv().await.unwrap() {
+                Event::NotRenewed(_) => {}
+                Event::Renewed(Some(_)) => break,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    tokio::select! {
+        () = store.keep(&lease, kept) => panic!("the keeper ended"),
+        done = timeout(Duration::from_secs(60), body) => done.expect("a report"),
     }
 }
 
@@ -367,6 +409,37 @@ async fn a_net_conf_that_changed_is_no_sign_of_another_store() {
             () = goes_on => {}
         }
     }
+}
+
+#[tokio::test]
+async fn a_net_conf_that_was_deleted_stays_in_force_until_there_is_another() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let net_conf = |number: u8| format!(r#"{{"Network":"10.{number}.0.0/16"}}"#);
+    let config = format!("{PREFIX}/config");
+    client.put(config.as_str(), net_conf(1), None).await.unwrap();
+    watching(&store, async |mut events| {
+        assert_eq!(snapshot(&mut events).await, (0, false));
+        client.delete(config.as_str(), None).await.unwrap();
+        client.put(config.as_str(), net_conf(1), None).await.unwrap();
+        client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
+        // The first event is that of the lease.
+        assert_eq!(ids(&mut events, 1).await, ["10.5.1.0-24"]);
+        client.put(config.as_str(), net_conf(2), None).await.unwrap();
+        assert_eq!(next(&mut events).await, Event::Config(net_conf(2)));
+    })
+    .await;
+}
+
+/// Neither a list in smaller pages nor one without values makes such an answer smaller.
+#[tokio::test]
+async fn a_net_conf_that_is_larger_than_any_message_is_an_error() {
+    let server = Server::start_with("http", |_| vec!["--max-request-bytes".to_owned(), (64 << 20).to_string()]);
+    server.ready().await;
+    server.client().await.put(format!("{PREFIX}/config"), "x".repeat(17 << 20), None).await.unwrap();
+    let store = server.store();
+    let read = timeout(NOTICED, store.config()).await.expect("it is read again and again");
+    assert!(matches!(read, Err(Error::Unavailable { .. })), "{:?}", read.map(|text| text.len()));
 }
 
 /// Accepts connections and counts them. `answer` says what happens to each connection.

@@ -3,13 +3,14 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use etcd_client::{Txn, TxnOp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::timeout;
 use weft_subnet::attrs::Attrs;
@@ -115,6 +116,10 @@ async fn endpoint(silent: bool) -> (String, JoinSet<()>) {
 const LEARNER: &str = "etcdserver: rpc not supported for learner";
 /// What a member says that has too much to do.
 const BUSY: &str = "etcdserver: too many requests";
+/// What a member says that has lost the others.
+const NO_LEADER: &str = "etcdserver: no leader";
+/// What a member says that ends at this moment.
+const STOPPED: &str = "etcdserver: server stopped";
 
 /// Starts an endpoint that answers every call with this status of gRPC.
 async fn refusing(code: u8, message: &'static str) -> (String, JoinSet<()>) {
@@ -167,7 +172,10 @@ async fn every_call_is_tried_on_the_next_endpoint() {
     let ((silent, _silent), (rude, _rude)) = (endpoint(true).await, endpoint(false).await);
     let dead = format!("http://127.0.0.1:{}", free_port());
     let ((learner, _learner), (busy, _busy)) = (refusing(9, LEARNER).await, refusing(8, BUSY).await);
-    let kinds = [("dead", dead), ("silent", silent), ("hangs up", rude), ("learner", learner), ("busy", busy)];
+    let ((alone, _alone), (stopped, _stopped)) = (refusing(14, NO_LEADER).await, refusing(2, STOPPED).await);
+    let refusing = [("learner", learner), ("busy", busy), ("without a leader", alone), ("stopped", stopped)];
+    let kinds = [("dead", dead), ("silent", silent), ("hangs up", rude)].into_iter().chain(refusing);
+    let kinds: Vec<_> = kinds.collect();
     let all = kinds.iter().flat_map(|kind| CALLS.map(|what| (kind, what)));
     let live = &live;
     let calls = all.zip(1..).map(|(((kind, url), what), last)| async move {
@@ -430,6 +438,101 @@ async fn a_watch_that_breaks_in_the_middle_of_a_revision_goes_on_with_all_of_it(
         told = timeout(LIMIT, told) => told.expect("the last lease"),
     }
     assert_eq!(missing, BTreeSet::new());
+}
+
+/// The number of leases for which a list needs a second page.
+const TWO_PAGES: u32 = 1_500;
+
+/// Writes so many leases that a list needs a second page.
+async fn fill(server: &Server) {
+    let mut client = server.client().await;
+    let all: Vec<u32> = (0..TWO_PAGES).collect();
+    for batch in all.chunks(100) {
+        let key = |n: &u32| format!("{PREFIX}/subnets/{}-24", Ipv4Addr::from(0x0a00_0000 + (n << 8)));
+        let put = |n: &u32| TxnOp::put(key(n), attrs(1).to_wire(), None);
+        client.txn(Txn::new().and_then(batch.iter().map(put).collect::<Vec<_>>())).await.unwrap();
+    }
+}
+
+/// Another cluster answers at the next endpoint, for example because a node was moved to it and its flag names both.
+#[tokio::test]
+async fn a_list_is_never_that_of_two_clusters() {
+    let body = async {
+        let (first, second) = (Server::start().await, Server::start().await);
+        // The second cluster has the revision of the first one, too.
+        for server in [&first, &second, &second] {
+            fill(server).await;
+        }
+        let (url, _tasks, broke) = breaking(first.port, 2, Break::Request).await;
+        let store = EtcdStore::new(options(vec![url, second.url()])).unwrap();
+        let error = store.list().await.unwrap_err().to_string();
+        assert!(broke.get(), "the second page is asked for");
+        assert!(error.contains("another cluster answered in the middle of the list"), "{error}");
+        assert_eq!(store.list().await.unwrap().len(), TWO_PAGES as usize, "all of it is read from the second cluster");
+    };
+    timeout(LIMIT, LocalSet::new().run_until(body)).await.unwrap();
+}
+
+/// Starts an endpoint that forwards everything to etcd. Before call number `at` of its first connection, which begins with 1, it tells that it
+/// has been reached, and waits.
+async fn halting(port: u16, at: usize) -> (String, JoinSet<()>, oneshot::Receiver<()>, oneshot::Sender<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let ((reached, is_reached), (go_on, goes_on)) = (oneshot::channel(), oneshot::channel());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let (near, _) = listener.accept().await.unwrap();
+        let far = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        let ((mut from, mut back), (mut answers, mut to)) = (near.into_split(), far.into_split());
+        let requests = async {
+            let mut preface = [0; PREFACE];
+            from.read_exact(&mut preface).await.unwrap();
+            to.write_all(&preface).await.unwrap();
+            let (mut calls, mut halt) = (0, Some((reached, goes_on)));
+            while let Some(frame) = frame(&mut from).await {
+                calls += usize::from(frame[3] == HEADERS);
+                if calls == at
+                    && let Some((reached, goes_on)) = halt.take()
+                {
+                    let _ = reached.send(());
+                    let _ = goes_on.await;
+                }
+                if to.write_all(&frame).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = requests => {}
+            end = tokio::io::copy(&mut answers, &mut back) => drop(end),
+        }
+    });
+    (url, tasks, is_reached, go_on)
+}
+
+/// Between two pages, a node moves from a subnet that was not read yet to one that was. Pages of two revisions would have neither lease, and
+/// the watch would begin after both changes.
+#[tokio::test]
+async fn all_pages_of_a_list_have_one_revision() {
+    let body = async {
+        let live = Server::start().await;
+        fill(&live).await;
+        let (url, _tasks, reached, go_on) = halting(live.port, 2).await;
+        let store = EtcdStore::new(options(vec![url, live.url()])).unwrap();
+        let key = |id: &str| format!("{PREFIX}/subnets/{id}");
+        let moves = async {
+            reached.await.unwrap();
+            let mut client = live.client().await;
+            client.delete(key("10.5.99.0-24"), None).await.unwrap();
+            client.put(key("10.0.0.0-25"), attrs(1).to_wire(), None).await.unwrap();
+            go_on.send(()).unwrap();
+        };
+        let (list, ()) = tokio::join!(store.list(), moves);
+        let list = list.unwrap();
+        assert_eq!(list.len(), TWO_PAGES as usize);
+        assert!(list.iter().any(|record| &*record.id == "10.5.99.0-24"));
+    };
+    timeout(LIMIT, body).await.unwrap();
 }
 
 /// Renewals and the watch continue on the next endpoint, and the lease does not expire.

@@ -329,6 +329,36 @@ async fn a_missing_net_conf_names_the_command_that_writes_it() {
 }
 
 #[test]
+fn an_endpoint_without_a_scheme_is_https_only_if_a_certificate_file_is_named() {
+    let described = |options| EtcdStore::new(options).map(|store| store.describe()).unwrap();
+    let endpoints = || vec![" 10.0.0.1:2379/".to_owned(), String::new(), "http://10.0.0.2:2379".to_owned()];
+    let plain = described(options(endpoints()));
+    assert_eq!(plain, "etcd http://10.0.0.1:2379,http://10.0.0.2:2379 /coreos.com/network");
+    let dir = tempfile::tempdir().unwrap();
+    authority(dir.path(), "ca");
+    let with_ca = EtcdOptions { ca_file: Some(dir.path().join("ca.pem")), ..options(endpoints()) };
+    assert_eq!(described(with_ca), "etcd https://10.0.0.1:2379,http://10.0.0.2:2379 /coreos.com/network");
+}
+
+/// Saved peers are used only for the store that they were saved for.
+#[tokio::test]
+async fn the_same_endpoints_in_another_order_are_the_same_store() {
+    let fingerprint = async |endpoints: [&str; 2], prefix: &str| {
+        let endpoints = endpoints.map(str::to_owned).to_vec();
+        EtcdStore::new(EtcdOptions { prefix: prefix.into(), ..options(endpoints) })
+            .unwrap()
+            .fingerprint()
+            .await
+            .unwrap()
+    };
+    let (one, other) = ("http://10.0.0.1:2379", "http://10.0.0.2:2379");
+    let store = fingerprint([one, other], PREFIX).await;
+    assert_eq!(fingerprint([other, one], PREFIX).await, store);
+    assert_ne!(fingerprint([one, "http://10.0.0.3:2379"], PREFIX).await, store);
+    assert_ne!(fingerprint([one, other], "/my/pods").await, store);
+}
+
+#[test]
 fn errors_name_the_flag_that_is_wrong() {
     let base = || options(vec!["https://127.0.0.1:1".into()]);
     let refusal = |options| match EtcdStore::new(options) {
@@ -342,6 +372,16 @@ fn errors_name_the_flag_that_is_wrong() {
     assert!(refusal(EtcdOptions { ca_file: path(), ..base() }).starts_with("--etcd-cafile: cannot read"));
     assert!(refusal(EtcdOptions { username: Some("u".into()), ..base() }).contains("without --etcd-password"));
     assert!(refusal(EtcdOptions { password: Some("p".into()), ..base() }).contains("without --etcd-username"));
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("notes"), "-----BEGIN").unwrap();
+    let notes = || Some(dir.path().join("notes"));
+    assert!(refusal(EtcdOptions { ca_file: notes(), ..base() }).ends_with("notes is not a PEM file"));
+    let empty = || Some(String::new());
+    assert!(
+        refusal(EtcdOptions { username: Some("u".into()), password: empty(), ..base() }).contains("--etcd-password")
+    );
+    let neither = EtcdOptions { username: empty(), password: empty(), ..options(vec!["http://127.0.0.1:1".into()]) };
+    assert!(EtcdStore::new(neither).is_ok(), "empty flags count as absent");
     assert!(refusal(options(Vec::new())).contains("--etcd-endpoints is empty"));
     assert!(refusal(options(vec!["ftp://x".into()])).contains("neither http:// nor https://"));
 }

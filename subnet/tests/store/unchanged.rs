@@ -103,6 +103,18 @@ async fn our_younger_record_is_deleted_if_an_older_one_overlaps_it() {
     assert_eq!(again.subnets, lease.subnets);
 }
 
+/// No node believes what cannot be read. So it must not cost us our subnet, which pods use.
+#[tokio::test]
+async fn our_record_stays_if_the_older_one_that_overlaps_it_is_no_lease() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let (older, ours) = ("10.5.1.0-24&fd00:12:0:1::-64", "10.5.1.0-24&fd00:12:0:2::-64");
+    client.put(key(older), "no lease", None).await.unwrap();
+    client.put(key(ours), attrs(1).to_wire(), None).await.unwrap();
+    let lease = store.acquire(&dual_request(1, Subnets::from_key(ours).unwrap())).await.unwrap();
+    assert_eq!(lease.subnets.to_key(), ours);
+}
+
 /// Our record does not fit net-conf any more and must be deleted. Meanwhile another node got its subnet.
 #[tokio::test]
 async fn a_record_that_changed_since_it_was_read_is_not_deleted() {
@@ -213,6 +225,44 @@ async fn the_record_of_the_node_that_created_our_key_is_not_reported_as_removed(
     let Event::Changes(changes) = told else { panic!("{told:?}") };
     let record = changes[0].written().unwrap_or_else(|| panic!("{changes:?}"));
     assert_eq!((&record.id, &record.lease.as_ref().unwrap().attrs), (&lease.id, &attrs(9)));
+}
+
+/// Somebody has attached our key to another etcd lease, or to none, and has ended ours. The watch has not reported that yet.
+#[tokio::test]
+async fn our_key_is_not_reported_as_removed_if_it_has_another_etcd_lease() {
+    for is_reservation in [false, true] {
+        let server = Server::start().await;
+        let mut short = options(vec![server.url()]);
+        short.lease_ttl = Duration::from_secs(2);
+        let store = EtcdStore::new(short).unwrap();
+        let lease = store.acquire(&request(1)).await.unwrap();
+        let (out, mut events) = mpsc::channel(64);
+        // From its first event on, the watch is not polled any more.
+        let mut watch = store.watch(out);
+        tokio::select! {
+            () = &mut watch => panic!("the watch ended"),
+            event = next(&mut events) => assert!(matches!(event, Event::Snapshot { .. })),
+        }
+        let mut client = server.client().await;
+        let (_, attached) = stored(&mut client, &lease.id).await.unwrap();
+        let other = if is_reservation { 0 } else { client.lease_grant(60, None).await.unwrap().id() };
+        let other = PutOptions::new().with_lease(other);
+        client.put(key(&lease.id), attrs(1).to_wire(), Some(other)).await.unwrap();
+        client.lease_revoke(attached).await.unwrap();
+        let (kept, mut keeps) = mpsc::channel(64);
+        // The first report may still be about the etcd lease that was granted a moment ago.
+        let second = async {
+            keeps.recv().await.unwrap();
+            keeps.recv().await.unwrap()
+        };
+        let told = tokio::select! {
+            () = store.keep(&lease, kept) => panic!("the keeper ended"),
+            told = second => told,
+        };
+        let Event::Renewed(ttl) = told else { panic!("{told:?}") };
+        assert_eq!(ttl.is_none(), is_reservation, "{ttl:?}");
+        assert!(ttl.is_none_or(|ttl| ttl > Duration::from_secs(30)), "{ttl:?}");
+    }
 }
 
 /// Tests each case in which an etcd lease is granted and then not used. It would otherwise remain for a day.

@@ -22,7 +22,7 @@ use weft::observe::metrics::Metrics;
 use weft::observe::node_condition::ConditionReporter;
 use weft::observe::report::Reporter;
 use weft::observe::systemd::Notify;
-use weft::options::{OnLostLease, Options, RuleOptions, Store, UplinkChoice};
+use weft::options::{Options, Store};
 use weft::pass::Passer;
 use weft::saved::Saver;
 use weft_backends::backend::TYPES;
@@ -164,24 +164,10 @@ fn etcd_options() -> EtcdOptions {
 fn options(dir: &Path, number: usize) -> Options {
     Options {
         store: Store::Etcd(etcd_options()),
-        uplink: UplinkChoice::default(),
         subnet_file: dir.join(format!("{number}.env")),
-        socket: dir.join("unused.sock"),
-        health: None,
         resync: Duration::from_secs(300),
-        nexthop_objects: true,
         // The removal is measured, and not the grace time before it.
         hold_removals: Duration::ZERO,
-        change_grace: Duration::from_secs(60),
-        net_conf_commands: weft::options::NetConfCommands::Refuse,
-        on_lost_lease: OnLostLease::Hold,
-        manage_sysctls: false,
-        tx_checksum_off: false,
-        probe: false,
-        state_dir: None,
-        wireguard_key: "/nonexistent/wgkey".into(),
-        unwell_after: Duration::from_secs(30),
-        rules: RuleOptions::default(),
-        cni: None,
+        ..Options::minimal(dir)
     }
 }

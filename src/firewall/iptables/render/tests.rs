@@ -2,10 +2,10 @@
 //! What iptables-save printed goes in, and the text for iptables-restore comes out.
 
 use weft_backends::traffic_rules::{FamilyRules, Masquerade, Policy, rules};
+use weft_cni::iptables::Saved;
 use weft_subnet::cidr::{Family, Subnets};
 
 use super::{HookedChains, changes, present, removal};
-use crate::firewall::iptables::saved::Saved;
 
 fn part(except: &[&str], nodes: &[&str]) -> FamilyRules {
     let masquerade = Masquerade {

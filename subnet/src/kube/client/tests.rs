@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which errors are refusals, which may pass, and when a new client is made.
 
+use super::super::annotations::Prefix;
 use super::super::fake::{Clock, Fake, FakeNode};
 use super::super::{KubeStore, Who};
 use super::{Access, Api, NO_SUCH_PATH, Proxies};
@@ -41,6 +42,10 @@ async fn the_refusal_of_a_policy_names_its_own_remedy() {
     for (reason, words) in [
         ("ValidatingAdmissionPolicy 'weft-own-node': changes no annotations but its own", "policy.annotationPrefix"),
         ("ValidatingAdmissionPolicy 'weft-own-node': this token is not bound to this node", "NODE_NAME must be"),
+        (
+            "ValidatingAdmissionPolicy 'weft-own-node': this token is not bound to this node",
+            "`weft lease rm` of another node needs an administrator's --kubeconfig-file",
+        ),
         ("ValidatingAdmissionPolicy 'theirs' denied it", "an admission policy of the cluster"),
         ("admission webhook denied it", "an admission policy of the cluster"),
     ] {
@@ -76,6 +81,26 @@ async fn credentials_are_read_again_after_a_failure() {
     std::fs::copy(third.kubeconfig(), old.kubeconfig()).unwrap();
     let (listed, ()) = tokio::join!(store.list(), async { third.request().await.page(5, "", &nodes).await });
     assert_eq!(listed.unwrap().len(), 1, "the list must come from the third server");
+}
+
+/// Saved peers are used only for the store that they were saved for.
+#[tokio::test]
+async fn clusters_nodes_and_annotation_prefixes_have_fingerprints_of_their_own() {
+    let (fake, other) = (Fake::start().await, Fake::start().await);
+    let first = fake.store().fingerprint().await.expect("a fingerprint");
+    assert!(first.contains(&fake.url()), "{first}");
+    assert_eq!(fake.store().fingerprint().await.as_ref(), Some(&first));
+    let others = [
+        other.store(),
+        KubeStore { who: Who::Node("n2".to_owned()), ..fake.store() },
+        KubeStore { prefix: Prefix::new("b.test").unwrap(), ..fake.store() },
+    ];
+    for (at, store) in others.iter().enumerate() {
+        let text = store.fingerprint().await;
+        assert!(text.as_ref().is_some_and(|text| *text != first), "{at}: {text:?}");
+    }
+    std::fs::remove_file(fake.kubeconfig()).unwrap();
+    assert_eq!(fake.store().fingerprint().await, None, "it is not known which cluster it is");
 }
 
 #[tokio::test]

@@ -102,6 +102,15 @@ fn values_that_cannot_be_read_are_named() {
     assert!(node(&ours(&[("kube-subnet-manager", "false")]), cidr).record(&prefix()).is_none());
 }
 
+#[test]
+fn an_admin_chooses_an_address_of_each_family() {
+    let chosen = |pairs: &[(&str, &str)]| node(&ours(pairs), "").chosen(&prefix()).unwrap();
+    let (v4, v6) = (("node-public-ip", "192.0.2.7"), ("node-public-ipv6", "2001:db8::7"));
+    assert_eq!(chosen(&[v4, v6]), ["192.0.2.7".parse().ok(), "2001:db8::7".parse().ok()]);
+    assert_eq!(chosen(&[v6]), [None, "2001:db8::7".parse().ok()]);
+    assert_eq!(chosen(&[]), [None, None]);
+}
+
 /// flannel publishes it where a family is not in use.
 #[test]
 fn the_unspecified_address_is_none() {

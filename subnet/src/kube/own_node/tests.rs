@@ -302,6 +302,12 @@ async fn a_pod_cidr_may_lie_in_a_network_that_became_wider() {
         (r#"{"Network":"10.4.0.0/14"}"#, "10.6.1.0/24", Ok(())),
         ("half a te", "10.6.1.0/24", Ok(())),
         ("half a te", "10.9.1.0/24", Err("lies outside 10.4.0.0/14")),
+        // Another family needs a restart.
+        (
+            r#"{"Network":"10.0.0.0/8","EnableIPv6":true,"IPv6Network":"fd00:12::/48"}"#,
+            "10.9.1.0/24",
+            Err("lies outside 10.4.0.0/14"),
+        ),
     ];
     for (version, (text, cidr, wanted)) in (6..).zip(table) {
         std::fs::write(fake.net_conf(), text).unwrap();
@@ -326,6 +332,29 @@ async fn a_pod_cidr_may_lie_in_a_network_that_became_wider() {
             let event = event.expect("the change is reported");
             assert_eq!(event, Some(crate::source::Event::Config(r#"{"Network":"10.4.0.0/14"}"#.to_owned())));
         }
+    }
+}
+
+#[tokio::test]
+async fn each_family_of_net_conf_needs_a_pod_cidr_inside_its_network() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    let mut request = request();
+    request.network.networks.v6 = Some("fd00:12::/48".parse().unwrap());
+    for (cidrs, words) in [
+        (json!(["10.5.1.0/24"]), "node n1 has no pod CIDR inside fd00:12::/48"),
+        (json!(["fd00:12:0:1::/64"]), "node n1 has no pod CIDR inside 10.5.0.0/16"),
+        (
+            json!(["10.5.1.0/24", "fd00:13:0:1::/64"]),
+            "pod CIDR fd00:13:0:1::/64 of node n1 lies outside fd00:12::/48 of net-conf",
+        ),
+    ] {
+        let mut node = FakeNode::new(1, 5).json();
+        node["spec"] = json!({ "podCIDRs": cidrs });
+        let serve = async { fake.expect("GET", NODE).await.json(&node).await };
+        let (lease, ()) = tokio::join!(store.take(&request), serve);
+        let error = lease.unwrap_err();
+        assert!(matches!(&error, Error::Invalid(text) if text.starts_with(words)), "{error}");
     }
 }
 

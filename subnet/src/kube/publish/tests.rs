@@ -93,6 +93,25 @@ fn the_source_of_tunnel_packets_is_published_and_removed() {
     assert!(published(&attrs, &with_source).get(format!("{P}tunnel-ip")).is_none());
 }
 
+/// Each part of a lease has an annotation of its own, in which the agents of other nodes find it.
+#[test]
+fn what_is_published_is_read_and_removed() {
+    let attrs = Attrs {
+        tunnel_ip: Some([10, 0, 0, 1].into()),
+        tunnel_ipv6: Some("fd00::1".parse().unwrap()),
+        other_ways: Some(r#"[{"BackendType":"host-gw"}]"#.into()),
+        ..attrs("vxlan", Some(r#"{"VNI":1}"#), Some(r#"{"VNI":2}"#))
+    };
+    let all = published(&attrs, &json!({}));
+    assert_eq!(all[format!("{P}tunnel-ipv6")], "fd00::1");
+    assert_eq!(all[format!("{P}other-ways")], r#"[{"BackendType":"host-gw"}]"#);
+    let spec = json!({"podCIDRs": ["10.5.1.0/24", "fd00:12:0:1::/64"]});
+    let text = json!({"metadata": {"name": "n1", "annotations": all}, "spec": spec}).to_string();
+    let there: Node = serde_json::from_str(&text).unwrap();
+    assert_eq!(there.record(&prefix()).unwrap().lease.unwrap().attrs, attrs);
+    assert_eq!(applied(&all, removal(&there, &prefix())), json!({}));
+}
+
 #[test]
 fn the_admins_address_is_published() {
     let attrs = attrs("host-gw", None, None);

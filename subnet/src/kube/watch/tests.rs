@@ -358,6 +358,30 @@ async fn another_uid_of_our_node_leads_to_a_snapshot_of_another_store() {
     }
 }
 
+/// The watch itself reports that our Node is gone.
+#[tokio::test]
+async fn a_node_of_ours_that_was_deleted_is_no_sign_of_another_store() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    let own = FakeNode::new(1, 5);
+    let read = async { fake.expect("GET", "/api/v1/nodes/n1").await.json(&own.json()).await };
+    let (found, ()) = tokio::join!(store.find_own(), read);
+    found.unwrap();
+    watching(&store, |mut events| async move {
+        let mut stream = fake.list(100, std::slice::from_ref(&own)).await;
+        assert_eq!(snapshot(&mut events, false).await, ["n1"]);
+        stream.half_an_event().await;
+        drop(stream);
+        failure(&mut events, "cut off").await;
+        fake.history_check(200).await;
+        fake.expect("GET", "/api/v1/nodes/n1").await.refuse(404, "NotFound").await;
+        let mut stream = fake.watch(Some(100)).await;
+        stream.event("DELETED", &FakeNode { version: 150, ..own }).await;
+        assert_eq!(change(&mut events).await.removed().unwrap().as_ref(), "n1");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_server_that_is_away_is_reported_once_a_minute_and_followed_when_it_is_back() {
     let mut fake = Fake::start().await;

@@ -13,7 +13,7 @@ use weft_netlink::rt::{PLAIN, family};
 use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{Writer, attr, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
-use super::facts::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
+use super::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 
 /// Flags of RTM_GETROUTE: name the routing table; name the entry of the table instead of the result for this destination.
 const RTM_F_LOOKUP_TABLE: u32 = 0x1000;
@@ -115,11 +115,19 @@ impl Kernel {
     /// # Errors
     /// The dump fails.
     pub fn main_table(&mut self, is_ipv4: bool) -> io::Result<Vec<Route>> {
+        self.table(is_ipv4, libc::RT_TABLE_MAIN.into())
+    }
+
+    /// Returns the routes of one family in a table.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn table(&mut self, is_ipv4: bool, table: u32) -> io::Result<Vec<Route>> {
         let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 };
         let fixed = [family as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let data = self.netlink.dump(libc::RTM_GETROUTE, |w, kind, flags| w.begin(kind, flags, &fixed))?;
         let routes = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload));
-        Ok(routes.filter(|route| route.table == u32::from(libc::RT_TABLE_MAIN)).collect())
+        Ok(routes.filter(|route| route.table == table).collect())
     }
 
     /// Returns the neighbour with this address on a device.
@@ -171,7 +179,7 @@ fn get_route(w: &mut Writer, packet: &Packet, arrives: Option<u32>, flags: u32) 
     let number = match packet.proto {
         Some(Proto::Tcp) => libc::IPPROTO_TCP,
         Some(Proto::Udp) => libc::IPPROTO_UDP,
-        Some(Proto::Icmp) | None => return,
+        Some(Proto::Icmp | Proto::Ipip) | None => return,
     };
     w.attr(RTA_IP_PROTO, &[number as u8]);
     if let Some(port) = packet.port {

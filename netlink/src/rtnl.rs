@@ -6,19 +6,18 @@ mod decode;
 mod link;
 mod refused;
 
+use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, setns};
-use weft_netlink::rt::{PLAIN, family, ifaddrmsg, ifinfomsg};
-use weft_netlink::socket::{NLM_F_ACK, Netlink};
-use weft_netlink::wire::{Writer, attr_after, i32_at, messages, u8_at};
 
-use crate::spec::Error;
+use super::rt::{PLAIN, family, ifaddrmsg, ifinfomsg};
+use super::socket::{NLM_F_ACK, Netlink};
+use super::wire::{Writer, attr_after, i32_at, messages, u8_at};
 pub use decode::links;
 use decode::{addr, neigh, qdisc, route};
 pub use link::{BridgePort, Link, Vxlan, mac_text};
@@ -27,6 +26,29 @@ pub use refused::Refused;
 /// Attributes of RTM_GETNSID (linux/net_namespace.h).
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It could not be sent, or its answer was lost.
+    // The cause is part of the text, so it is no source: it would be printed twice.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was tried, as a verb phrase: "open netlink".
+        what: String,
+        /// The cause.
+        error: io::Error,
+    },
+    /// The kernel refused it.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+}
+
+impl Error {
+    fn io(what: impl Into<String>, error: io::Error) -> Error {
+        Error::Io { what: what.into(), error }
+    }
+}
 
 /// An rtnetlink socket in one network namespace.
 #[derive(Debug)]
@@ -81,6 +103,19 @@ pub struct Neigh {
     pub permanent: bool,
 }
 
+/// A queueing discipline.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Qdisc {
+    /// Interface index.
+    pub index: u32,
+    /// Its kind, such as `fq_codel`.
+    pub kind: String,
+    /// True if it is that of all packets that leave by the link.
+    pub is_root: bool,
+    /// The bytes a second that `tbf` lets pass; `None` for other kinds.
+    pub rate: Option<u64>,
+}
+
 impl Rtnl {
     /// Opens a socket in the network namespace of the calling thread.
     ///
@@ -96,8 +131,7 @@ impl Rtnl {
     /// # Errors
     /// The namespace cannot be entered, or the socket cannot be opened.
     pub fn open_in(netns: BorrowedFd<'_>) -> Result<Rtnl, Error> {
-        in_netns(netns, || Netlink::open().map_err(|error| Error::io("open netlink", error)))?
-            .map(|socket| Rtnl { socket })
+        in_netns(netns, Rtnl::open)?
     }
 
     /// Starts an empty batch.
@@ -171,11 +205,11 @@ impl Rtnl {
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload)).collect())
     }
 
-    /// Returns the queueing disciplines of all links: for each the index of its link, and its name.
+    /// Returns the queueing disciplines of all links.
     ///
     /// # Errors
     /// The dump fails.
-    pub fn qdiscs(&mut self) -> Result<Vec<(u32, String)>, Error> {
+    pub fn qdiscs(&mut self) -> Result<Vec<Qdisc>, Error> {
         let data = self.dump("queueing disciplines", libc::RTM_GETQDISC, &[0; 20])?;
         Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWQDISC).filter_map(|m| qdisc(m.payload)).collect())
     }
@@ -186,7 +220,7 @@ impl Rtnl {
     /// # Errors
     /// The kernel does not answer.
     pub fn is_local(&mut self, addr: IpAddr) -> Result<bool, Error> {
-        let len = IpNet::from(addr).prefix_len();
+        let len = if addr.is_ipv4() { 32 } else { 128 };
         let mut batch = self.batch();
         batch.push("look up a route", |w| {
             w.begin(libc::RTM_GETROUTE, PLAIN, &[family(addr), len, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -315,7 +349,7 @@ impl Batch<'_> {
         if replies.complete {
             Ok(Ok(replies.data))
         } else {
-            Err(Error::io("netlink", io::Error::from(io::ErrorKind::WouldBlock)))
+            Err(Error::io("netlink", io::ErrorKind::WouldBlock.into()))
         }
     }
 }
@@ -326,11 +360,13 @@ impl Batch<'_> {
 /// The namespace cannot be entered, or the thread cannot return to its own. In the second case the thread must not be
 /// used any more.
 pub fn in_netns<T>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T) -> Result<T, Error> {
-    let own =
-        std::fs::File::open("/proc/thread-self/ns/net").map_err(|error| Error::io("open our own netns", error))?;
-    setns(netns, CloneFlags::CLONE_NEWNET).map_err(|error| Error::io("enter the pod's netns", error))?;
+    let own = File::open("/proc/thread-self/ns/net").map_err(|error| Error::io("open our own netns", error))?;
+    let enter = |netns: BorrowedFd<'_>, what: &str| {
+        setns(netns, CloneFlags::CLONE_NEWNET).map_err(|errno| Error::io(what, io::Error::other(errno)))
+    };
+    enter(netns, "enter the pod's netns")?;
     let done = work();
-    setns(own.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|error| Error::io("leave the pod's netns", error))?;
+    enter(own.as_fd(), "leave the pod's netns")?;
     Ok(done)
 }
 

@@ -5,8 +5,6 @@ use std::fmt;
 
 use nix::errno::Errno;
 
-use crate::spec::Error;
-
 /// The first message of a batch that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
@@ -26,9 +24,3 @@ impl fmt::Display for Refused {
 }
 
 impl std::error::Error for Refused {}
-
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Error {
-        Error::new(crate::spec::code::OTHER, refused.to_string())
-    }
-}

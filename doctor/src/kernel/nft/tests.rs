@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 
-use super::super::facts::{Packet, Proto};
-use super::super::rules::{Fate, Outcome, Tested};
+use super::super::entries::{Packet, Proto};
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
 use super::set::{Data, Element, Found, Set};
 use super::walk::{Table, follow};
+use crate::explain::rules::{Fate, Outcome, Tested};
 
 fn element(key: &[u8]) -> Element {
     Element { key: Some(key.to_vec()), last: None, is_end: false, data: Data::Nothing }
@@ -207,4 +207,25 @@ fn one_endpoint_of_a_service_is_chosen_at_random_and_quoted_with_its_address() {
     let outcome = outcome(&mut fake, &packet());
     let wanted = (Fate::DestinationTranslated, "dnat to 10.5.2.3:53 (handle 4)".to_owned());
     assert_eq!(outcome.not_evaluated, Some(wanted));
+}
+
+/// `numgen random mod 10 < 3`, as nft writes it, beside a test of the port in the same register.
+#[test]
+fn a_rule_that_drops_at_random_names_what_its_other_tests_match() {
+    let number = || Instruction::Unknown { name: "numgen".to_owned(), to: Some(0) };
+    let order = || Instruction::ByteOrder { from: 0, to: 0, len: 4, size: 4 };
+    let is_less = || Instruction::Compare { at: 0, comparison: Comparison::Less, data: vec![0, 0, 0, 3] };
+    let random = || vec![number(), order(), is_less()];
+    let drop = || vec![Instruction::Verdict(Verdict::Drop)];
+    for (rule, is_named) in [
+        ([port_is(80), random(), drop()].concat(), true),
+        ([random(), port_is(80), drop()].concat(), true),
+        ([port_is(81), random(), drop()].concat(), false),
+        ([random(), port_is(81), drop()].concat(), false),
+        ([port_is(80), drop()].concat(), false),
+    ] {
+        let mut fake = Fake { chains: HashMap::from([("base", vec![rule.clone()])]), ..Fake::default() };
+        let outcome = outcome(&mut fake, &Packet { port: Some(80), ..packet() });
+        assert_eq!(outcome.limited.is_some(), is_named, "{rule:?}: {outcome:?}");
+    }
 }

@@ -8,6 +8,7 @@ use weft_netlink::nftables::{DATA_VALUE, DATA_VERDICT, be32_of};
 use weft_netlink::wire::{attr, attrs, text};
 
 use super::attributes::expr;
+use super::chance::BY_CHANCE;
 
 /// The register of the verdict (NFT_REG_VERDICT).
 const VERDICT_REGISTER: u32 = 0;
@@ -284,7 +285,7 @@ fn known(name: &str, data: &Attributes<'_>) -> Option<Instruction> {
             port: data.place(expr::NAT_REG_PROTO_MIN),
         },
         "masq" => Instruction::Masquerade,
-        "match" if data.text(expr::XT_NAME) == "comment" => Instruction::Harmless,
+        "match" => return tested(data.text(expr::XT_NAME)),
         "redir" => Instruction::Redirect,
         "reject" => Instruction::Reject,
         "target" => target(&data.text(expr::XT_NAME)),
@@ -340,6 +341,14 @@ fn target(name: &str) -> Instruction {
         "NOTRACK" => Instruction::Untrack,
         name if HARMLESS_TARGETS.contains(&name) => Instruction::Harmless,
         name => Instruction::Unknown { name: name.to_owned(), to: None },
+    }
+}
+
+/// Returns what a match of iptables does, which has a name of its own.
+fn tested(name: String) -> Option<Instruction> {
+    match name.as_str() {
+        "comment" => Some(Instruction::Harmless),
+        _ => BY_CHANCE.contains(&name.as_str()).then_some(Instruction::Unknown { name, to: None }),
     }
 }
 

@@ -2,9 +2,9 @@
 //! Decodes the kernel's messages (rtnetlink(7)).
 
 use nix::libc;
-use weft_netlink::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
-use super::{Addr, BridgePort, Link, Neigh, Route, Vxlan};
+use super::{Addr, BridgePort, Link, Neigh, Qdisc, Route, Vxlan};
+use crate::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
 /// Attributes of vxlan devices (linux/if_link.h).
 const IFLA_VXLAN_ID: u16 = 1;
@@ -17,14 +17,20 @@ const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
 const IFLA_BRPORT_LEARNING: u16 = 8;
 const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
+const IFLA_BRPORT_LOCKED: u16 = 39;
 /// The attribute of bridges that says whether they use the spanning tree protocol.
 const IFLA_BR_STP_STATE: u16 = 5;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
 /// Another host has the address (linux/if_addr.h).
 const IFA_F_DADFAILED: u8 = 8;
-/// The name of a queueing discipline (linux/rtnetlink.h).
+/// Attributes of queueing disciplines (linux/rtnetlink.h, linux/pkt_sched.h).
 const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const TCA_TBF_PARMS: u16 = 1;
+const TCA_TBF_RATE64: u16 = 4;
+/// The parent of the queueing discipline of all packets that leave.
+const TC_H_ROOT: u32 = u32::MAX;
 
 /// Decodes the links of an answer or a dump.
 pub fn links(data: &[u8]) -> impl Iterator<Item = Link> {
@@ -76,6 +82,7 @@ fn port(data: &[u8]) -> BridgePort {
             IFLA_BRPORT_MODE => port.hairpin = u8_at(value, 0) != 0,
             IFLA_BRPORT_LEARNING => port.learning = u8_at(value, 0) != 0,
             IFLA_BRPORT_UNICAST_FLOOD => port.flood = u8_at(value, 0) != 0,
+            IFLA_BRPORT_LOCKED => port.locked = u8_at(value, 0) != 0,
             _ => {}
         }
     }
@@ -142,10 +149,18 @@ pub(super) fn neigh(payload: &[u8]) -> Option<Neigh> {
     })
 }
 
-/// Returns the link and the name of a queueing discipline. The fixed part is `struct tcmsg`.
-pub(super) fn qdisc(payload: &[u8]) -> Option<(u32, String)> {
-    let (_, name) = attrs_after(payload, 20).find(|(kind, _)| *kind == TCA_KIND)?;
-    Some((u32_at(payload, 4), text(name).to_owned()))
+/// Decodes a queueing discipline. The fixed part is `struct tcmsg`.
+pub(super) fn qdisc(payload: &[u8]) -> Option<Qdisc> {
+    let kind = text(attr_after(payload, 20, TCA_KIND)?).to_owned();
+    let options = attr_after(payload, 20, TCA_OPTIONS).filter(|_| kind == "tbf");
+    let rate = options.and_then(tbf_rate);
+    Some(Qdisc { index: u32_at(payload, 4), kind, is_root: u32_at(payload, 12) == TC_H_ROOT, rate })
+}
+
+/// Returns the rate in bytes a second. `struct tc_tbf_qopt` begins with the rate, which has an attribute of its own if it needs more bits.
+fn tbf_rate(options: &[u8]) -> Option<u64> {
+    let wide = attr(options, TCA_TBF_RATE64).and_then(|value| value.first_chunk().copied()).map(u64::from_ne_bytes);
+    wide.or_else(|| Some(u32_at(attr(options, TCA_TBF_PARMS)?, 8).into()))
 }
 
 #[cfg(test)]
@@ -167,7 +182,16 @@ mod tests {
         assert!(!link(&of(0)).xdp && link(&of(2)).xdp);
         let mut fixed = vec![0; 20];
         fixed[4] = 7;
-        assert_eq!(qdisc(&[fixed.clone(), attribute(TCA_KIND, b"netem\0")].concat()), Some((7, "netem".to_owned())));
+        let netem = Qdisc { index: 7, kind: "netem".to_owned(), ..Qdisc::default() };
+        assert_eq!(qdisc(&[fixed.clone(), attribute(TCA_KIND, b"netem\0")].concat()), Some(netem));
         assert_eq!(qdisc(&fixed), None);
+        fixed[12..16].copy_from_slice(&TC_H_ROOT.to_ne_bytes());
+        let narrow = attribute(TCA_TBF_PARMS, &[vec![0; 8], 1250_u32.to_ne_bytes().to_vec()].concat());
+        let wide = attribute(TCA_TBF_RATE64, &(1_u64 << 33).to_ne_bytes());
+        for (options, rate) in [(narrow.clone(), 1250), ([narrow, wide].concat(), 1 << 33)] {
+            let message = [fixed.clone(), attribute(TCA_KIND, b"tbf\0"), attribute(TCA_OPTIONS, &options)].concat();
+            let tbf = Qdisc { index: 7, kind: "tbf".to_owned(), is_root: true, rate: Some(rate) };
+            assert_eq!(qdisc(&message), Some(tbf));
+        }
     }
 }

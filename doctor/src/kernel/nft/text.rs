@@ -4,7 +4,7 @@
 use ipnet::IpNet;
 use weft_netlink::wire;
 
-use super::super::facts::Packet;
+use super::super::entries::Packet;
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
 use super::walk::Registers;
 
@@ -58,7 +58,13 @@ pub(super) fn of(rule: &Rule, registers: &Registers, packet: &Packet) -> String 
                     if names.is_empty() { "<value>".to_owned() } else { names.join(" . ") }
                 ));
             }
-            other => words.extend(word(other, registers, packet)),
+            other => {
+                // What was loaded there before is not what is compared now.
+                if let Instruction::Unknown { to: Some(to), .. } = other {
+                    loaded.retain(|content| content.at != *to);
+                }
+                words.extend(word(other, registers, packet));
+            }
         }
     }
     words.join(" ")

@@ -69,6 +69,7 @@ pub struct Vxlan {
 }
 
 /// What a bridge does with one of its ports.
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own in the kernel")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BridgePort {
     /// The state of the port (`BR_STATE_*` of linux/if_bridge.h).
@@ -79,6 +80,8 @@ pub struct BridgePort {
     pub learning: bool,
     /// True if the port gets packets for MAC addresses that the bridge does not know.
     pub flood: bool,
+    /// True if the bridge drops packets from MAC addresses for which it has no entry at this port, and learns none.
+    pub locked: bool,
 }
 
 impl BridgePort {

@@ -15,11 +15,11 @@ use weft_netlink::nftables::{
 use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{Writer, attr, attr_after, attrs, attrs_after, messages};
 
-use super::super::rules::{Outcome, Tested};
 use super::attributes::{elements, set};
 use super::instruction::{self, Rule};
 use super::set::{Data, Element, Set};
 use super::walk::{self, Table};
+use crate::explain::rules::{Outcome, Tested};
 
 /// Follows a packet through a base chain. Without a decision, the outcome has no fate, and the policy decides.
 ///

@@ -6,6 +6,7 @@
 //! not (the state of a rate limit, a random number) is unknown in a register, and a rule that tests it is followed in both cases.
 
 mod attributes;
+mod chance;
 mod instruction;
 mod read;
 mod set;

@@ -7,19 +7,18 @@ use std::rc::Rc;
 
 use weft_netlink::wire::octets;
 
-use super::super::facts::{Packet, Proto};
-use super::super::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
+use super::super::entries::{Packet, Proto};
+use super::chance;
 use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
 use super::set::{Data, Found, Set};
 use super::text;
+use crate::explain::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
 
 /// The bits of the state of a connection (linux/netfilter/nf_conntrack_common.h): of its first packet, of an answer, and of a packet that is not
 /// tracked.
 const NEW: u32 = 1 << 3;
 const ESTABLISHED: u32 = 1 << 1;
 const UNTRACKED: u32 = 1 << 6;
-/// The instruction that lets a rule match up to a rate, or beyond it.
-const LIMIT: &str = "limit";
 /// Bytes of the name of a device in a register (IFNAMSIZ).
 const NAME: usize = 16;
 
@@ -123,7 +122,7 @@ impl Walk<'_> {
             match is_match {
                 Matches::Yes => return Ok(End::Decided(fate, quoted)),
                 _ => {
-                    if fate == Fate::Dropped && certain == Matches::Yes && self.is_only_limited(rule)? {
+                    if fate == Fate::Dropped && certain == Matches::Yes && self.is_only_by_chance(rule)? {
                         self.outcome.limited.get_or_insert_with(|| quoted.clone());
                     }
                     self.outcome.doubt(fate, quoted);
@@ -133,15 +132,10 @@ impl Walk<'_> {
         Ok(End::Goes)
     }
 
-    /// Returns true if all tests of a rule match apart from a rate limit.
-    fn is_only_limited(&mut self, rule: &Rule) -> io::Result<bool> {
-        let is_limit = |one: &Instruction| matches!(one, Instruction::Unknown { name, .. } if name == LIMIT);
-        if !rule.instructions.iter().any(is_limit) {
-            return Ok(false);
-        }
-        let others = rule.instructions.iter().filter(|one| !is_limit(one)).cloned().collect();
-        let without = Rule { instructions: others, handle: rule.handle };
-        Ok(self.rule(&without, &mut Registers([None; REGISTERS]))?.0 == Matches::Yes)
+    /// Returns true if a rule has tests of a rate or a random number, and all its other tests match.
+    fn is_only_by_chance(&mut self, rule: &Rule) -> io::Result<bool> {
+        let Some(others) = chance::without(rule) else { return Ok(false) };
+        Ok(self.rule(&others, &mut Registers([None; REGISTERS]))?.0 == Matches::Yes)
     }
 
     /// Runs the instructions of a rule. Returns whether all its tests match, and what it does then.
@@ -300,6 +294,7 @@ fn protocol(packet: &Packet) -> Option<u8> {
         Proto::Udp => 17,
         Proto::Icmp if packet.to.is_ipv4() => 1,
         Proto::Icmp => 58,
+        Proto::Ipip => 4,
     })
 }
 

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel says and does. `weft doctor` and `weft explain` both use it.
+//!
+//! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, and [`links`] through chains at a link and
+//! in bridges.
+
+mod ask;
+pub mod entries;
+pub mod links;
+pub mod nft;
+
+pub use ask::Kernel;

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The tables of iptables-legacy in which filters are seldom: raw, mangle and security. Those of iptables-nft are read from nftables.
+
+use std::fs;
+
+use weft_cni::iptables::Saved;
+use weft_netlink::nftables::Hook;
+
+use super::explain::facts::Way;
+use super::explain::rules::{Connection, Tested, follow};
+use super::explain::{State, Step};
+use super::other_rules::LEGACY_TABLES;
+use super::programs::{LIMIT, ProgramError, run};
+
+/// The tables, in the order in which packets pass them at a hook.
+const SIDE: [&str; 3] = ["raw", "mangle", "security"];
+
+/// Lists those of these tables that exist. `present` contains the names of the tables of the kernel, one on each line: to list a table that does
+/// not exist would create it.
+pub(super) fn side_tables(program: &str, present: &str) -> Result<String, ProgramError> {
+    let existing = SIDE.into_iter().filter(|name| present.lines().any(|table| table == *name));
+    existing.map(|name| run(&format!("{program}-save"), &["-t", name], LIMIT)).collect()
+}
+
+/// Returns the chain of iptables at a hook.
+pub(super) fn chain(hook: Hook) -> &'static str {
+    match hook {
+        Hook::Prerouting => "PREROUTING",
+        Hook::Input => "INPUT",
+        Hook::Forward => "FORWARD",
+        Hook::Output => "OUTPUT",
+        Hook::Postrouting => "POSTROUTING",
+    }
+}
+
+/// What these tables do with a packet.
+#[derive(Debug, Default)]
+pub struct Examined {
+    /// A rule takes the packet out of connection tracking.
+    pub untracked: bool,
+    /// The chains that drop the packet, or may drop it.
+    pub steps: Vec<Step>,
+}
+
+/// Follows the packet of a way through these tables. This blocks until a program of iptables has ended.
+pub fn examine(way: &Way) -> Examined {
+    let (program, names) = match way.packet.to.is_ipv4() {
+        true => ("iptables-legacy", LEGACY_TABLES[0]),
+        false => ("ip6tables-legacy", LEGACY_TABLES[1]),
+    };
+    let mut found = Examined::default();
+    let tables = match side_tables(program, &fs::read_to_string(names).unwrap_or_default()) {
+        Ok(text) => Saved::parse(&text),
+        Err(ProgramError::NotInstalled(_)) => return found,
+        Err(error) => {
+            found.steps.push(Step::unknown("rules", error.to_string()));
+            return found;
+        }
+    };
+    let hooks: &[Hook] = match (&way.arrives, &way.hop.device) {
+        (None, _) => &[Hook::Output, Hook::Postrouting],
+        (Some(_), Some(_)) => &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
+        (Some(_), None) => &[Hook::Prerouting, Hook::Input],
+    };
+    let mut tested = Tested::of(way);
+    for name in SIDE {
+        let Some(table) = tables.table(name) else { continue };
+        for hook in hooks {
+            let chain = chain(*hook);
+            if !table.contains_key(chain) {
+                continue;
+            }
+            // Before the routing decision it is not known by which device the packet leaves.
+            let output = tested.output.filter(|_| *hook != Hook::Prerouting);
+            let outcome = follow(table, chain, Tested { output, ..tested });
+            if outcome.untracked {
+                found.untracked = true;
+                tested.connection = Connection::Untracked;
+            }
+            let remedy =
+                format!("look at `{program} -t {name} -S {chain}`; let the packets of pods pass, or remove the rule");
+            let step = outcome.step(&format!("{program} {name} {chain}"), &remedy);
+            if step.state != State::Ok {
+                found.steps.push(step);
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What requests and dumps return, and how refusals are read. The kernel is played by the test where it would not answer like this on demand.
+
+use netlink_sys::protocols::NETLINK_USERSOCK;
+
+use super::*;
+use crate::rt::{PLAIN, ifinfomsg};
+
+/// A kind of message that no part of netlink has.
+const KIND: u16 = 0x30;
+
+/// Returns a socket whose requests reach the test instead of the kernel, the socket of the test, and the address for its answers.
+fn faked() -> (Netlink, Socket, SocketAddr) {
+    let mut kernel = Socket::new(NETLINK_USERSOCK).unwrap();
+    let at = kernel.bind_auto().unwrap();
+    let netlink = Netlink::open_on(NETLINK_USERSOCK).unwrap();
+    netlink.socket.connect(&at).unwrap();
+    let mut own = SocketAddr::new(0, 0);
+    netlink.socket.get_address(&mut own).unwrap();
+    (netlink, kernel, own)
+}
+
+fn message(kind: u16, flags: u16, seq: u32, payload: &[u8]) -> Vec<u8> {
+    let mut w = Writer::default();
+    w.begin(kind, flags, payload);
+    w.end(seq);
+    w.bytes().to_vec()
+}
+
+/// Returns the end of a dump. An error is a negative number.
+fn done(seq: u32, code: i32) -> Vec<u8> {
+    message(NLMSG_DONE, 0, seq, &code.to_ne_bytes())
+}
+
+/// Returns the answer to a message without content: a refusal, or an acknowledgement (0).
+fn answer(seq: u32, code: i32) -> Vec<u8> {
+    message(NLMSG_ERROR, 0, seq, &[&code.to_ne_bytes()[..], &[0; HEADER]].concat())
+}
+
+/// The answers to one request, which has this number.
+type Round = fn(u32) -> Vec<Vec<u8>>;
+
+/// Makes a dump whose requests are answered in this way.
+fn dumped<const N: usize>(rounds: [Round; N]) -> io::Result<Vec<Vec<u8>>> {
+    let (mut netlink, kernel, own) = faked();
+    std::thread::spawn(move || {
+        for round in rounds {
+            let (request, _) = kernel.recv_from_full().unwrap();
+            let seq = messages(&request).next().unwrap().seq;
+            for datagram in round(seq) {
+                kernel.send_to(&datagram, &own, 0).unwrap();
+            }
+        }
+    });
+    let data = netlink.dump(KIND, |w, kind, flags| w.begin(kind, flags, &[0; 4]))?;
+    Ok(messages(&data).filter(|m| m.kind == KIND).map(|m| m.payload.to_vec()).collect())
+}
+
+#[test]
+fn a_dump_that_changed_while_it_was_read_is_repeated_and_nothing_of_it_is_returned() {
+    let got = dumped([
+        |seq| vec![message(KIND, 0, seq, b"old1"), message(KIND, NLM_F_DUMP_INTR, seq, b"old2"), done(seq, 0)],
+        // The rest of the first dump may arrive late.
+        |seq| {
+            vec![
+                message(KIND, 0, seq - 1, b"late"),
+                message(KIND, 0, seq, b"new1"),
+                message(KIND, 0, seq, b"new2"),
+                done(seq, 0),
+            ]
+        },
+    ]);
+    assert_eq!(got.unwrap(), [b"new1", b"new2"]);
+    let interrupted: Round = |seq| vec![message(KIND, NLM_F_DUMP_INTR, seq, b"part"), done(seq, 0)];
+    let error = dumped([interrupted; DUMP_TRIES as usize]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::Interrupted, "part of a dump is never returned");
+}
+
+#[test]
+fn a_dump_that_the_kernel_refuses_or_breaks_off_is_an_error() {
+    let refused = dumped([|seq| vec![answer(seq, -libc::EPERM)]]).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+    let broken_off = dumped([|seq| vec![message(KIND, 0, seq, b"part"), done(seq, -libc::ENOMEM)]]).unwrap_err();
+    assert_eq!(broken_off.raw_os_error(), Some(libc::ENOMEM));
+    assert_eq!([libc::ENOENT, libc::EPERM].map(|code| absent(&io::Error::from_raw_os_error(code))), [true, false]);
+}
+
+#[test]
+fn replies_are_complete_if_the_last_message_was_answered() {
+    let (mut netlink, kernel, own) = faked();
+    let (first, last) = (netlink.next_seq(), netlink.next_seq());
+    for (answers, complete, refused) in [
+        (vec![answer(first, -libc::EEXIST), answer(last, 0)], true, vec![first]),
+        (vec![answer(first, -libc::EEXIST), answer(last, -libc::ENOENT)], true, vec![first, last]),
+        (vec![answer(first, -libc::EEXIST)], false, vec![first]),
+        (vec![message(KIND, 0, last, b"data")], false, vec![]),
+        (vec![], false, vec![]),
+    ] {
+        for answer in &answers {
+            kernel.send_to(answer, &own, 0).unwrap();
+        }
+        let replies = netlink.exchange(&message(KIND, NLM_F_REQUEST, last, &[]), last).unwrap();
+        let seqs: Vec<u32> = replies.refused.iter().map(|refusal| refusal.seq).collect();
+        assert_eq!((replies.complete, seqs, replies.data), (complete, refused, answers.concat()));
+    }
+}
+
+/// Older kernels send the whole message back with an error, and newer ones only its header.
+#[test]
+fn the_explanation_of_a_refusal_is_found_in_both_forms() {
+    // The message has 29 bytes, and three of padding.
+    let mut sent = message(KIND, NLM_F_REQUEST, 7, &[1; 13]);
+    sent[..4].copy_from_slice(&29u32.to_ne_bytes());
+    let mut explanation = Writer::default();
+    explanation.attr_str(NLMSGERR_ATTR_MSG, "Nexthop id does not exist");
+    let text = |flags: u16, sent: &[u8]| {
+        let payload = [&(-libc::EINVAL).to_ne_bytes()[..], sent, explanation.bytes()].concat();
+        let refusal = refusal(&payload, flags, 7).unwrap();
+        assert_eq!((refusal.seq, refusal.errno), (7, Errno::EINVAL));
+        refusal.text
+    };
+    assert_eq!(text(NLM_F_ACK_TLVS, &sent), "Nexthop id does not exist");
+    assert_eq!(text(NLM_F_ACK_TLVS | NLM_F_CAPPED, &sent[..HEADER]), "Nexthop id does not exist");
+    assert_eq!(text(NLM_F_CAPPED, &sent[..HEADER]), "");
+    assert_eq!(refusal(&[0; 20], NLM_F_CAPPED, 7), None, "an acknowledgement");
+}
+
+#[test]
+fn replies_that_nobody_has_read_are_not_those_of_the_next_request() {
+    let mut netlink = Netlink::open().unwrap();
+    let mut dump = Writer::default();
+    dump.begin(libc::RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, &ifinfomsg(0, 0, 0));
+    dump.end(netlink.next_seq());
+    send(netlink.socket.as_raw_fd(), dump.bytes(), MsgFlags::empty()).unwrap();
+    // The loopback device is the first one of each network namespace.
+    let reply = netlink.request(|w| w.begin(libc::RTM_GETLINK, PLAIN, &ifinfomsg(1, 0, 0))).unwrap().unwrap();
+    let seqs: Vec<u32> = messages(&reply).map(|message| message.seq).collect();
+    assert!(!seqs.is_empty() && seqs.iter().all(|seq| *seq == netlink.last_seq()), "{seqs:?}");
+}
