@@ -7,7 +7,6 @@
 //! Invariant: nothing here imports the rest of the agent (kernel, plan, options). The agent imports this module. A test in
 //! `src/layers.rs` checks this.
 
-pub mod carrier;
 pub mod choice;
 pub mod error;
 pub mod fake;
@@ -18,16 +17,17 @@ pub mod iptables;
 pub mod iptables_forward;
 pub mod nft;
 pub mod other_programs;
+pub mod packet_filter;
 pub mod reconciler;
 
 use std::time::Duration;
 
 use crate::instance::Instance;
-use carrier::Carrier;
 use choice::{Choice, Chosen, Mode, Survey};
 use iptables::Iptables;
 use nft::Nft;
 use other_programs::OtherPrograms;
+use packet_filter::PacketFilter;
 use reconciler::Port;
 
 /// The task that writes and repairs the traffic rules of an agent.
@@ -50,21 +50,21 @@ impl Task {
         let mut chosen = Chosen::now(self.choice, nftables, self.survey).await;
         loop {
             let mode = chosen.mode();
-            let carrier: Box<dyn Carrier> = match mode {
+            let filter: Box<dyn PacketFilter> = match mode {
                 Mode::Nft => Box::new(Nft::new(&self.instance)),
                 Mode::Iptables => Box::new(Iptables::new(&self.instance)),
             };
             let others = Box::new(OtherPrograms::new(mode, self.instance.clone()));
             // What the other mode wrote stays until the rules of the new mode are in place.
             tokio::select! {
-                () = reconciler::run(carrier, others, &mut port, self.resync) => return,
+                () = reconciler::run(filter, others, &mut port, self.resync) => return,
                 () = chosen.changed(self.resync) => {}
             }
         }
     }
 }
 
-/// Removes all rules of an agent, whatever carries them, and its tunnel guard. Returns true if there were some. For `weft cleanup`.
+/// Removes all rules of an agent from nftables and iptables, and its tunnel guard. Returns true if there were some. For `weft cleanup`.
 ///
 /// # Errors
 /// One error for each part that could not be removed; the other parts are removed all the same.

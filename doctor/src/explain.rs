@@ -4,16 +4,14 @@
 //! [`read`] asks the kernel, [`steps`] and [`route_steps`] decide, in functions without side effects. The rules of firewalls are read by the caller
 //! and judged in [`rules`].
 
-mod chance;
 pub mod facts;
 pub mod ipvs;
-mod outcome;
 mod pod;
 mod pod_steps;
 mod read;
 mod render;
 mod route_steps;
-pub mod rules;
+mod rule_steps;
 mod steps;
 #[cfg(test)]
 mod tests;

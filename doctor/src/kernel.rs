@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel says and does. `weft doctor` and `weft explain` both use it.
 //!
-//! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, and [`links`] through chains at a link and
-//! in bridges.
+//! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, [`rules`] through those of iptables,
+//! and [`links`] through chains at a link and in bridges.
 
 mod ask;
 pub mod entries;
 pub mod links;
 pub mod nft;
+pub mod rules;
 
 pub use ask::Kernel;

@@ -7,8 +7,8 @@ use weft_cni::iptables::Saved;
 use weft_netlink::nftables::Hook;
 
 use super::explain::facts::Way;
-use super::explain::rules::{Connection, Tested, follow};
 use super::explain::{State, Step};
+use super::kernel::rules::{Connection, Tested, follow};
 use super::other_rules::LEGACY_TABLES;
 use super::programs::{LIMIT, ProgramError, run};
 
@@ -62,7 +62,7 @@ pub fn examine(way: &Way) -> Examined {
         (Some(_), Some(_)) => &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
         (Some(_), None) => &[Hook::Prerouting, Hook::Input],
     };
-    let mut tested = Tested::of(way);
+    let mut tested = way.tested();
     for name in SIDE {
         let Some(table) = tables.table(name) else { continue };
         for hook in hooks {

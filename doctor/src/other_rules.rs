@@ -7,9 +7,9 @@ use std::io;
 
 use super::arp_rules;
 use super::explain::ipvs::LINK;
-use super::explain::rules::{Fate, Tested};
 use super::kernel::entries::Packet;
 use super::kernel::nft;
+use super::kernel::rules::{Fate, Tested};
 use super::legacy_tables::side_tables;
 use super::node::BRIDGE;
 use super::processes::{self, Process};

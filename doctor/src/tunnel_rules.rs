@@ -9,12 +9,12 @@ use weft_cni::iptables::Table;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
 use weft_netlink::socket::{Netlink, absent};
 
-use super::explain::rules::{Connection, Fate, Outcome, Tested, follow};
 use super::host_firewalls::HostFirewall;
 use super::kernel::Kernel;
 use super::kernel::entries::{Device, Lookup, Packet, Proto, RouteKind};
 use super::kernel::links::{Point, drops};
 use super::kernel::nft;
+use super::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
 use super::legacy_tables;
 use super::node::BRIDGE;
 use super::other_rules::{FILTER, SavedRules, is_listed};

@@ -53,7 +53,10 @@ fn lines(file: &Path) -> Vec<String> {
 
 /// Nothing runs and nothing waits. A list of peers waits for a while after one that took long.
 fn idle(runner: &Extension) -> bool {
-    runner.next_list.is_none() && runner.tasks.is_empty() && runner.peers.counts() == (0, 0) && runner.peers.next().is_none()
+    runner.next_list.is_none()
+        && runner.tasks.is_empty()
+        && runner.peers.counts() == (0, 0)
+        && runner.peers.next().is_none()
 }
 
 #[tokio::test]

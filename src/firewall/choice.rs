@@ -40,7 +40,7 @@ pub enum Choice {
     Iptables,
 }
 
-/// What carries the rules.
+/// The packet filter that the rules are in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// nftables.
@@ -181,7 +181,7 @@ impl Chosen {
         Chosen { choice, nftables, mode, is_final: is_final(choice, nftables, &node) }
     }
 
-    /// Returns what carries the rules.
+    /// Returns the packet filter that the rules are in.
     pub fn mode(&self) -> Mode {
         self.mode
     }

@@ -6,7 +6,7 @@ use std::io;
 use nix::errno::Errno;
 use weft_netlink::socket::Refusal;
 
-/// What a carrier of rules could not do.
+/// What a packet filter could not do.
 #[derive(Debug, thiserror::Error)]
 pub enum FirewallError {
     /// The netlink socket of nftables cannot be opened, or a request got no complete answer.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A carrier in memory, for tests: it counts what it does, fails on demand, and lets a test change its rules as another program would.
+//! A packet filter in memory, for tests: it counts what it does, fails on demand, and lets a test change its rules as another program would.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,8 +8,8 @@ use tokio::sync::Notify;
 use weft_backends::traffic_rules::Rules;
 use weft_subnet::source::Local;
 
-use super::carrier::{Carrier, EnsureError, Ensured};
 use super::error::{FirewallError, ProgramError};
+use super::packet_filter::{EnsureError, Ensured, PacketFilter};
 
 #[derive(Debug, Default)]
 struct Content {
@@ -22,12 +22,12 @@ struct Content {
 
 /// Clones share one content.
 #[derive(Debug, Clone, Default)]
-pub struct FakeCarrier {
+pub struct FakeFilter {
     content: Rc<RefCell<Content>>,
     changed: Rc<Notify>,
 }
 
-impl FakeCarrier {
+impl FakeFilter {
     /// Returns the rules that are in place.
     pub fn rules(&self) -> Rules {
         self.content.borrow().rules.clone()
@@ -64,7 +64,7 @@ fn error(text: &str) -> FirewallError {
     ProgramError::Failed { program: "fake".to_owned(), stderr: text.to_owned() }.into()
 }
 
-impl Carrier for FakeCarrier {
+impl PacketFilter for FakeFilter {
     fn describe(&self) -> String {
         "fake".to_owned()
     }

@@ -18,8 +18,8 @@ use weft_cni::iptables::Saved;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use super::carrier::{Carrier, EnsureError, Ensured};
 use super::error::{FirewallError, ProgramError};
+use super::packet_filter::{EnsureError, Ensured, PacketFilter};
 use crate::instance::Instance;
 use program::restore;
 use render::HookedChains;
@@ -140,7 +140,7 @@ impl Iptables {
     }
 }
 
-impl Carrier for Iptables {
+impl PacketFilter for Iptables {
     fn describe(&self) -> String {
         let name = self.flavour.map_or_else(|| "iptables".to_owned(), |flavour| flavour.to_string());
         format!("{name}, chains {} and {}", self.chains.masquerade.chain, self.chains.forward.chain)

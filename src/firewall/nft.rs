@@ -20,8 +20,8 @@ use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use super::carrier::{Carrier, EnsureError, Ensured};
 use super::error::FirewallError;
+use super::packet_filter::{EnsureError, Ensured, PacketFilter};
 use crate::instance::Instance;
 use batch::Batch;
 use generation::{Cached, generation};
@@ -133,7 +133,7 @@ impl Sockets {
     }
 }
 
-impl Carrier for Nft {
+impl PacketFilter for Nft {
     fn describe(&self) -> String {
         format!("nftables, table {}", self.instance.name)
     }

@@ -14,7 +14,6 @@ use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
-use super::carrier::Carrier;
 use super::choice::Mode;
 use super::error::{FirewallError, ProgramError};
 use super::foreign_chains::{self, DroppingChain};
@@ -25,6 +24,7 @@ use super::nft::generation::{Cached, generation};
 use super::nft::table;
 use super::nft::tables::{TableName, tables};
 use super::nft::{self, Nft, connection};
+use super::packet_filter::PacketFilter;
 use super::reconciler::Others;
 use crate::instance::Instance;
 use crate::observe::problem::{Problem, ProblemKind};

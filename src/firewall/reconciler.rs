@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use weft_backends::traffic_rules::Rules;
 use weft_subnet::source::Local;
 
-use super::carrier::{Carrier, EnsureError, Ensured};
+use super::packet_filter::{EnsureError, Ensured, PacketFilter};
 use crate::log::Reminder;
 use crate::observe::problem::{Problem, ProblemKind};
 
@@ -27,8 +27,8 @@ const PAUSE: u32 = 10;
 /// The state of the rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
-    /// What carries them, for people.
-    pub carrier: String,
+    /// The name of the packet filter that they are in, for people.
+    pub filter: String,
     /// The rules that are in place. `None` if it is not known that any are.
     pub in_place: Option<Rules>,
     /// Why the wanted rules are not in place.
@@ -98,17 +98,17 @@ impl Others for NoOthers {
 }
 
 /// Runs until the handle is dropped. The counters of the state go on from those of an earlier run with the same port.
-pub async fn run(mut carrier: Box<dyn Carrier>, mut others: Box<dyn Others>, port: &mut Port, resync: Duration) {
+pub async fn run(mut filter: Box<dyn PacketFilter>, mut others: Box<dyn Others>, port: &mut Port, resync: Duration) {
     let mut history = History::default();
     let before = port.state.borrow().clone();
-    let mut state = State { carrier: carrier.describe(), in_place: None, error: None, ..before };
+    let mut state = State { filter: filter.describe(), in_place: None, error: None, ..before };
     loop {
         let wanted = port.wanted.borrow_and_update().clone();
         let mut pause = resync;
         if let Some(rules) = &wanted {
             let start = Instant::now();
-            let outcome = carrier.ensure(rules).await;
-            state.carrier = carrier.describe();
+            let outcome = filter.ensure(rules).await;
+            state.filter = filter.describe();
             let unread = history.record(&mut state, rules, outcome);
             // subnet.env waits until the rules are in place. It does not wait for what is done about other programs.
             port.send(&state);
@@ -130,7 +130,7 @@ pub async fn run(mut carrier: Box<dyn Carrier>, mut others: Box<dyn Others>, por
             changed = port.wanted.changed() => if changed.is_err() {
                 return;
             },
-            () = carrier.changed(), if is_calm => {}
+            () = filter.changed(), if is_calm => {}
             () = tokio::time::sleep(pause), if !idle => {}
         }
     }
@@ -172,9 +172,9 @@ impl History {
     }
 
     fn ensured(&mut self, state: &mut State, rules: &Rules, done: Ensured, by_others: bool) {
-        let carrier = &state.carrier;
+        let filter = &state.filter;
         if state.error.take().is_some() {
-            tracing::info!(carrier, rules = rules.len(), "the traffic rules can be written again");
+            tracing::info!(filter, rules = rules.len(), "the traffic rules can be written again");
         }
         if done == Ensured::Written {
             state.writes += 1;
@@ -187,10 +187,10 @@ impl History {
                 };
                 // Some programs do this every few seconds. It is logged once a minute, and counted in the status.
                 if self.logged.due(text, Instant::now()) {
-                    tracing::warn!(carrier, restored = state.restored, "{text}");
+                    tracing::warn!(filter, restored = state.restored, "{text}");
                 }
             } else {
-                tracing::info!(carrier, rules = rules.len(), "traffic rules written");
+                tracing::info!(filter, rules = rules.len(), "traffic rules written");
             }
         }
         if !by_others {

@@ -191,7 +191,7 @@ impl<K: Kernel> Node<K> {
 
     /// Returns the sentence that says why packets do not reach a peer, and what to do.
     pub(super) fn unreachable_reason(&self, lease: &Lease, target: &Target, cause: Cause) -> String {
-        let (address, carrier) = (target.address, self.plan.carrier_of_peer(lease));
+        let (address, outer) = (target.address, self.plan.outer_protocol(lease));
         let uplink = &self.plan.host().uplink;
         match (cause, target.published) {
             (Cause::Underlay, Some(published)) => format!(
@@ -204,11 +204,11 @@ impl<K: Kernel> Node<K> {
             ),
             (Cause::Tunnel, Some(published)) => format!(
                 "its public address {published} answers, its tunnel address {address} does not: a firewall between the nodes, or on \
-                 one of them, drops {carrier}"
+                 one of them, drops {outer}"
             ),
             (Cause::OneDirection, published) => format!(
                 "its packets arrive here, and it does not answer ours: a firewall drops {} from this node to {}",
-                if published.is_some() { carrier.as_str() } else { "packets" },
+                if published.is_some() { outer.as_str() } else { "packets" },
                 published.unwrap_or(address)
             ),
             (Cause::Mtu(mtu), _) => {
@@ -231,7 +231,7 @@ impl<K: Kernel> Node<K> {
         let address = target.published.unwrap_or(target.address);
         match (cause, target.published) {
             (Cause::Underlay, _) | (Cause::Tunnel, None) => Some(Suspect::Silent(address)),
-            (Cause::Tunnel | Cause::OneDirection, Some(_)) => Some(Suspect::Dropped(self.plan.carrier_of_peer(lease))),
+            (Cause::Tunnel | Cause::OneDirection, Some(_)) => Some(Suspect::Dropped(self.plan.outer_protocol(lease))),
             (Cause::OneDirection, None) => Some(Suspect::Dropped("packets".to_owned())),
             (Cause::Mtu(_), _) if self.has_underlay_option() => None,
             (Cause::Mtu(mtu), _) => Some(Suspect::UplinkMtu(self.carried_by_underlay(target, mtu))),

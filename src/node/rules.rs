@@ -20,7 +20,7 @@ use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::status::RuleStatus;
 
 /// If the nodes are exceptions from masquerading, changes of nodes are passed on at most once in this time. A change of one
-/// node costs a comparison of all of them, and if iptables carries the rules, it runs a program. The first change after a
+/// node costs a comparison of all of them, and with iptables, a comparison runs a program. The first change after a
 /// pause is passed on at once.
 const NODES_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -156,7 +156,7 @@ impl<K: Kernel> Node<K> {
             "other traffic rules are wanted"
         };
         let lines = state.in_place.as_ref().map_or(0, |rules| rules.to_string().lines().count());
-        let after = Some(format!("{lines} rules in {}", state.carrier));
+        let after = Some(format!("{lines} rules in {}", state.filter));
         self.context.recorder.add(Record {
             cause: "rules".to_owned(),
             event: event.to_owned(),
@@ -215,7 +215,7 @@ impl<K: Kernel> Node<K> {
         let (state, wanted) = (reconciler.state.borrow(), reconciler.wanted.borrow());
         let text = wanted.as_ref().map(Rules::to_string).unwrap_or_default();
         RuleStatus {
-            carrier: state.carrier.clone(),
+            filter: state.filter.clone(),
             in_place: wanted.is_some() && state.in_place == *wanted,
             rules: text.lines().map(str::to_owned).collect(),
             writes: state.writes,

@@ -109,8 +109,9 @@ pub struct TunnelCounts {
 /// The traffic rules, as `weft status rules` shows them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RuleStatus {
-    /// What carries them, such as `nftables, table weft`. Empty before this is known.
-    pub carrier: String,
+    /// The packet filter that they are in, such as `nftables, table weft`. Empty before this is known.
+    #[serde(default)]
+    pub filter: String,
     /// True if all of them are in the kernel.
     pub in_place: bool,
     /// The wanted rules, one sentence each.

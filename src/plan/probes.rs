@@ -30,7 +30,7 @@ impl Plan {
     }
 
     /// Returns what the packets to this peer look like on the underlay, as text for people: `UDP port 8472`.
-    pub fn carrier_of_peer(&self, lease: &Lease) -> String {
+    pub fn outer_protocol(&self, lease: &Lease) -> String {
         let devices = self.keys(&lease.id).into_iter().filter_map(|key| key.device().copied());
         let links = devices.filter_map(|device| match self.index.desired(&Key::Link(device)) {
             Some(Value::Link(link)) => link.kind.outer(),

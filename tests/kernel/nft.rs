@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::foreign_chains::{self, DroppingChain};
 use weft::firewall::iptables_forward;
 use weft::firewall::nft::batch::{Batch, NewRule};
 use weft::firewall::nft::table::{Table, number, rules_of};
 use weft::firewall::nft::{self, Nft};
+use weft::firewall::packet_filter::{Ensured, PacketFilter};
 use weft::instance::Instance;
 use weft::kernel::socket::Netlink;
 use weft_backends::traffic_rules::{self, FamilyRules, Masquerade, Policy, Rules};

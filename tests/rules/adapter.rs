@@ -10,10 +10,10 @@ use ipnet::IpNet;
 
 use crate::namespace::alone;
 use crate::patience::PATIENCE;
-use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::choice::{Choice, Chosen, Mode, Survey};
 use weft::firewall::iptables::{Iptables, remove_flannel_chains};
 use weft::firewall::other_programs::OtherPrograms;
+use weft::firewall::packet_filter::{Ensured, PacketFilter};
 use weft::firewall::reconciler::Others;
 use weft::instance::Instance;
 use weft::observe::problem::Problem;
@@ -90,7 +90,7 @@ fn instance() -> Instance {
     Instance { name: "weft".to_owned(), file: "/run/flannel/subnet.env".to_owned() }
 }
 
-async fn ensure(iptables: &mut impl Carrier, rules: &Rules, expected: Ensured, what: &str) {
+async fn ensure(iptables: &mut impl PacketFilter, rules: &Rules, expected: Ensured, what: &str) {
     assert_eq!(iptables.ensure(rules).await.unwrap(), expected, "{what}");
 }
 

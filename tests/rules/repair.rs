@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use weft::firewall::carrier::Carrier;
 use weft::firewall::nft::table::head;
 use weft::firewall::nft::{self, Nft};
+use weft::firewall::packet_filter::PacketFilter;
 use weft::instance::Instance;
 use weft_lab::{BackendKind, LabOptions};
 

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use weft::firewall::carrier::{Carrier, Ensured};
 use weft::firewall::iptables::Iptables;
 use weft::firewall::nft::Nft;
+use weft::firewall::packet_filter::{Ensured, PacketFilter};
 use weft::instance::Instance;
 use weft_backends::traffic_rules::{Masquerade, Policy, Rules, rules};
 use weft_lab::BackendKind;
@@ -111,15 +111,15 @@ fn rules_with_exception(site: &Site, round: u8) -> Rules {
 }
 
 /// Replaces the rules of the agent many times. Each time they have another exception, as after a change of net-conf.
-fn replace(site: &Site, carrier: impl Fn(&Instance) -> Box<dyn Carrier> + Send + Sync) {
+fn replace(site: &Site, filter: impl Fn(&Instance) -> Box<dyn PacketFilter> + Send + Sync) {
     let instance = Instance::new(&site.lab.nodes[0].subnet_file());
     let wanted: Vec<Rules> = (1..=ROUNDS).map(|round| rules_with_exception(site, round)).collect();
     inside("n1", || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut carrier = carrier(&instance);
+            let mut filter = filter(&instance);
             for rules in &wanted {
-                assert_eq!(carrier.ensure(rules).await.unwrap(), Ensured::Written);
+                assert_eq!(filter.ensure(rules).await.unwrap(), Ensured::Written);
             }
         });
     });
@@ -128,7 +128,7 @@ fn replace(site: &Site, carrier: impl Fn(&Instance) -> Box<dyn Carrier> + Send +
 fn no_packet_is_lost_or_unmasqueraded(
     flags: &'static [&'static str],
     flavour: Option<&'static str>,
-    carrier: impl Fn(&Instance) -> Box<dyn Carrier> + Send + Sync + Copy + 'static,
+    filter: impl Fn(&Instance) -> Box<dyn PacketFilter> + Send + Sync + Copy + 'static,
 ) {
     on_this_thread(async move {
         let mut site = Site::build(BackendKind::Vxlan, &[&["--ip-masq", "--resync=1h"], flags].concat()).await;
@@ -143,7 +143,7 @@ fn no_packet_is_lost_or_unmasqueraded(
         }
         for family in Family::BOTH {
             let sender = Sender::start(&site, family);
-            replace(&site, carrier);
+            replace(&site, filter);
             let flow = sender.end();
             assert!(flow.sent > u64::from(ROUNDS), "packets flow while the rules change: {flow:?}");
             assert_eq!(flow.arrived, flow.sent, "{family:?}: {flow:?}");
@@ -159,14 +159,14 @@ fn no_packet_is_lost_or_unmasqueraded_while_nftables_rules_change() {
 
 #[test]
 fn no_packet_is_lost_or_unmasqueraded_while_iptables_nft_rules_change() {
-    let carrier = |instance: &Instance| Box::new(Iptables::new(instance)) as Box<dyn Carrier>;
-    no_packet_is_lost_or_unmasqueraded(&["--firewall=iptables"], Some("nft"), carrier);
+    let filter = |instance: &Instance| Box::new(Iptables::new(instance)) as Box<dyn PacketFilter>;
+    no_packet_is_lost_or_unmasqueraded(&["--firewall=iptables"], Some("nft"), filter);
 }
 
 #[test]
 fn no_packet_is_lost_or_unmasqueraded_while_iptables_legacy_rules_change() {
-    let carrier = |instance: &Instance| Box::new(Iptables::new(instance)) as Box<dyn Carrier>;
-    no_packet_is_lost_or_unmasqueraded(&["--firewall=iptables"], Some("legacy"), carrier);
+    let filter = |instance: &Instance| Box::new(Iptables::new(instance)) as Box<dyn PacketFilter>;
+    no_packet_is_lost_or_unmasqueraded(&["--firewall=iptables"], Some("legacy"), filter);
 }
 
 /// The control of the tests above: if the rules are removed for a moment, the receiver sees the address of a pod.

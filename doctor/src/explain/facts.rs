@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
-use super::rules::Connection;
 pub use crate::kernel::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
+use crate::kernel::rules::{Connection, Tested};
 use crate::node::SubnetFile;
 
 /// One decision of the routing table, and what follows from it.
@@ -63,6 +63,23 @@ pub struct Way {
     pub from_pod: Option<Pod>,
     /// The pod of this node that gets it, if one was found.
     pub to_pod: Option<Pod>,
+}
+
+impl Way {
+    /// Returns what rules can test of the packet.
+    pub fn tested(&self) -> Tested<'_> {
+        fn name(device: Option<&Device>) -> Option<&str> {
+            device.map(|device| device.name.as_str())
+        }
+        let to_local = self.hop.route().and_then(|route| match route.kind {
+            RouteKind::Local => Some(true),
+            // The way of a packet for this host may end without a device.
+            RouteKind::Unicast => Some(self.hop.device.is_none()),
+            _ => None,
+        });
+        let tested = Tested::new(&self.packet, name(self.arrives.as_ref()), name(self.hop.device.as_ref()));
+        Tested { connection: self.connection, to_local, ..tested }
+    }
 }
 
 /// A pod of this node.

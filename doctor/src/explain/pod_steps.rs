@@ -8,7 +8,7 @@ use nix::libc;
 use weft_subnet::env;
 
 use super::facts::{Device, DeviceKind, Facts, Lookup, Place, Pod, Read, Way};
-use super::outcome::TRANSLATED;
+use super::rule_steps::TRANSLATED;
 use super::steps::down;
 use super::{State, Step};
 use crate::node::SubnetFile;

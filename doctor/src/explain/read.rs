@@ -13,8 +13,8 @@ use super::facts::{
     Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::pod::{self, Looked};
-use super::rules::Connection;
 use crate::kernel::Kernel;
+use crate::kernel::rules::Connection;
 use crate::node::{BRIDGE, SubnetFile, read_subnet_file};
 
 /// Reads everything about a packet.

@@ -264,7 +264,9 @@ pub(super) fn tunnel(facts: &Facts, way: &Way, (device, tunnel): (&Device, &Tunn
         }
         return steps;
     };
-    steps.push(Step::ok("tunnel", format!("{}: {} to {remote}", device.name, carrier(&device.kind))).mtu(device.mtu));
+    steps.push(
+        Step::ok("tunnel", format!("{}: {} to {remote}", device.name, encapsulation(&device.kind))).mtu(device.mtu),
+    );
     let Some(outer) = &tunnel.outer else { return steps };
     steps.push(underlay(remote, device, outer));
     steps.extend(self::device(outer));
@@ -273,7 +275,7 @@ pub(super) fn tunnel(facts: &Facts, way: &Way, (device, tunnel): (&Device, &Tunn
     steps
 }
 
-fn carrier(kind: &DeviceKind) -> String {
+fn encapsulation(kind: &DeviceKind) -> String {
     match kind {
         DeviceKind::Vxlan { vni, port } => format!("vxlan, VNI {vni}, UDP port {port},"),
         DeviceKind::Ipip => "ipip,".to_owned(),

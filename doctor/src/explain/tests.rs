@@ -9,8 +9,8 @@ use super::facts::{
     Agent, AgentFacts, Device, DeviceKind, Difference, Facts, Hop, Lookup, Mac, Neighbour, Packet, Peer, Place, Proto,
     Read, Route, RouteKind, Tunnel, Way,
 };
-use super::rules::{Connection, Tested, follow};
 use super::{Explanation, State, Step, Verdict, decide};
+use crate::kernel::rules::{Connection, Tested, follow};
 use crate::node::SubnetFile;
 
 const MAC: Mac = Mac([0xee, 0, 0, 0, 0, 2]);

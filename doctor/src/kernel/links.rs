@@ -7,7 +7,7 @@ use weft_netlink::nftables::LinkChain;
 use weft_netlink::socket::Netlink;
 
 use super::nft;
-use crate::explain::rules::{Fate, Tested};
+use crate::kernel::rules::{Fate, Tested};
 
 /// A place where such chains may be.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use weft_cni::iptables::Saved;
 use weft_doctor::explain::facts::{DeviceKind, Hop, Packet, Pod, Proto, Way};
-use weft_doctor::explain::rules::{Connection, Fate, Outcome, Tested, follow};
 use weft_doctor::explain::{State, Step};
 use weft_doctor::kernel::links::{Drops, Point, drops};
 use weft_doctor::kernel::nft;
+use weft_doctor::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
 use weft_doctor::legacy_tables;
 use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
 use weft_subnet::cidr::Family;

@@ -73,7 +73,7 @@ pub struct Set {
 }
 
 impl Table {
-    /// Returns the table that carries the rules of one family.
+    /// Returns the table with the rules of one family.
     pub fn of(rules: &FamilyRules, name: &str) -> Table {
         let chain = |name, position, rules: &[Rule]| {
             let rules: Vec<Vec<Expr>> = rules.iter().map(expr::of).collect();

@@ -8,7 +8,7 @@ use weft_subnet::cidr::Subnets;
 
 use super::*;
 use crate::firewall::error::FirewallError;
-use crate::firewall::fake::FakeCarrier;
+use crate::firewall::fake::FakeFilter;
 
 const RESYNC: Duration = Duration::from_secs(5);
 
@@ -18,14 +18,14 @@ fn some(own: &str) -> Rules {
     rules(&networks, &own, &Policy { masquerade: Some(Masquerade::default()), forward: true })
 }
 
-/// Runs the reconciler with a fake carrier. The clock moves only when all tasks wait.
-async fn with(test: impl AsyncFnOnce(FakeCarrier, &mut Handle)) {
+/// Runs the reconciler with a fake packet filter. The clock moves only when all tasks wait.
+async fn with(test: impl AsyncFnOnce(FakeFilter, &mut Handle)) {
     tokio::time::pause();
     let (mut handle, mut port) = Handle::new();
-    let fake = FakeCarrier::default();
-    let carrier = Box::new(fake.clone());
+    let fake = FakeFilter::default();
+    let filter = Box::new(fake.clone());
     let local = LocalSet::new();
-    local.spawn_local(async move { run(carrier, Box::new(NoOthers), &mut port, RESYNC).await });
+    local.spawn_local(async move { run(filter, Box::new(NoOthers), &mut port, RESYNC).await });
     local.run_until(test(fake, &mut handle)).await;
 }
 
@@ -154,9 +154,9 @@ async fn warnings_are_checked_again_even_without_rules() {
     tokio::time::pause();
     let (mut handle, mut port) = Handle::new();
     let local = LocalSet::new();
-    let fake = FakeCarrier::default();
-    let carrier = Box::new(fake.clone());
-    local.spawn_local(async move { run(carrier, Box::new(Busy(3)), &mut port, RESYNC).await });
+    let fake = FakeFilter::default();
+    let filter = Box::new(fake.clone());
+    local.spawn_local(async move { run(filter, Box::new(Busy(3)), &mut port, RESYNC).await });
     local
         .run_until(async {
             handle.wanted.send_replace(Some(Rules::default()));
@@ -194,11 +194,11 @@ async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
     }
     tokio::time::pause();
     let (mut handle, mut port) = Handle::new();
-    let (fake, calls) = (FakeCarrier::default(), std::rc::Rc::default());
+    let (fake, calls) = (FakeFilter::default(), std::rc::Rc::default());
     fake.fail_writes(Some("no"));
-    let (carrier, others) = (Box::new(fake.clone()), Box::new(Calls(std::rc::Rc::clone(&calls))));
+    let (filter, others) = (Box::new(fake.clone()), Box::new(Calls(std::rc::Rc::clone(&calls))));
     let local = LocalSet::new();
-    local.spawn_local(async move { run(carrier, others, &mut port, RESYNC).await });
+    local.spawn_local(async move { run(filter, others, &mut port, RESYNC).await });
     local
         .run_until(async {
             handle.wanted.send_replace(Some(some("10.5.1.0/24")));
@@ -213,13 +213,13 @@ async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
         .await;
 }
 
-/// A carrier whose comparison takes some time, and that notes when each begins.
+/// A packet filter whose comparison takes some time, and that notes when each begins.
 struct Slow {
     takes: Duration,
     begun: Rc<RefCell<Vec<Instant>>>,
 }
 
-impl Carrier for Slow {
+impl PacketFilter for Slow {
     fn describe(&self) -> String {
         "slow".to_owned()
     }
@@ -247,8 +247,8 @@ async fn a_slow_comparison_is_followed_by_a_long_pause() {
         let (handle, mut port) = Handle::new();
         handle.wanted.send_replace(Some(some("10.5.1.0/24")));
         let begun = Rc::<RefCell<Vec<Instant>>>::default();
-        let carrier = Box::new(Slow { takes, begun: begun.clone() });
-        let task = run(carrier, Box::new(NoOthers), &mut port, RESYNC);
+        let filter = Box::new(Slow { takes, begun: begun.clone() });
+        let task = run(filter, Box::new(NoOthers), &mut port, RESYNC);
         assert!(tokio::time::timeout((takes + pause) * 3, task).await.is_err());
         let between = begun.borrow()[2] - begun.borrow()[1];
         assert!((takes + pause..takes + pause + ms(50)).contains(&between), "{takes:?}: {between:?}");
@@ -259,7 +259,7 @@ async fn a_slow_comparison_is_followed_by_a_long_pause() {
 async fn the_task_ends_with_its_node_and_the_rules_stay() {
     let (handle, mut port) = Handle::new();
     handle.wanted.send_replace(Some(some("10.5.1.0/24")));
-    let fake = FakeCarrier::default();
+    let fake = FakeFilter::default();
     let task = run(Box::new(fake.clone()), Box::new(NoOthers), &mut port, RESYNC);
     let node = async {
         tokio::time::sleep(RESYNC).await;
@@ -270,13 +270,13 @@ async fn the_task_ends_with_its_node_and_the_rules_stay() {
     assert!(!fake.rules().is_empty());
 }
 
-/// When programs that start later change the choice, another carrier goes on with the same port.
+/// When programs that start later change the choice, another packet filter goes on with the same port.
 #[tokio::test(start_paused = true)]
 async fn the_counters_go_on_when_something_else_carries_the_rules() {
     let (mut handle, mut port) = Handle::new();
     handle.wanted.send_replace(Some(some("10.5.1.0/24")));
     for writes in 1..=2 {
-        let task = run(Box::new(FakeCarrier::default()), Box::new(NoOthers), &mut port, RESYNC);
+        let task = run(Box::new(FakeFilter::default()), Box::new(NoOthers), &mut port, RESYNC);
         assert!(tokio::time::timeout(RESYNC / 2, task).await.is_err());
         let state = handle.state.borrow_and_update().clone();
         assert_eq!((state.writes, state.restored), (writes, 0), "nobody else changed the rules");

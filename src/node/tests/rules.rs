@@ -4,7 +4,7 @@
 use weft_backends::traffic_rules::Masquerade;
 
 use super::{CONFIG, TestNode, local, put, removed, stored};
-use crate::firewall::fake::FakeCarrier;
+use crate::firewall::fake::FakeFilter;
 use crate::firewall::reconciler::{Handle, NoOthers, run};
 use crate::kernel::{Notice, Outcome};
 use crate::node::status::FailureCounts;
@@ -23,14 +23,14 @@ fn masquerading() -> RuleOptions {
     RuleOptions { masquerade: Some(Masquerade::default()), forward: true, ..RuleOptions::default() }
 }
 
-/// A node with a carrier of rules in memory. It is not started yet.
-fn with_rules(rules: RuleOptions) -> (TestNode, FakeCarrier) {
+/// A node with a packet filter in memory. It is not started yet.
+fn with_rules(rules: RuleOptions) -> (TestNode, FakeFilter) {
     let mut test = TestNode::with(OnLostLease::Hold, rules);
     let (handle, mut port) = Handle::new();
-    let fake = FakeCarrier::default();
+    let fake = FakeFilter::default();
     let resync = std::time::Duration::from_millis(20);
-    let carrier = Box::new(fake.clone());
-    tokio::task::spawn_local(async move { run(carrier, Box::new(NoOthers), &mut port, resync).await });
+    let filter = Box::new(fake.clone());
+    tokio::task::spawn_local(async move { run(filter, Box::new(NoOthers), &mut port, resync).await });
     test.node.attach_rules(handle);
     (test, fake)
 }

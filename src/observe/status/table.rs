@@ -80,11 +80,11 @@ pub fn rules(status: &Status) -> String {
 
 fn rules_line(out: &mut String, rules: &RuleStatus) {
     let many = rules.rules.len();
-    let text = match (rules.carrier.is_empty(), many, rules.in_place) {
+    let text = match (rules.filter.is_empty(), many, rules.in_place) {
         (true, ..) => "none yet".to_owned(),
         (false, 0, true) => "none wanted".to_owned(),
-        (false, _, true) => format!("{many} in place by {}", rules.carrier),
-        (false, _, false) => format!("NOT IN PLACE by {}", rules.carrier),
+        (false, _, true) => format!("{many} in place by {}", rules.filter),
+        (false, _, false) => format!("NOT IN PLACE by {}", rules.filter),
     };
     let mended = match rules.mended {
         0 => String::new(),

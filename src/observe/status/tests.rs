@@ -122,7 +122,7 @@ fn the_tunnel_has_a_line_for_each_direction_with_what_it_dropped() {
 #[test]
 fn rules_are_counted_in_one_line_and_listed_one_by_one() {
     let rules = RuleStatus {
-        carrier: "nftables, table weft".into(),
+        filter: "nftables, table weft".into(),
         in_place: true,
         rules: vec!["IPv4 forward: from 10.5.0.0/16 accept".into(), "IPv4 forward: to 10.5.0.0/16 accept".into()],
         writes: 3,

@@ -19,7 +19,7 @@ use super::attributes::{elements, set};
 use super::instruction::{self, Rule};
 use super::set::{Data, Element, Set};
 use super::walk::{self, Table};
-use crate::explain::rules::{Outcome, Tested};
+use crate::kernel::rules::{Outcome, Tested};
 
 /// Follows a packet through a base chain. Without a decision, the outcome has no fate, and the policy decides.
 ///

@@ -10,7 +10,7 @@ use super::super::entries::{Packet, Proto};
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
 use super::set::{Data, Element, Found, Set};
 use super::walk::{Table, follow};
-use crate::explain::rules::{Fate, Outcome, Tested};
+use crate::kernel::rules::{Fate, Outcome, Tested};
 
 fn element(key: &[u8]) -> Element {
     Element { key: Some(key.to_vec()), last: None, is_end: false, data: Data::Nothing }

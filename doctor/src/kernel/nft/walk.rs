@@ -12,7 +12,7 @@ use super::chance;
 use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
 use super::set::{Data, Found, Set};
 use super::text;
-use crate::explain::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
+use crate::kernel::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
 
 /// The bits of the state of a connection (linux/netfilter/nf_conntrack_common.h): of its first packet, of an answer, and of a packet that is not
 /// tracked.

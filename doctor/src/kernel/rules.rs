@@ -5,15 +5,17 @@
 //! connection, and the mark, which is 0 until a rule of the chain sets it. A rule with another test is not evaluated: then both cases are
 //! followed, and the first such rule is quoted.
 
+mod chance;
+mod outcome;
+
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nix::libc;
 use weft_cni::iptables::{Table, target, words};
 
-use super::chance;
-use super::facts::{Device, Packet, Proto, RouteKind, Way};
-pub use super::outcome::{Fate, Outcome};
+use super::entries::{Packet, Proto};
+pub use outcome::{Fate, Outcome};
 
 /// How deep jumps are followed, as in nftables (NFT_JUMP_STACK_SIZE of the kernel).
 pub(crate) const MAX_DEPTH: u32 = 16;
@@ -75,19 +77,6 @@ impl<'a> Tested<'a> {
     pub fn new(packet: &'a Packet, input: Option<&'a str>, output: Option<&'a str>) -> Tested<'a> {
         let connection = Connection::New;
         Tested { packet, input, output, may_have_mark: false, connection, known_bits: None, to_local: None }
-    }
-
-    /// Returns what rules can test of the packet of a way.
-    pub fn of(way: &'a Way) -> Tested<'a> {
-        let name = |device: &'a Option<Device>| device.as_ref().map(|device| device.name.as_str());
-        let to_local = way.hop.route().and_then(|route| match route.kind {
-            RouteKind::Local => Some(true),
-            // The way of a packet for this host may end without a device.
-            RouteKind::Unicast => Some(way.hop.device.is_none()),
-            _ => None,
-        });
-        let tested = Tested::new(&way.packet, name(&way.arrives), name(&way.hop.device));
-        Tested { connection: way.connection, to_local, ..tested }
     }
 
     /// Returns what kind of address the destination is (`RTN_*` of linux/rtnetlink.h), if this is known.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of iptables that match only some packets: up to a rate, beyond it, or at random.
 
-use super::rules::{Matches, Tested, matches};
+use super::{Matches, Tested, matches};
 
 /// The options of the matches `statistic` and `limit`. Those of `hashlimit` begin with its name.
 const OPTIONS: [&str; 6] = ["--mode", "--probability", "--every", "--packet", "--limit", "--limit-burst"];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A carrier writes the traffic rules into the kernel: nftables or iptables. What the rules say is decided in
+//! A packet filter writes the traffic rules into the kernel: nftables or iptables. What the rules say is decided in
 //! [`weft_backends::traffic_rules`], and when they are compared with the kernel in [`super::reconciler`].
 
 use weft_backends::traffic_rules::Rules;
@@ -8,7 +8,7 @@ use weft_subnet::source::Local;
 use super::error::FirewallError;
 
 /// Writes and removes the rules of one agent. No method blocks the loop.
-pub trait Carrier {
+pub trait PacketFilter {
     /// Returns its name for people: `nftables, table weft`, or `iptables-legacy, chains WEFT-POSTRTG and WEFT-FWD`.
     fn describe(&self) -> String;
     /// Compares what is in the kernel with these rules, and replaces it in one transaction when it differs, so that packets never meet
@@ -20,7 +20,7 @@ pub trait Carrier {
     fn changed(&mut self) -> Local<'_, ()>;
 }
 
-/// What [`Carrier::ensure`] did.
+/// What [`PacketFilter::ensure`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ensured {
     /// All rules were in place, and nothing was written.
@@ -29,7 +29,7 @@ pub enum Ensured {
     Written,
 }
 
-/// Why [`Carrier::ensure`] did not bring the rules to what is wanted.
+/// Why [`PacketFilter::ensure`] did not bring the rules to what is wanted.
 #[derive(Debug, thiserror::Error)]
 pub enum EnsureError {
     /// The rules in the kernel could not be read. All of them may well be in place.

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a chain of a firewall does with a packet, and how certain that is.
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It goes on unchanged.
+    Accepted,
+    /// It is dropped.
+    Dropped,
+    /// Its source address is translated.
+    SourceTranslated,
+    /// Its destination address is translated.
+    DestinationTranslated,
+}
+
+/// What a chain does with a packet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// What becomes of the packet if no rule matches that was not evaluated, with the deciding rule or policy. `None` if the chain ends without a
+    /// decision.
+    pub fate: Option<(Fate, String)>,
+    /// The first rule that was not evaluated and could decide otherwise, with its decision.
+    pub not_evaluated: Option<(Fate, String)>,
+    /// The first rule that was not evaluated and may let the packet pass before it is dropped. [`Outcome::not_evaluated`] may quote another one.
+    pub may_pass: Option<String>,
+    /// The first rule that drops some of these packets: those that are beyond a rate, or those that a random number chooses.
+    pub limited: Option<String>,
+    /// A rule takes the packet out of connection tracking.
+    pub untracked: bool,
+}
+
+impl Outcome {
+    /// Remembers a rule that was not evaluated. The first one is quoted, but one that drops packets matters more.
+    pub fn doubt(&mut self, fate: Fate, rule: String) {
+        if fate != Fate::Dropped {
+            self.may_pass.get_or_insert_with(|| rule.clone());
+        }
+        let is_worse = |(before, _): &(Fate, String)| fate == Fate::Dropped && *before != Fate::Dropped;
+        if self.not_evaluated.as_ref().is_none_or(is_worse) {
+            self.not_evaluated = Some((fate, rule));
+        }
+    }
+
+    /// Remembers rules of which nothing is known: they may drop the packet or let it pass.
+    pub fn not_followed(&mut self, rules: String) {
+        self.may_pass.get_or_insert_with(|| rules.clone());
+        self.doubt(Fate::Dropped, rules);
+    }
+
+    /// Returns the rule that certainly drops the packet.
+    pub fn certainly_dropped(&self) -> Option<&str> {
+        match &self.fate {
+            Some((Fate::Dropped, rule)) if self.may_pass.is_none() => Some(rule),
+            _ => None,
+        }
+    }
+}
