@@ -57,7 +57,7 @@ pub struct Vxlan {
     own: Option<u32>,
 }
 
-/// A vxlan device. Only `learning` can be changed after the device was made.
+/// A vxlan device. Only `learning` and `ttl` can be changed after the device was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VxlanLink {
     /// 24 bits.
@@ -72,14 +72,20 @@ pub struct VxlanLink {
     pub gbp: bool,
     /// True if the device learns forwarding entries from packets. It can be changed in place.
     pub learning: bool,
+    /// The TTL of outer packets. 0, the kernel's default, is that of other packets of the host. It can be changed in place.
+    pub ttl: u8,
 }
 
 impl fmt::Display for VxlanLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let VxlanLink { vni, port, parent, local, gbp, learning } = self;
+        let VxlanLink { vni, port, parent, local, gbp, learning, ttl } = self;
         let gbp = if *gbp { " gbp" } else { "" };
         let learning = if *learning { "learning" } else { "nolearning" };
-        write!(f, "vxlan id {vni} local {local} dev {parent} dstport {port}{gbp} {learning}")
+        write!(f, "vxlan id {vni} local {local} dev {parent} dstport {port}{gbp} {learning}")?;
+        match ttl {
+            0 => Ok(()),
+            ttl => write!(f, " ttl {ttl}"),
+        }
     }
 }
 
@@ -104,7 +110,7 @@ impl LinkKind for VxlanLink {
     fn compare(&self, have: &dyn LinkKind) -> Difference {
         match have.of::<VxlanLink>() {
             Some(have) if have == self => Difference::None,
-            Some(have) if (VxlanLink { learning: self.learning, ..*have }) == *self => Difference::Alter,
+            Some(have) if (VxlanLink { learning: self.learning, ttl: self.ttl, ..*have }) == *self => Difference::Alter,
             _ => Difference::Recreate,
         }
     }
@@ -157,6 +163,7 @@ impl Vxlan {
             local,
             gbp: self.gbp,
             learning: self.learning,
+            ttl: 0,
         });
         let link = Link { kind, mtu: self.mtu(host, family), mac: vtep_mac(host, family), up: true };
         Some(State::from([(Key::Link(name), Value::link(link)), (Key::Addr(name, host_address(subnet)), Value::Addr)]))

@@ -185,7 +185,7 @@ impl Machine {
             return;
         }
         let (local, gbp, learning) = (self.ip.into(), false, true);
-        let kind = Arc::new(VxlanLink { vni, port: 4789, parent: uplink(), local, gbp, learning });
+        let kind = Arc::new(VxlanLink { vni, port: 4789, parent: uplink(), local, gbp, learning, ttl: 0 });
         let value = Value::link(Link { kind, mtu: 1450, mac: Some(Mac([2, 0, 0, 0xff, 0, 7])), up: true });
         self.kernel.disturb(key, Some(ObservedValue { value, protocol: 0, mark: false }));
     }

@@ -201,7 +201,7 @@ impl Pair {
             }
             Step::Tunnel(write) => {
                 let local = address().addr();
-                let kind = VxlanLink { vni: 1, port: 8472, parent: dev, local, gbp: false, learning: false };
+                let kind = VxlanLink { vni: 1, port: 8472, parent: dev, local, gbp: false, learning: false, ttl: 0 };
                 let link = Link { kind: Arc::new(kind), mtu: 1450, mac: Some(MAC), up: true };
                 self.write(write, Key::Link(name(TUNNEL)), Value::link(link));
             }

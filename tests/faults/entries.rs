@@ -15,6 +15,7 @@ each! {
     device_down_and_up: Vxlan VxlanDual VxlanV6;
     device_mac_rewritten: Vxlan VxlanDual;
     device_mtu_changed: Vxlan VxlanDual;
+    device_ttl_changed: Vxlan VxlanDual VxlanV6;
     device_addresses_flushed: Vxlan VxlanDual;
     device_replaced_by_another_kind: Vxlan;
     nexthops_flushed: Vxlan VxlanDual HostGw;
@@ -112,6 +113,16 @@ fn device_mtu_changed(kind: Kind) {
         ip(&format!("link set {dev} mtu 1300"));
     }
     site.healed_by_links(&before, "changed MTU");
+}
+
+/// With a TTL of 1, the packets of the tunnel pass no router.
+fn device_ttl_changed(kind: Kind) {
+    let mut site = Site::running(kind);
+    let before = site.quiet();
+    for (dev, _) in kind.devices() {
+        ip(&format!("link set {dev} type vxlan ttl 1"));
+    }
+    site.healed_by_links(&before, "changed TTL");
 }
 
 fn device_addresses_flushed(kind: Kind) {

@@ -473,8 +473,10 @@ pub fn observed() -> BTreeSet<String> {
         let data = &link["linkinfo"]["info_data"];
         let local = data["local"].as_str().or(data["local6"].as_str()).unwrap_or("-");
         let up = if text(&link["flags"]).contains("\"UP\"") { "up" } else { "down" };
+        // `ip` shows 0, or nothing, for the TTL of the host.
+        let ttl = data["ttl"].as_u64().filter(|ttl| *ttl != 0).map(|ttl| format!(" ttl {ttl}")).unwrap_or_default();
         lines.insert(format!(
-            "link {} {up} mtu {} {} id {} local {local} dev {} port {}",
+            "link {} {up} mtu {} {} id {} local {local} dev {} port {}{ttl}",
             word(&link["ifname"]),
             link["mtu"],
             word(&link["address"]),

@@ -44,7 +44,7 @@ fn links_change_in_place_and_are_recreated() {
         put(&mut k, &[(key, value), (Key::Addr(name("flannel.1"), "10.1.0.0/32".parse().unwrap()), Value::Addr)]);
         let index = json("ip", "-j link show dev flannel.1")[0]["ifindex"].clone();
         let (_, altered) = vxlan_with(false, |link, vxlan| {
-            (link.mtu, link.mac, vxlan.learning) = (1400, Some(mac(9)), true);
+            (link.mtu, link.mac, vxlan.learning, vxlan.ttl) = (1400, Some(mac(9)), true, 7);
         });
         put(&mut k, &[(key, altered.clone())]);
         assert_eq!(k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().value, altered);

@@ -52,7 +52,7 @@ pub fn vxlan(v6: bool) -> (Key, Value) {
 /// Returns the device of [`vxlan`] with some changes.
 pub fn vxlan_with(v6: bool, change: impl FnOnce(&mut Link, &mut VxlanLink)) -> (Key, Value) {
     let local = if v6 { "fd00::1" } else { "10.0.0.1" }.parse().unwrap();
-    let mut kind = VxlanLink { vni: 1, port: 8472, parent: name("up0"), local, gbp: !v6, learning: false };
+    let mut kind = VxlanLink { vni: 1, port: 8472, parent: name("up0"), local, gbp: !v6, learning: false, ttl: 0 };
     let mtu = if v6 { 1430 } else { 1450 };
     let mut link = Link { kind: Arc::new(kind), mtu, mac: Some(mac(if v6 { 6 } else { 4 })), up: true };
     change(&mut link, &mut kind);

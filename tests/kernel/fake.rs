@@ -75,6 +75,7 @@ fn link(step: Step) -> (Key, Value) {
     vxlan_with(step.v6, |link, vxlan| {
         link.mtu -= 10 * u32::from(step.value);
         vxlan.learning = step.value == 1;
+        vxlan.ttl = step.value;
         vxlan.port += u16::from(step.which == 2);
     })
 }

@@ -16,7 +16,7 @@ fn name(text: &str) -> Name {
 
 fn vxlan() -> VxlanLink {
     let local = "192.168.64.1".parse().unwrap();
-    VxlanLink { vni: 1, port: 8472, parent: name("eth0"), local, gbp: false, learning: false }
+    VxlanLink { vni: 1, port: 8472, parent: name("eth0"), local, gbp: false, learning: false, ttl: 0 }
 }
 
 fn tunnel() -> Link {
@@ -49,6 +49,7 @@ fn each_attribute_of_a_link_counts() {
     assert_eq!(op(Link { mac: None, ..tunnel() }), ensure);
     assert_eq!(op(Link { up: false, ..tunnel() }), ensure);
     assert_eq!(op(of(VxlanLink { learning: true, ..vxlan() })), ensure);
+    assert_eq!(op(of(VxlanLink { ttl: 1, ..vxlan() })), ensure);
     let recreate = Some(Op::Recreate(key, want.clone()));
     assert_eq!(op(of(VxlanLink { vni: 2, ..vxlan() })), recreate);
     assert_eq!(op(of(VxlanLink { port: 4789, ..vxlan() })), recreate);

@@ -25,7 +25,7 @@ impl super::Codec for Codec {
     }
 
     fn create(&self, kind: &dyn LinkKind, parent: u32) -> Option<InfoData> {
-        let VxlanLink { vni, port, local, gbp, learning, .. } = kind.of()?;
+        let VxlanLink { vni, port, local, gbp, learning, ttl, .. } = kind.of()?;
         let mut attributes = vec![
             InfoVxlan::Id(*vni),
             InfoVxlan::Link(parent),
@@ -35,6 +35,7 @@ impl super::Codec for Codec {
             },
             InfoVxlan::Learning(*learning),
             InfoVxlan::Port(*port),
+            InfoVxlan::Ttl(*ttl),
         ];
         attributes.extend(gbp.then_some(InfoVxlan::Gbp));
         Some(InfoData::Vxlan(attributes))
@@ -42,16 +43,20 @@ impl super::Codec for Codec {
 
     fn difference(&self, want: &dyn LinkKind, have: &dyn LinkKind) -> Option<&'static str> {
         let (want, have) = (want.of::<VxlanLink>()?, have.of::<VxlanLink>()?);
-        (want.learning != have.learning).then_some(if want.learning { "learning" } else { "nolearning" })
+        match () {
+            () if want.learning != have.learning => Some(if want.learning { "learning" } else { "nolearning" }),
+            () if want.ttl != have.ttl => Some("ttl"),
+            () => None,
+        }
     }
 
     fn alter(&self, want: &dyn LinkKind) -> Option<InfoData> {
-        let VxlanLink { vni, learning, .. } = want.of()?;
-        Some(InfoData::Vxlan(vec![InfoVxlan::Id(*vni), InfoVxlan::Learning(*learning)]))
+        let VxlanLink { vni, learning, ttl, .. } = want.of()?;
+        Some(InfoData::Vxlan(vec![InfoVxlan::Id(*vni), InfoVxlan::Learning(*learning), InfoVxlan::Ttl(*ttl)]))
     }
 
     fn read(&self, data: &[u8], parents: &dyn Parents) -> Option<Arc<dyn LinkKind>> {
-        let (mut vni, mut port, mut parent, mut learning, mut gbp) = (0, 0, 0, false, false);
+        let (mut vni, mut port, mut parent, mut learning, mut gbp, mut ttl) = (0, 0, 0, false, false, 0);
         let mut local = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         for attribute in attributes(data, 0) {
             match InfoVxlan::parse(&attribute) {
@@ -62,6 +67,7 @@ impl super::Codec for Codec {
                 Ok(InfoVxlan::Learning(on)) => learning = on,
                 Ok(InfoVxlan::Port(number)) => port = number,
                 Ok(InfoVxlan::Gbp) => gbp = true,
+                Ok(InfoVxlan::Ttl(hops)) => ttl = hops,
                 // The agent never creates a device with one of these, and the kernel cannot change them in place.
                 Ok(InfoVxlan::Group(_) | InfoVxlan::Group6(_) | InfoVxlan::Gpe | InfoVxlan::CollectMetadata(true)) => {
                     return None;
@@ -70,6 +76,6 @@ impl super::Codec for Codec {
             }
         }
         let parent = parents.of_index(parent)?;
-        Some(Arc::new(VxlanLink { vni, port, parent, local, gbp, learning }))
+        Some(Arc::new(VxlanLink { vni, port, parent, local, gbp, learning, ttl }))
     }
 }

@@ -47,8 +47,9 @@ fn an_ipip_device_is_read_as_it_was_written() {
 #[test]
 fn a_vxlan_device_is_read_as_it_was_written() {
     let parent = Name::new("eth0").unwrap();
-    for (local, gbp, learning) in [("10.0.0.1", true, false), ("fd00::1", false, true)] {
-        let vxlan = VxlanLink { vni: 0x12_3456, port: 8472, parent, local: local.parse().unwrap(), gbp, learning };
+    for (local, gbp, learning, ttl) in [("10.0.0.1", true, false, 0), ("fd00::1", false, true, 1)] {
+        let local = local.parse().unwrap();
+        let vxlan = VxlanLink { vni: 0x12_3456, port: 8472, parent, local, gbp, learning, ttl };
         let facts = created(Arc::new(vxlan), 7);
         assert_eq!(facts.value(&outer(7, parent, &facts), &[]).kind.of(), Some(&vxlan));
         assert!(facts.has_fdb());
@@ -62,7 +63,7 @@ fn a_vxlan_device_is_read_as_it_was_written() {
 fn a_vxlan_device_with_an_unreadable_attribute_is_still_known() {
     let parent = Name::new("eth0").unwrap();
     let vxlan =
-        VxlanLink { vni: 7, port: 4789, parent, local: "10.0.0.1".parse().unwrap(), gbp: false, learning: false };
+        VxlanLink { vni: 7, port: 4789, parent, local: "10.0.0.1".parse().unwrap(), gbp: false, learning: false, ttl: 0 };
     let facts = created(Arc::new(vxlan), 7);
     let with = |extra: &[u8]| {
         let data = [&facts.link_type.as_ref().unwrap().data[..], extra].concat();
