@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Probes: asks the peers, a few each second, whether packets reach them (docs/adr/026-probes.md).
 //!
-//! A healthy peer gets one echo request of the size of the MTU in each round. If it does not answer, it is examined step by step
+//! A healthy peer gets one echo request of the size of the MTU in each round, over IPv4 in one round and over IPv6 in the next, if it has both. If it does not answer, it is examined step by step
 //! ([`examine`]) until it is known what is wrong. Probes change nothing in the kernel and decide nothing. Their results are shown.
 
 pub mod cause;
@@ -10,11 +10,12 @@ pub mod echo;
 pub mod examine;
 pub mod samples;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_subnet::cidr::Family;
 use weft_subnet::lease::Id;
 
 use cause::Cause;
@@ -53,6 +54,8 @@ const LONG_WAIT: Duration = Duration::from_secs(4);
 pub struct Target {
     /// Its place among all leases ([`weft_subnet::peers::Peers::believed_from`]).
     pub place: usize,
+    /// The family of the address that is asked.
+    pub family: Family,
     /// A number made from its lease. Results of another lease that had this place before do not count.
     pub tag: u32,
     /// The address that is asked.
@@ -62,6 +65,16 @@ pub struct Target {
     /// The largest packet that pods may send, in bytes.
     pub mtu: u16,
 }
+
+impl Target {
+    /// Returns what tells this target from all others at the same time.
+    pub fn slot(&self) -> Slot {
+        (self.place, self.family)
+    }
+}
+
+/// The place of a peer, and one of its families.
+pub type Slot = (usize, Family);
 
 /// A packet to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,16 +122,18 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Prober {
     samples: Samples,
-    /// Peers that did not answer, by place.
-    examined: BTreeMap<usize, Examined>,
+    /// Peers that did not answer, by place and family.
+    examined: BTreeMap<Slot, Examined>,
     changed: VecDeque<(Instant, Id)>,
     /// The place at which the round goes on. It should begin at another place on each node.
     pub cursor: usize,
+    /// Whose turn it is in this round, of the peers that have both families.
+    pub family: Family,
     next_peer: Instant,
     /// When the last burst began, and how many packets it may still have. `None` before the first.
     burst: Option<(Instant, u32)>,
-    /// When any peer answered last, at any of its addresses.
-    last_answer: Option<Instant>,
+    /// The families in which any peer has answered, at any of its addresses.
+    answered: BTreeSet<Family>,
     /// True if the last packet was for a peer that is examined. Others must have their turn, too.
     examined_last: bool,
     counts: Counts,
@@ -143,9 +158,10 @@ impl Prober {
             examined: BTreeMap::new(),
             changed: VecDeque::new(),
             cursor: 0,
+            family: Family::V4,
             next_peer: now + AFTER_CHANGE,
             burst: None,
-            last_answer: None,
+            answered: BTreeSet::new(),
             examined_last: false,
             counts: Counts::default(),
             problem: None,
@@ -157,6 +173,15 @@ impl Prober {
         if self.changed.len() < MAX_CHANGED && !self.changed.iter().any(|(_, other)| other == id) {
             self.changed.push_back((now + AFTER_CHANGE, id.clone()));
         }
+    }
+
+    /// Begins a round with the peer in the first place. Peers with both families are asked in the other one.
+    pub fn begin_round(&mut self) {
+        self.cursor = 0;
+        self.family = match self.family {
+            Family::V4 => Family::V6,
+            Family::V6 => Family::V4,
+        };
     }
 
     /// Forgets all peers.
@@ -175,7 +200,7 @@ impl Prober {
 
     /// Returns the time between the beginnings of two bursts.
     fn burst_pause(&self) -> Duration {
-        if self.last_answer.is_none() && self.is_full() { SILENT_BURST_PAUSE } else { BURST_PAUSE }
+        if self.answered.is_empty() && self.is_full() { SILENT_BURST_PAUSE } else { BURST_PAUSE }
     }
 
     /// Returns true if a packet may be sent now.
@@ -192,11 +217,11 @@ impl Prober {
 
     /// Returns the packet for a peer that is examined, if one is due. `current` returns the target as it is now, or `None` if the peer is
     /// gone.
-    pub fn examine(&mut self, now: Instant, current: impl Fn(usize) -> Option<Target>) -> Option<Outgoing> {
+    pub fn examine(&mut self, now: Instant, current: impl Fn(Slot) -> Option<Target>) -> Option<Outgoing> {
         if !self.may_send(now) || (self.examined_last && self.next_peer <= now) {
             return None;
         }
-        self.examined.retain(|place, one| current(*place) == Some(one.target));
+        self.examined.retain(|slot, one| current(*slot) == Some(one.target));
         let due = self.examined.values_mut().filter(|one| !one.is_open && one.due <= now);
         let one = due.min_by_key(|one| one.due)?;
         let packet = one.examination.packet();
@@ -216,8 +241,9 @@ impl Prober {
         Some(Outgoing { target, packet, echo: Echo { to, size, wait, listen } })
     }
 
-    /// Returns whose turn it is, if it is time. [`Prober::ask`] must follow. `peers` is their number.
-    pub fn turn(&mut self, peers: usize, now: Instant) -> Option<Turn> {
+    /// Returns whose turn it is, if it is time. [`Prober::ask`] must follow. `targets` is the number of peers, in all
+    /// families.
+    pub fn turn(&mut self, targets: usize, now: Instant) -> Option<Turn> {
         if !self.may_send(now) {
             return None;
         }
@@ -228,7 +254,7 @@ impl Prober {
             return None;
         }
         self.examined_last = false;
-        let pause = ROUND / u32::try_from(peers.max(1)).unwrap_or(u32::MAX);
+        let pause = ROUND / u32::try_from(targets.max(1)).unwrap_or(u32::MAX);
         // The turns since the last burst are due together.
         let since = now.checked_sub(BURST_PAUSE).map_or(self.next_peer, |since| self.next_peer.max(since));
         self.next_peer = since + pause.clamp(MIN_PAUSE, MAX_PAUSE);
@@ -237,7 +263,7 @@ impl Prober {
 
     /// Returns the packet for this peer. `None` if it is being examined already.
     pub fn ask(&mut self, target: Target, now: Instant) -> Option<Outgoing> {
-        if self.examined.get(&target.place).is_some_and(|one| one.target == target) {
+        if self.examined.get(&target.slot()).is_some_and(|one| one.target == target) {
             return None;
         }
         self.count_packet(now);
@@ -253,20 +279,20 @@ impl Prober {
             *(if is_answered { &mut self.counts.answered } else { &mut self.counts.lost }) += 1;
         }
         if is_answered || answer.heard {
-            self.last_answer = Some(now);
+            self.answered.insert(sent.target.family);
         }
         let sample = self.samples.of(&sent.target);
         if sent.packet != Packet::Published {
             sample.record(sent.packet, sent.target.mtu, answer.round_trip);
         }
-        let Some(one) = self.examined.get_mut(&sent.target.place).filter(|one| one.target == sent.target) else {
+        let Some(one) = self.examined.get_mut(&sent.target.slot()).filter(|one| one.target == sent.target) else {
             if !is_answered && self.examined.len() < MAX_EXAMINED {
                 let mut examination = Examination::new(sent.target.mtu, sent.target.published.is_some());
                 if sample.is_silent() {
                     examination.begin_briefly();
                 }
                 let examined = Examined { target: sent.target, examination, due: now, is_open: false };
-                self.examined.insert(sent.target.place, examined);
+                self.examined.insert(sent.target.slot(), examined);
             }
             return None;
         };
@@ -282,7 +308,7 @@ impl Prober {
         }
         match step {
             Step::Reached | Step::Silent => {
-                self.examined.remove(&sent.target.place);
+                self.examined.remove(&sent.target.slot());
                 if before.is_some() {
                     self.samples.of(&sent.target).forget_losses();
                 }
@@ -294,31 +320,33 @@ impl Prober {
 
     /// Takes notice that a packet could not be sent, so that nothing is known.
     pub fn not_sent(&mut self, sent: &Outgoing, problem: String, now: Instant) {
-        if let Some(one) = self.examined.get_mut(&sent.target.place) {
+        if let Some(one) = self.examined.get_mut(&sent.target.slot()) {
             (one.is_open, one.due) = (false, now + LONG_WAIT);
         }
         self.problem = Some(problem);
     }
 
-    /// Returns why packets do not reach this peer, if that is known. While nobody has ever answered, it is not: see
+    /// Returns why packets do not reach this peer, if that is known. While nobody has ever answered in this family, it is not: see
     /// [`Prober::silence`].
     pub fn cause(&self, target: &Target) -> Option<Cause> {
-        self.last_answer?;
-        let one = self.examined.get(&target.place).filter(|one| one.target == *target)?;
-        one.examination.cause()
+        let one = self.examined.get(&target.slot()).filter(|one| one.target == *target)?;
+        one.examination.cause().filter(|_| self.answered.contains(&target.family))
     }
 
-    /// Returns the peers that packets do not reach, by place.
+    /// Returns the peers that packets do not reach, by place. A peer that they reach in neither family counts once.
     pub fn unreachable(&self) -> impl Iterator<Item = (&Target, Cause)> {
-        let known = self.examined.values().filter(|_| self.last_answer.is_some());
-        known.filter_map(|one| Some((&one.target, one.examination.cause()?)))
+        let known = self.examined.values().filter(|one| self.answered.contains(&one.target.family));
+        let found = known.filter_map(|one| Some((&one.target, one.examination.cause()?)));
+        let mut last = None;
+        found.filter(move |(target, _)| last.replace(target.place) != Some(target.place))
     }
 
-    /// Returns how many peers were found silent, if no peer has answered since the start of the agent. Then the likely cause is not a
-    /// peer.
-    pub fn silence(&self) -> Option<usize> {
-        let silent = self.examined.values().filter(|one| one.examination.cause().is_some()).count();
-        (self.last_answer.is_none() && silent > 0).then_some(silent)
+    /// Returns how many peers were found silent in a family, if no peer has answered in it since the start of the agent. Then the likely
+    /// cause is not a peer.
+    pub fn silence(&self, family: Family) -> Option<usize> {
+        let of_family = self.examined.values().filter(|one| one.target.family == family);
+        let silent = of_family.filter(|one| one.examination.cause().is_some()).count();
+        (!self.answered.contains(&family) && silent > 0).then_some(silent)
     }
 
     /// Returns true if more peers are silent than can be examined.

@@ -54,7 +54,7 @@ impl Backend for Alloc {
         lease.backend_type == TYPE.lease_type
     }
 
-    fn echo_address(&self, _peer: &Lease) -> Option<EchoAddress> {
+    fn echo_address(&self, _peer: &Lease, _family: Family) -> Option<EchoAddress> {
         None
     }
 

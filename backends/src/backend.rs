@@ -123,7 +123,12 @@ impl Planned {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EchoAddress {
     /// The address of its tunnel device, which is the first address of its subnet.
-    Device(IpAddr),
+    Device {
+        /// This address.
+        address: IpAddr,
+        /// The family of the packets between the nodes. `None` if it is IPv4 wherever both nodes have it.
+        outer: Option<Family>,
+    },
     /// Its published address, because there is no tunnel.
     Published(IpAddr),
 }
@@ -238,9 +243,10 @@ pub trait Backend {
     fn device(&self, host: &Host, own: &Lease) -> State;
     /// Returns the entries for one remote lease, and the reasons why families had to be left out.
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned;
-    /// Returns the address of a peer that probes are sent to. `None` if the backend does not know one. IPv4 comes first.
-    fn echo_address(&self, peer: &Lease) -> Option<EchoAddress> {
-        peer.subnets.iter().next().map(|subnet| EchoAddress::Device(subnet.network()))
+    /// Returns the address of a peer that probes of this family are sent to. `None` if the backend does not know one.
+    fn echo_address(&self, peer: &Lease, family: Family) -> Option<EchoAddress> {
+        let address = peer.subnets.of(family)?.network();
+        Some(EchoAddress::Device { address, outer: None })
     }
     /// Returns the tunnel through which the agent itself carries packets, if the kernel has no device for this backend. `own` is our lease.
     fn tunnel(&self, _host: &Host, _own: &Lease) -> Option<Tunnel> {

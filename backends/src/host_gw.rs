@@ -72,9 +72,9 @@ fn make(_options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOp
 }
 
 impl Backend for HostGw {
-    fn echo_address(&self, peer: &Lease) -> Option<EchoAddress> {
-        let families = self.families.iter().filter(|family| peer.subnets.of(**family).is_some());
-        families.filter_map(|family| public(&peer.attrs, *family)).map(EchoAddress::Published).next()
+    fn echo_address(&self, peer: &Lease, family: Family) -> Option<EchoAddress> {
+        peer.subnets.of(family).filter(|_| self.families.contains(&family))?;
+        public(&peer.attrs, family).map(EchoAddress::Published)
     }
 
     fn kind(&self) -> &'static str {

@@ -21,7 +21,7 @@ use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
-use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
+use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families, of_kind};
 use crate::family::{host_address, label, metric, public_member, publish, published};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
@@ -252,6 +252,17 @@ fn pair_of(identities: &Identities) -> Option<&KeyPair> {
 impl Backend for Wireguard {
     fn kind(&self) -> &'static str {
         KIND
+    }
+
+    fn echo_address(&self, peer: &Lease, family: Family) -> Option<EchoAddress> {
+        let address = peer.subnets.of(family)?.network();
+        let outer = match self.mode {
+            Mode::Separate => Some(family),
+            Mode::Auto => None,
+            Mode::Ipv4 => Some(Family::V4),
+            Mode::Ipv6 => Some(Family::V6),
+        };
+        Some(EchoAddress::Device { address, outer })
     }
 
     fn encrypts(&self) -> bool {

@@ -49,10 +49,11 @@ fn key() -> impl Strategy<Value = PublicKey> {
 }
 
 fn link() -> impl Strategy<Value = Value> {
-    let vxlan =
-        (1..3u32, ip(), any::<bool>(), name(), any::<bool>(), 0..2u8).prop_map(|(vni, local, gbp, parent, learning, ttl)| {
+    let vxlan = (1..3u32, ip(), any::<bool>(), name(), any::<bool>(), 0..2u8).prop_map(
+        |(vni, local, gbp, parent, learning, ttl)| {
             Arc::new(VxlanLink { vni, port: 8472, parent, local, gbp, learning, ttl }) as Arc<dyn LinkKind>
-        });
+        },
+    );
     let foreign = Just(()).prop_map(|()| Arc::new(Foreign) as Arc<dyn LinkKind>);
     (prop_oneof![vxlan, foreign], 1449..1451u32, mac(), any::<bool>())
         .prop_map(|(kind, mtu, mac, up)| Value::link(Link { kind, mtu, mac: Some(mac), up }))

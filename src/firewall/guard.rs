@@ -165,8 +165,15 @@ mod tests {
 
     fn vxlan(local: &str, port: u16) -> Value {
         let parent = Name::new("eth0").unwrap();
-        let kind =
-            Arc::new(VxlanLink { vni: 1, port, parent, local: local.parse().unwrap(), gbp: false, learning: false, ttl: 0 });
+        let kind = Arc::new(VxlanLink {
+            vni: 1,
+            port,
+            parent,
+            local: local.parse().unwrap(),
+            gbp: false,
+            learning: false,
+            ttl: 0,
+        });
         Value::link(Link { kind, mtu: 1450, mac: None, up: true })
     }
 

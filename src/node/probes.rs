@@ -2,11 +2,14 @@
 //! Sends probes to the peers, and says which ones packets do not reach (docs/adr/026-probes.md). Probes change nothing in the kernel, and
 //! never make the node not ready.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use weft_backends::family::label;
+use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::source::RecordChange;
 use weft_subnet::text::Shown;
@@ -15,10 +18,16 @@ use super::Node;
 use crate::kernel::Kernel;
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::status::{PeerProbe, PeerState, Suspect};
+use crate::plan::Plan;
 use crate::probe::cause::Cause;
 use crate::probe::echo::{Answer, EchoError};
 use crate::probe::examine::Packet;
-use crate::probe::{Outgoing, Prober, Target, Turn};
+use crate::probe::{Outgoing, Prober, Slot, Target, Turn};
+
+/// Returns where a peer is in this family, or in the other one if it has only that.
+fn target_of_turn(plan: &Plan, lease: &Lease, family: Family) -> Option<Target> {
+    plan.probe_target(lease, family).or_else(|| plan.probe_targets(lease).next())
+}
 
 /// Number of unreachable peers that a problem names.
 const MAX_NAMED: usize = 3;
@@ -38,8 +47,8 @@ pub(super) struct Probes {
     /// A random number, from which the place is made where the first round begins. It is another one on each node, so that not all nodes
     /// ask the same peer at once.
     pub(super) begin: Option<usize>,
-    /// The places of the peers that the log called unreachable. Their recovery is logged, too.
-    logged: BTreeSet<usize>,
+    /// The peers that the log called unreachable, by place and family. Their recovery is logged, too.
+    logged: BTreeSet<Slot>,
 }
 
 impl<K: Kernel> Node<K> {
@@ -103,23 +112,28 @@ impl<K: Kernel> Node<K> {
     pub(super) fn next_packet(&mut self, now: Instant) -> Option<Outgoing> {
         let (plan, probes) = (&self.plan, self.probes.as_mut()?);
         let prober = &mut probes.prober;
-        let current = |place: usize| {
+        let current = |(place, family): Slot| {
             let (found, lease) = plan.peers().believed_from(place)?;
-            plan.probe_target(lease).filter(|_| found == place)
+            plan.probe_target(lease, family).filter(|_| found == place)
         };
         if let Some(outgoing) = prober.examine(now, current) {
             return Some(outgoing);
         }
-        let target = match prober.turn(plan.peers().len(), now)? {
-            Turn::Changed(id) => plan.probe_target(plan.peers().get(&id)?)?,
+        let targets = plan.peers().len() * plan.own().subnets.iter().count();
+        let target = match prober.turn(targets, now)? {
+            Turn::Changed(id) => target_of_turn(plan, plan.peers().get(&id)?, prober.family)?,
             Turn::Next => {
                 if let Some(begin) = probes.begin.take() {
                     prober.cursor = begin % plan.peers().len().max(1);
                 }
-                let first = || plan.peers().believed_from(0);
-                let (place, lease) = plan.peers().believed_from(prober.cursor).or_else(first)?;
+                let mut found = plan.peers().believed_from(prober.cursor);
+                if found.is_none() {
+                    prober.begin_round();
+                    found = plan.peers().believed_from(0);
+                }
+                let (place, lease) = found?;
                 prober.cursor = place + 1;
-                plan.probe_target(lease)?
+                target_of_turn(plan, lease, prober.family)?
             }
         };
         prober.ask(target, now)
@@ -159,7 +173,7 @@ impl<K: Kernel> Node<K> {
     fn log_probe(&mut self, target: &Target, cause: Option<Cause>, now: Instant) {
         let Some(lease) = self.probed_lease(target) else { return };
         let Some(cause) = cause else {
-            if self.probes.as_mut().is_some_and(|probes| probes.logged.remove(&target.place)) {
+            if self.probes.as_mut().is_some_and(|probes| probes.logged.remove(&target.slot())) {
                 tracing::info!(lease = %lease.id, "packets reach the peer again");
             }
             return;
@@ -171,7 +185,7 @@ impl<K: Kernel> Node<K> {
         let reason = self.unreachable_reason(&lease, target, cause);
         tracing::warn!(lease = %lease.id, reason, "packets do not reach a peer");
         if let Some(probes) = &mut self.probes {
-            probes.logged.insert(target.place);
+            probes.logged.insert(target.slot());
         }
     }
 
@@ -185,13 +199,12 @@ impl<K: Kernel> Node<K> {
         let prober = &self.probes.as_ref()?.prober;
         // Without an unreachable peer, this must cost nothing for each peer.
         prober.unreachable().next()?;
-        let target = self.plan.probe_target(lease)?;
-        Some((target, prober.cause(&target)?))
+        self.plan.probe_targets(lease).find_map(|target| Some((target, prober.cause(&target)?)))
     }
 
     /// Returns the sentence that says why packets do not reach a peer, and what to do.
     pub(super) fn unreachable_reason(&self, lease: &Lease, target: &Target, cause: Cause) -> String {
-        let (address, outer) = (target.address, self.plan.outer_protocol(lease));
+        let (address, outer) = (target.address, self.outer_protocol(lease, target));
         let uplink = &self.plan.host().uplink;
         match (cause, target.published) {
             (Cause::Underlay, Some(published)) => format!(
@@ -226,12 +239,25 @@ impl<K: Kernel> Node<K> {
         }
     }
 
+    /// Returns what the packets to this address of a peer look like on the underlay, as text for people. If the peer has both families, the
+    /// text says which one is meant.
+    fn outer_protocol(&self, lease: &Lease, target: &Target) -> String {
+        let outer = self.plan.outer_protocol(lease);
+        let family = if target.published.unwrap_or(target.address).is_ipv4() { Family::V4 } else { Family::V6 };
+        match self.plan.probe_targets(lease).count() {
+            2 => format!("{outer} over {}", label(family)),
+            _ => outer,
+        }
+    }
+
     /// Returns the same as [`Node::unreachable_reason`] for programs.
     fn suspect(&self, lease: &Lease, target: &Target, cause: Cause) -> Option<Suspect> {
         let address = target.published.unwrap_or(target.address);
         match (cause, target.published) {
             (Cause::Underlay, _) | (Cause::Tunnel, None) => Some(Suspect::Silent(address)),
-            (Cause::Tunnel | Cause::OneDirection, Some(_)) => Some(Suspect::Dropped(self.plan.outer_protocol(lease))),
+            (Cause::Tunnel | Cause::OneDirection, Some(_)) => {
+                Some(Suspect::Dropped(self.outer_protocol(lease, target)))
+            }
             (Cause::OneDirection, None) => Some(Suspect::Dropped("packets".to_owned())),
             (Cause::Mtu(_), _) if self.has_underlay_option() => None,
             (Cause::Mtu(mtu), _) => Some(Suspect::UplinkMtu(self.carried_by_underlay(target, mtu))),
@@ -262,11 +288,17 @@ impl<K: Kernel> Node<K> {
             return Vec::new();
         }
         let not_sent = prober.problem.iter().map(|problem| format!("probes: {problem}"));
-        let unanswered = prober.silence().map(|silent| {
+        let families =
+            [Family::V4, Family::V6].into_iter().filter(|family| self.plan.own().subnets.of(*family).is_some());
+        let silent = families.clone().filter_map(|family| Some((family, prober.silence(family)?)));
+        let of_family =
+            |family| if families.clone().count() > 1 { format!(" over {}", label(family)) } else { String::new() };
+        let unanswered = silent.map(|(family, silent)| {
             format!(
-                "no peer has answered an echo request since the start, neither through the tunnel nor at its public address ({silent} \
+                "no peer has answered an echo request{} since the start, neither through the tunnel nor at its public address ({silent} \
                  were asked several times): either ICMP is filtered in this network (--probe=off turns probes off), or this node is cut \
                  off from all others: check its uplink {} and its firewall",
+                of_family(family),
                 self.plan.host().uplink.name
             )
         });
@@ -292,10 +324,14 @@ impl<K: Kernel> Node<K> {
     /// Returns what is known of the way to this peer, for `weft status` and `weft mesh`.
     pub(super) fn peer_probe(&self, lease: &Lease) -> Option<PeerProbe> {
         let prober = &self.probes.as_ref()?.prober;
-        let target = self.plan.probe_target(lease)?;
-        let sample = prober.sample(&target)?;
+        // The family in which more is wrong is shown.
+        let found = self.plan.probe_targets(lease).filter_map(|target| {
+            let sample = prober.sample(&target)?;
+            Some((target, sample, prober.cause(&target)))
+        });
+        let (target, sample, cause) =
+            found.min_by_key(|(_, sample, cause)| (cause.is_none(), Reverse(sample.loss().0)))?;
         let (lost, asked) = sample.loss();
-        let cause = prober.cause(&target);
         Some(PeerProbe {
             address: target.address.to_string(),
             round_trip_us: sample.round_trip().map(|trip| u64::try_from(trip.as_micros()).unwrap_or(u64::MAX)),

@@ -13,20 +13,28 @@ use super::Plan;
 use crate::probe::Target;
 
 impl Plan {
-    /// Returns where this believed peer is. `None` if it has no entries, or if its backend knows no address that answers.
-    pub fn probe_target(&self, lease: &Lease) -> Option<Target> {
-        if self.skipped.contains_key(&lease.id) {
+    /// Returns where this believed peer is in a family. `None` if we or the peer have no subnet of this family, if a family of the peer has
+    /// no entries, or if its backend knows no address that answers.
+    pub fn probe_target(&self, lease: &Lease, family: Family) -> Option<Target> {
+        if self.own().subnets.of(family).is_none() || self.skipped.contains_key(&lease.id) {
             return None;
         }
         let place = self.peers.place(&lease.id)?;
-        let (address, published) = match self.backend_of_peer(lease)?.echo_address(lease)? {
+        let (address, published) = match self.backend_of_peer(lease)?.echo_address(lease, family)? {
             EchoAddress::Published(address) => (address, None),
-            EchoAddress::Device(address) => (address, public(&lease.attrs, self.outer_family(lease))),
+            EchoAddress::Device { address, outer } => {
+                (address, public(&lease.attrs, outer.unwrap_or_else(|| self.outer_family(lease))))
+            }
         };
         let identity = format!("{} {address} {published:?}", lease.id);
         let tag = hash::stable(identity.bytes()) as u32;
         let mtu = u16::try_from(self.mtu()).unwrap_or(u16::MAX);
-        Some(Target { place, tag: tag.max(1), address, published, mtu })
+        Some(Target { place, family, tag: tag.max(1), address, published, mtu })
+    }
+
+    /// Returns where this believed peer is in each of its families, IPv4 first.
+    pub fn probe_targets(&self, lease: &Lease) -> impl Iterator<Item = Target> {
+        [Family::V4, Family::V6].into_iter().filter_map(|family| self.probe_target(lease, family))
     }
 
     /// Returns what the packets to this peer look like on the underlay, as text for people: `UDP port 8472`.
@@ -50,7 +58,7 @@ impl Plan {
         }
     }
 
-    /// Returns the family of the packets to this peer's node.
+    /// Returns the family of the packets to this peer's node, if each node chooses it.
     fn outer_family(&self, lease: &Lease) -> Family {
         match self.host.uplink.v4.is_some() && lease.attrs.public_ip.is_some() {
             true => Family::V4,

@@ -5,7 +5,7 @@ use weft_backends::backend::make;
 use weft_backends::host::{OnLink, Uplink};
 use weft_backends::state::Mac;
 use weft_backends::vxlan::VtepMac;
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::connected::Connected;
 
 use super::*;
@@ -474,12 +474,13 @@ mod laws {
 
 mod probes {
     use super::*;
+    use crate::probe::Target;
 
     #[test]
     fn results_of_a_peer_that_moved_do_not_count_any_more() {
         let mut plan = plan();
         plan.put(record(2, 1));
-        let target = |plan: &Plan| plan.probe_target(plan.peers().get(&lease(2, 1).id).unwrap()).unwrap();
+        let target = |plan: &Plan| plan.probe_target(plan.peers().get(&lease(2, 1).id).unwrap(), Family::V4).unwrap();
         let before = target(&plan);
         plan.put(record(3, 1));
         assert_eq!(target(&plan), before, "another lease changes nothing");
@@ -493,27 +494,39 @@ mod probes {
 
     #[test]
     fn the_published_address_is_of_the_family_of_the_tunnel() {
-        let config = r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan"}}"#;
-        let network = Network::parse(config).unwrap();
         let v6: std::net::Ipv6Addr = "fd00:1::1".parse().unwrap();
-        let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4: None, v6: Some(v6) };
-        let host = Host { uplink, public_v4: None, public_v6: Some(v6), ..plan().host().clone() };
-        let of = |third: u8| {
-            let attrs = Attrs {
-                public_ip: Some([192, 168, 0, third].into()),
-                public_ipv6: format!("fd00:1::{third}").parse().ok(),
-                backend_type: "vxlan".into(),
-                backend_v6_data: Some(format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{third:02x}"}}"#).into()),
-                ..Attrs::default()
+        let asked = |has_v4: bool| {
+            let config = format!(
+                r#"{{"EnableIPv4":{has_v4},"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{{"Type":"vxlan"}}}}"#
+            );
+            let network = Network::parse(&config).unwrap();
+            let of = |third: u8| {
+                let data = format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{third:02x}"}}"#);
+                let attrs = Attrs {
+                    public_ip: Some([192, 168, 0, third].into()),
+                    public_ipv6: format!("fd00:1::{third}").parse().ok(),
+                    backend_type: "vxlan".into(),
+                    backend_data: has_v4.then(|| data.as_str().into()),
+                    backend_v6_data: Some(data.as_str().into()),
+                    ..Attrs::default()
+                };
+                let v4 = has_v4.then(|| format!("10.5.{third}.0/24").parse().unwrap());
+                let subnets = Subnets { v4, v6: format!("fd00:5:0:{third}::/64").parse().ok() };
+                let age = Age { stamp: third.into(), tie: "".into() };
+                Lease { id: subnets.to_key().into(), subnets, attrs, age }
             };
-            let subnets = Subnets { v4: None, v6: format!("fd00:5:0:{third}::/64").parse().ok() };
-            let age = Age { stamp: third.into(), tie: "".into() };
-            Lease { id: subnets.to_key().into(), subnets, attrs, age }
+            let here = plan().host().clone();
+            let v4 = here.uplink.v4.filter(|_| has_v4);
+            let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6: Some(v6) };
+            let host = Host { uplink, public_v4: v4, public_v6: Some(v6), ..here };
+            let mut plan = Plan::new(network.clone(), make(&network).unwrap(), host, of(1));
+            plan.put(Record { id: of(2).id, lease: Ok(of(2)) });
+            assert_eq!(plan.skipped(&of(2).id), None);
+            let text = |target: Target| format!("{} by {}", target.address, target.published.unwrap());
+            plan.probe_targets(&of(2)).map(text).collect::<Vec<_>>()
         };
-        let mut plan = Plan::new(network.clone(), make(&network).unwrap(), host, of(1));
-        plan.put(Record { id: of(2).id, lease: Ok(of(2)) });
-        let target = plan.probe_target(&of(2)).unwrap_or_else(|| panic!("{:?}", plan.skipped(&of(2).id)));
-        assert_eq!(target.published, "fd00:1::2".parse().ok());
+        assert_eq!(asked(false), ["fd00:5:0:2:: by fd00:1::2"]);
+        assert_eq!(asked(true), ["10.5.2.0 by 192.168.0.2", "fd00:5:0:2:: by fd00:1::2"]);
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is kept of each peer that was asked: 12 bytes.
+//! What is kept of each peer that was asked: 12 bytes for each of its families.
 
 use std::time::Duration;
 
@@ -83,17 +83,18 @@ impl Sample {
     }
 }
 
-/// The results of all peers, by place.
+/// The results of all peers, by place. Those of IPv4 come first, then those of IPv6.
 #[derive(Debug, Default)]
-pub(super) struct Samples(Vec<Sample>);
+pub(super) struct Samples([Vec<Sample>; 2]);
 
 impl Samples {
     /// Returns the results of this peer, which are empty if its lease is another one than before.
     pub(super) fn of(&mut self, target: &Target) -> &mut Sample {
-        if self.0.len() <= target.place {
-            self.0.resize(target.place + 1, Sample::default());
+        let samples = &mut self.0[target.family as usize];
+        if samples.len() <= target.place {
+            samples.resize(target.place + 1, Sample::default());
         }
-        let sample = &mut self.0[target.place];
+        let sample = &mut samples[target.place];
         if sample.tag != target.tag {
             *sample = Sample { tag: target.tag, ..Sample::default() };
         }
@@ -101,17 +102,19 @@ impl Samples {
     }
 
     pub(super) fn get(&self, target: &Target) -> Option<&Sample> {
-        self.0.get(target.place).filter(|sample| sample.tag == target.tag)
+        self.0[target.family as usize].get(target.place).filter(|sample| sample.tag == target.tag)
     }
 
     /// Returns the smallest MTU of a peer, in bytes. Peers that are gone since may count.
     pub(super) fn smallest_mtu(&self) -> Option<u16> {
-        self.0.iter().filter_map(Sample::mtu).min()
+        self.0.iter().flatten().filter_map(Sample::mtu).min()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use weft_subnet::cidr::Family;
+
     use super::*;
 
     #[test]
@@ -161,7 +164,14 @@ mod tests {
     #[test]
     fn another_lease_in_the_same_place_begins_anew() {
         let mut samples = Samples::default();
-        let target = |tag| Target { place: 3, tag, address: [10, 5, 2, 0].into(), published: None, mtu: 1450 };
+        let target = |tag| Target {
+            place: 3,
+            family: Family::V4,
+            tag,
+            address: [10, 5, 2, 0].into(),
+            published: None,
+            mtu: 1450,
+        };
         samples.of(&target(7)).record(Packet::Full, 1450, Some(Duration::from_micros(1)));
         assert!(samples.get(&target(7)).is_some() && samples.get(&target(8)).is_none());
         assert_eq!(samples.of(&target(8)).loss(), (0, 0));

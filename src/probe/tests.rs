@@ -6,7 +6,14 @@ use super::*;
 fn target(place: usize) -> Target {
     let [_, _, high, low] = (place as u32).to_be_bytes();
     let published = Some([192, 168, high, low].into());
-    Target { place, tag: 1 + place as u32, address: [10, high, low, 0].into(), published, mtu: 1450 }
+    Target {
+        place,
+        family: Family::V4,
+        tag: 1 + place as u32,
+        address: [10, high, low, 0].into(),
+        published,
+        mtu: 1450,
+    }
 }
 
 const ANSWERED: Answer = Answer { round_trip: Some(Duration::from_micros(200)), heard: false };
@@ -33,7 +40,7 @@ impl<'a> Cluster<'a> {
 
     fn send(&mut self) -> Option<Outgoing> {
         let peers = self.peers;
-        let gone = |place: usize| (place < peers).then(|| target(place));
+        let gone = |(place, _): Slot| (place < peers).then(|| target(place));
         if let Some(outgoing) = self.prober.examine(self.now, gone) {
             return Some(outgoing);
         }
@@ -123,11 +130,11 @@ fn many_broken_peers_cost_no_more_packets_and_others_are_still_asked() {
 fn while_nobody_answers_no_peer_is_blamed() {
     let mut cluster = Cluster::new(20, &|_| LOST);
     cluster.run(Duration::from_secs(90));
-    assert_eq!((cluster.prober.unreachable().count(), cluster.prober.silence()), (0, Some(20)));
+    assert_eq!((cluster.prober.unreachable().count(), cluster.prober.silence(Family::V4)), (0, Some(20)));
     let one = |outgoing: &Outgoing| if outgoing.target.place == 3 { ANSWERED } else { LOST };
     cluster.path = &one;
     cluster.run(Duration::from_secs(60));
-    assert_eq!((cluster.prober.unreachable().count(), cluster.prober.silence()), (19, None));
+    assert_eq!((cluster.prober.unreachable().count(), cluster.prober.silence(Family::V4)), (19, None));
 }
 
 #[test]
@@ -189,7 +196,7 @@ fn examined_until_known(prober: &mut Prober, peer: Target, answer: Answer, now: 
     let mut sent = prober.ask(peer, *now).unwrap();
     for _ in 0..10 {
         prober.ended(&sent, answer, *now);
-        if prober.examined[&peer.place].examination.is_over() {
+        if prober.examined[&peer.slot()].examination.is_over() {
             return sent;
         }
         sent = next_examined(prober, peer, now);
@@ -259,7 +266,11 @@ fn a_peer_is_blamed_only_when_something_was_heard_of_any_peer() {
         let mut now = Instant::now();
         let (peer, mut prober) = (target(1), Prober::new(now));
         examined_until_known(&mut prober, peer, answer, &mut now);
-        assert_eq!((prober.cause(&peer).is_some(), prober.silence().is_none()), (is_blamed, is_blamed), "{answer:?}");
+        assert_eq!(
+            (prober.cause(&peer).is_some(), prober.silence(Family::V4).is_none()),
+            (is_blamed, is_blamed),
+            "{answer:?}"
+        );
     }
 }
 
@@ -275,4 +286,52 @@ fn a_packet_that_could_not_be_sent_is_tried_again_later() {
     assert_eq!(prober.turn(1, now + AFTER_CHANGE), Some(Turn::Next));
     assert_eq!(prober.examine(now + LONG_WAIT - PAUSE, |_| Some(peer)), None);
     assert_eq!(prober.examine(now + LONG_WAIT, |_| Some(peer)), Some(small), "nothing is known of it yet");
+}
+
+/// The same peer in the other family.
+fn over_ipv6(target: Target) -> Target {
+    Target {
+        family: Family::V6,
+        tag: 1000 + target.tag,
+        address: "fd00::1".parse().unwrap(),
+        published: None,
+        ..target
+    }
+}
+
+#[test]
+fn each_family_of_a_peer_is_known_by_itself_and_the_peer_counts_once() {
+    let mut now = Instant::now();
+    let (peer, mut prober) = (target(1), with_an_answer(&mut now));
+    let of = |prober: &Prober| prober.unreachable().map(|(target, _)| target.slot()).collect::<Vec<_>>();
+    let sent = prober.ask(peer, now).unwrap();
+    prober.ended(&sent, ANSWERED, now);
+    examined_until_known(&mut prober, over_ipv6(peer), LOST, &mut now);
+    assert_eq!((of(&prober), prober.silence(Family::V6)), (Vec::new(), Some(1)), "nobody has answered over IPv6");
+    let other = prober.ask(over_ipv6(target(9)), now).unwrap();
+    prober.ended(&other, ANSWERED, now);
+    assert_eq!((of(&prober), prober.silence(Family::V6)), (vec![(1, Family::V6)], None));
+    assert!(prober.cause(&peer).is_none() && prober.cause(&over_ipv6(peer)).is_some());
+    assert_eq!(prober.sample(&peer).unwrap().loss(), (0, 1), "the losses are those of IPv6");
+    now += BURST_PAUSE;
+    let mut sent = prober.ask(peer, now).unwrap();
+    while prober.cause(&peer).is_none() {
+        prober.ended(&sent, LOST, now);
+        now += BURST_PAUSE;
+        prober.turn(1, now);
+        let next = |slot| if slot == peer.slot() { peer } else { over_ipv6(peer) };
+        sent = prober.examine(now, |slot| Some(next(slot))).unwrap();
+    }
+    assert_eq!(of(&prober), [(1, Family::V4)], "in both families");
+}
+
+#[test]
+fn the_families_take_turns_by_rounds() {
+    let mut prober = Prober::new(Instant::now());
+    prober.cursor = 7;
+    let rounds = [(); 3].map(|()| {
+        prober.begin_round();
+        (prober.cursor, prober.family)
+    });
+    assert_eq!(rounds, [(0, Family::V6), (0, Family::V4), (0, Family::V6)]);
 }

@@ -219,6 +219,26 @@ fn peers_answer_over_ipv6_alone() {
     });
 }
 
+/// Firewalls have rules of their own for IPv6, and security groups, too.
+#[test]
+fn a_tunnel_of_which_one_family_is_dropped_is_named() {
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { nodes: 2, ipv6: true, ..options() }).await?;
+        let (n1, n2) = (&lab.nodes[0], &lab.nodes[1]);
+        all_reached(&lab, 1430).await?;
+        drop_incoming(&n2.ns, "meta nfproto ipv6 udp dport 8472").await?;
+        let reason = unreachable((n1, n2), "one-direction").await?;
+        ensure!(reason.contains("drops UDP port 8472 over IPv6 from this node to fd77::12"), "{reason}");
+        let reason = unreachable((n2, n1), "tunnel").await?;
+        ensure!(reason.contains("drops UDP port 8472 over IPv6"), "{reason}");
+        let status = still_ready(n1).await?;
+        let named = |problem: &Problem| problem.text.starts_with("packets do not reach 1 of 1 peers: ");
+        ensure!(status.problems.iter().any(named), "{:?}", status.problems);
+        checked(n2.ns.command("nft").arg("delete table inet test")).await?;
+        all_reached(&lab, 1430).await
+    });
+}
+
 /// A firewall of the other node drops ICMP and nothing else, so all packets of pods arrive.
 #[test]
 fn a_peer_whose_firewall_drops_icmp_is_not_unreachable() {

@@ -84,7 +84,7 @@ fn pods_get_through(set: &'static str, reset: &'static str) {
                 .await
                 .unwrap()
                 .rules
-                .carrier
+                .filter
                 .starts_with("nftables")
         );
         masqueraded(&site);

@@ -135,8 +135,8 @@ fn of_weft(backend: BackendKind, firewall: &str, flavour: Option<&str>) {
         }
         site.start().await;
         let status = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.unwrap();
-        let carrier = flavour.map_or_else(|| "nftables".to_owned(), |flavour| format!("iptables-{flavour}"));
-        assert!(status.rules.carrier.contains(&carrier) && status.rules.in_place, "{:#?}", status.rules);
+        let filter = flavour.map_or_else(|| "nftables".to_owned(), |flavour| format!("iptables-{flavour}"));
+        assert!(status.rules.filter.contains(&filter) && status.rules.in_place, "{:#?}", status.rules);
         assert_eq!(status.problems, []);
         verdicts(&site).await;
         let after = site.lab.nodes[0].status_as::<weft::observe::status::Status>().await.unwrap();

@@ -136,7 +136,7 @@ fn of_links(way: &Way) -> std::io::Result<Vec<Step>> {
         let text = format!("nft chain {} drops packets {}: {}", found.chain, found.place, found.rule);
         Step::ok("rules", text.clone()).broken(text, found.remedy)
     };
-    Ok(drops(&mut netlink, &chains, Tested::of(way), &points)?.into_iter().map(step).collect())
+    Ok(drops(&mut netlink, &chains, way.tested(), &points)?.into_iter().map(step).collect())
 }
 
 /// Returns the hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
@@ -160,7 +160,7 @@ fn builtin_chain(hook: Hook) -> &'static str {
 }
 
 fn of_iptables(way: &Way, saved: &Saved, program: &str) -> Vec<Step> {
-    let tested = Tested::of(way);
+    let tested = way.tested();
     let mut steps = Vec::new();
     if let Some(filter) = saved.table("filter") {
         let chain = builtin_chain(hook(way));
@@ -191,7 +191,7 @@ pub async fn service(way: &Way) -> Option<(Step, Option<Endpoint>)> {
         let Ok(saved) = iptables::save(flavour, family).await else { continue };
         has_read_iptables_nft |= flavour != Flavour::Legacy;
         let Some(nat) = saved.table("nat") else { continue };
-        let outcome = follow(nat, chain, Tested::of(way));
+        let outcome = follow(nat, chain, way.tested());
         if let Some(found) = translated(outcome, &format!("{flavour} nat {chain}"), way.packet.to) {
             return Some(found);
         }
@@ -249,8 +249,8 @@ fn each_chain(
                 continue;
             }
             // Before the routing decision it is not known by which device the packet leaves.
-            let output = Tested::of(way).output.filter(|_| *hook != Hook::Prerouting);
-            let tested = Tested { output, ..Tested::of(way) };
+            let output = way.tested().output.filter(|_| *hook != Hook::Prerouting);
+            let tested = Tested { output, ..way.tested() };
             let outcome = nft::follow(&mut netlink, &chain, tested)?;
             visit(&chain, *hook, outcome);
         }

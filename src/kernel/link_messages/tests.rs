@@ -62,8 +62,15 @@ fn a_vxlan_device_is_read_as_it_was_written() {
 #[test]
 fn a_vxlan_device_with_an_unreadable_attribute_is_still_known() {
     let parent = Name::new("eth0").unwrap();
-    let vxlan =
-        VxlanLink { vni: 7, port: 4789, parent, local: "10.0.0.1".parse().unwrap(), gbp: false, learning: false, ttl: 0 };
+    let vxlan = VxlanLink {
+        vni: 7,
+        port: 4789,
+        parent,
+        local: "10.0.0.1".parse().unwrap(),
+        gbp: false,
+        learning: false,
+        ttl: 0,
+    };
     let facts = created(Arc::new(vxlan), 7);
     let with = |extra: &[u8]| {
         let data = [&facts.link_type.as_ref().unwrap().data[..], extra].concat();

@@ -2,6 +2,7 @@
 //! Another net-conf while the agent runs.
 
 use tokio::time::Instant;
+use weft_subnet::cidr::Family;
 use weft_subnet::source::Event;
 
 use super::{CONFIG, TestNode, local, removed};
@@ -118,7 +119,7 @@ async fn the_remedy_for_a_small_link_names_what_limits_the_mtu() {
             let test = TestNode::of((&conf, own), OnLostLease::Hold, RuleOptions::default());
             let (peer, address) = (super::lease("10.5.2.0-24", "192.168.0.2"), "10.5.2.0".parse().unwrap());
             let mtu = u16::try_from(test.node.plan.mtu()).unwrap();
-            let target = Target { place: 0, tag: 1, address, published: None, mtu };
+            let target = Target { place: 0, family: Family::V4, tag: 1, address, published: None, mtu };
             let reason = test.node.unreachable_reason(&peer, &target, crate::probe::cause::Cause::Mtu(1354));
             assert!(reason.ends_with(wanted), "{option}: {reason}");
         }
