@@ -27,7 +27,9 @@ async fn mesh(node: &Node) -> Result<(Mesh, Option<i32>)> {
 }
 
 fn way_to<'a>(mesh: &'a Mesh, to: &Node) -> Option<&'a Way> {
-    mesh.ways.iter().find(|way| way.public == to.uplink[0].to_string())
+    // Of two families, both addresses stand there.
+    let address = to.uplink[0].to_string();
+    mesh.ways.iter().find(|way| way.public.split([',', ' ']).any(|public| public == address))
 }
 
 /// Waits until the way between two nodes satisfies this condition.
