@@ -114,7 +114,7 @@ pub const CHECKS: [Check; 35] = [
     Check { name: "cni", about: "CNI configurations or plugins are missing, broken or others", decide: cni_files::cni },
     Check { name: "addresses", about: "nearly all addresses for pods are taken", decide: cni_files::addresses },
     Check { name: "disk", about: "a directory of the agent or of CNI cannot be written", decide: limits::disk },
-    Check { name: "limits", about: "inotify instances or open files are at the limit", decide: limits::limits },
+    Check { name: "limits", about: "inotify, open files or threads are at the limit", decide: limits::limits },
 ];
 
 /// The checks that look at rules of other programs.

@@ -2,6 +2,7 @@
 //! The processes of this machine: which network namespaces they are in, and which ones mention a container.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -29,8 +30,13 @@ impl Process {
 
     /// Returns what its open files are, such as `socket:[4711]`. There are none if the process has ended or belongs to another user.
     pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        self.numbered_files().map(|(_, file)| file)
+    }
+
+    /// Returns the same as [`Process::files`], with the number of each file in the process.
+    pub fn numbered_files(&self) -> impl Iterator<Item = (OsString, PathBuf)> {
         let links = fs::read_dir(self.dir.join("fd")).into_iter().flatten().flatten();
-        links.filter_map(|link| fs::read_link(link.path()).ok())
+        links.filter_map(|link| Some((link.file_name(), fs::read_link(link.path()).ok()?)))
     }
 }
 

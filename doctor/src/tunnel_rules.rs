@@ -212,18 +212,24 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, T
     vec![incoming, outgoing]
 }
 
-/// Returns a packet of the tunnel that any node may have sent, over the link of the default route. As long as no peer is known, the nodes are expected to have
-/// IPv4.
+/// Returns a packet of the tunnel that any node may have sent, over the link of the default route: that of IPv4, if there is one. As long as no peer is
+/// known, nodes that have it are expected to use it.
 fn from_any_node(kernel: &mut Kernel, devices: &[Device], port: u16) -> io::Result<Option<Flow>> {
-    let routes = kernel.main_table(true)?.into_iter();
-    let mut default = routes.filter(|route| route.prefix.is_none_or(|prefix| prefix.prefix_len() == 0));
-    let default = default.find(|route| route.kind == RouteKind::Unicast);
-    let link = default.and_then(|route| devices.iter().find(|device| device.index == route.device));
-    Ok(link.map(|link| any_node(port, &link.name)))
+    for is_ipv4 in [true, false] {
+        let routes = kernel.main_table(is_ipv4)?.into_iter();
+        let mut default = routes.filter(|route| route.prefix.is_none_or(|prefix| prefix.prefix_len() == 0));
+        let default = default.find(|route| route.kind == RouteKind::Unicast);
+        let link = default.and_then(|route| devices.iter().find(|device| device.index == route.device));
+        // Whether IPv6 is used beside IPv4 is not known before the first start.
+        if let Some(link) = link {
+            return Ok(Some(any_node(port, &link.name, is_ipv4)));
+        }
+    }
+    Ok(None)
 }
 
-fn any_node(port: u16, link: &str) -> Flow {
-    let any = IpAddr::from([0, 0, 0, 0]);
+fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
+    let any = if is_ipv4 { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0; 16]) };
     Flow {
         kind: Kind::AnyNode,
         packet: Packet { from: any, to: any, proto: Some(Proto::Udp), port: Some(port) },
@@ -429,23 +435,24 @@ mod tests {
             ("-A INPUT -p udp -m udp --dport 8472 -j ACCEPT\n", false),
         ] {
             let rules = saved("iptables-nft", &format!("{UFW}{more}"));
-            let dropping = of_iptables(&[any_node(8472, "eth0")], &[rules]);
+            let dropping = of_iptables(&[any_node(8472, "eth0", true)], &[rules]);
             assert_eq!(dropping.len(), usize::from(found), "{more}: {dropping:?}");
             let remedy = "ufw allow proto udp from NODES to any port 8472, where NODES is the network of the nodes";
             assert!(dropping.iter().all(|one| one.chain == "INPUT of iptables-nft (ufw)" && one.remedy == remedy));
         }
-        let none = |rules: &[SavedRules]| of_iptables(&[any_node(8472, "eth0")], rules);
+        let none = |rules: &[SavedRules]| of_iptables(&[any_node(8472, "eth0", true)], rules);
         assert_eq!(none(&[saved("iptables-nft", ":INPUT DROP [0:0]\n")]), [], "these rules are somebody's own");
         let six = UFW.replace("ufw", "ufw6");
         assert_eq!(none(&[saved("ip6tables-nft", &six)]), [], "whether the nodes have IPv6 is not known");
+        assert_eq!(of_iptables(&[any_node(8472, "eth0", false)], &[saved("ip6tables-nft", &six)]).len(), 1);
     }
 
     #[test]
     fn the_firewall_of_the_host_is_told_to_accept_the_packets_of_a_peer_of_either_family() {
         let flow = |peer: &str| {
             let packet =
-                Packet { from: peer.parse().unwrap(), to: peer.parse().unwrap(), ..any_node(8472, "eth0").packet };
-            Flow { kind: Kind::Tunnel, known_bits: None, packet, ..any_node(8472, "eth0") }
+                Packet { from: peer.parse().unwrap(), to: peer.parse().unwrap(), ..any_node(8472, "eth0", true).packet };
+            Flow { kind: Kind::Tunnel, known_bits: None, packet, ..any_node(8472, "eth0", true) }
         };
         let rules = [saved("iptables-nft", UFW), saved("ip6tables-nft", &UFW.replace("ufw", "ufw6"))];
         for (peer, chain) in [("192.0.2.9", "INPUT of iptables-nft (ufw)"), ("fd00::9", "INPUT of ip6tables-nft (ufw)")]

@@ -214,13 +214,19 @@ fn directories_that_cannot_be_written_are_found() {
 }
 
 #[test]
-fn instances_of_inotify_and_open_files_are_counted() {
+fn instances_of_inotify_open_files_and_threads_are_counted() {
     in_namespace(|file| {
         let limits = || weft_doctor::node::read(&sources(file)).unwrap().limits;
         // Only this process changes what it counts of itself; others come and go, so nothing exact can be said.
-        let _watch = nix::sys::inotify::Inotify::init(nix::sys::inotify::InitFlags::IN_CLOEXEC).unwrap();
+        let watch = nix::sys::inotify::Inotify::init(nix::sys::inotify::InitFlags::IN_CLOEXEC).unwrap();
+        for path in ["/", "/proc", "/tmp"] {
+            watch.add_watch(path, nix::sys::inotify::AddWatchFlags::IN_CREATE).unwrap();
+        }
         let (inotify, files) = (limits().inotify.unwrap(), limits().files.unwrap());
         assert!(inotify.entries >= 1 && inotify.max >= inotify.entries, "{inotify:?}");
+        let (watches, threads) = (limits().watches.unwrap(), limits().threads.unwrap());
+        assert!(watches.entries >= 3 && watches.max > watches.entries, "{watches:?}");
+        assert!(threads.entries >= 2 && threads.max > threads.entries, "{threads:?}");
         assert!(files.entries > 0 && files.max > files.entries, "{files:?}");
         let _ = Command::new("true").status();
     });

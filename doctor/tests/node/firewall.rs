@@ -288,6 +288,13 @@ fn ufw_and_firewalld_are_found_before_a_peer_is_known_and_by_the_packets_of_peer
             }
             shell("nft delete table inet firewalld");
         }
+        let table = FIREWALLD.replace("MORE", "udp dport 53 accept").replace("FIRST", "iifname eth9 accept");
+        shell(&format!("nft '{table}'"));
+        ip("route del default");
+        ip("-6 address add fd00:77::1/64 dev eth0 nodad");
+        assert_eq!(doctor_with(&before, "firewall"), [], "there is no default route");
+        ip("-6 route add default via fd00:77::9");
+        only_text(&before, "firewall", &["inet firewalld filter_INPUT", "UDP port 8472", "--add-port=8472/udp"]);
     });
 }
 

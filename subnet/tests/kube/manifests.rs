@@ -461,6 +461,45 @@ fn the_chart_refuses_what_weft_does_not_have() {
     }
 }
 
+/// A misspelled value would have no effect, and the cluster would run with the default.
+#[test]
+fn the_chart_names_values_that_it_does_not_know_or_that_have_another_type() {
+    for (args, why) in [
+        ("--set flannel.backened=host-gw", "backened"),
+        ("--set flannel.healthz.prot=1", "prot"),
+        ("--set podCIDR=10.0.0.0/8", "podCIDR"),
+        ("--set flannel.logFormat=klog", "logFormat"),
+        ("--set flannel.args=--ip-masq", "args"),
+        ("--set-string policy.enabled=false", "enabled"),
+    ] {
+        let said = chart(args).expect_err(args);
+        assert!(said.contains("values don't meet the specifications of the schema") && said.contains(why), "{args}: {said}");
+    }
+    // A chart that contains this one may switch it by a value, and shares its global values.
+    for args in ["--set enabled=true", "--set global.registry=r.test", "--set-string flannel.backendPort=8472"] {
+        assert!(chart(args).is_ok(), "{args}");
+    }
+    assert!(chart("--set-string flannel.backendPort=4789").unwrap().contains(r#""Port": 4789"#));
+}
+
+/// Each value that the templates read has a type in the schema, and each one of values.yaml, too.
+#[test]
+fn the_schema_of_the_chart_lists_every_value_that_a_template_reads() {
+    let schema: Value =
+        serde_json::from_str(&std::fs::read_to_string(deploy("helm/weft/values.schema.json")).unwrap()).unwrap();
+    let mut read = 0;
+    for template in std::fs::read_dir(deploy("helm/weft/templates")).unwrap() {
+        let text = std::fs::read_to_string(template.unwrap().path()).unwrap();
+        for path in text.split(".Values.").skip(1) {
+            let end = path.find(|c: char| !c.is_alphanumeric() && c != '.' && c != '_').unwrap_or(path.len());
+            let known = path[..end].split('.').try_fold(&schema, |schema, key| schema["properties"].get(key));
+            assert!(known.is_some(), "{}", &path[..end]);
+            read += 1;
+        }
+    }
+    assert!(read > 50, "{read} values");
+}
+
 #[test]
 fn the_policy_is_left_out_for_servers_without_policies() {
     let policy = |args: &str| chart(args).unwrap().contains("ValidatingAdmissionPolicy");
