@@ -109,7 +109,7 @@ impl Flow {
         }
         let (rule, beyond_rate) = match outcome.certainly_dropped() {
             Some(rule) => (rule.to_owned(), false),
-            None => (outcome.limited?, true),
+            None => (outcome.drops_some()?.to_owned(), true),
         };
         // A rule is reported for the first node alone whose packets it drops.
         let others = if self.of_tunnel() { " for each node" } else { "" };

@@ -35,7 +35,7 @@ impl Outcome {
         };
         let mut text = format!("{name}: {word}: {}", decided(&rule));
         let other = match fate {
-            Fate::Dropped => self.may_pass.map(|rule| (Fate::Accepted, rule)),
+            Fate::Dropped => self.may_pass.or(self.some_pass).map(|rule| (Fate::Accepted, rule)),
             _ => self.not_evaluated.filter(|(other, _)| *other != fate),
         };
         if let Some((_, unread)) = &other {

@@ -404,6 +404,17 @@ fn a_rule_that_drops_at_random_or_by_a_rate_is_a_doubt_if_its_other_tests_match(
 }
 
 #[test]
+fn a_rule_that_hands_packets_to_a_program_is_not_known_to_let_them_pass() {
+    for target in ["NFQUEUE --queue-num 1", "TPROXY --on-port 1", "SYNPROXY"] {
+        let step = forward("ACCEPT", &[&format!("-i cni0 -j {target}")]);
+        assert!(step.state == State::Unknown && step.is.contains(target), "{step:#?}");
+        let step = forward("DROP", &[&format!("-i cni0 -j {target}")]);
+        assert!(step.state == State::Doubt && step.is.contains(target), "{step:#?}");
+        assert_eq!(forward("ACCEPT", &[&format!("-i eth9 -j {target}")]).state, State::Ok);
+    }
+}
+
+#[test]
 fn the_kind_of_the_destination_is_tested_where_it_is_known() {
     let ufw = [
         "-j X",

@@ -93,7 +93,7 @@ pub fn drops(
             }
             let outcome = nft::follow(netlink, &at.chain, point.tested(tested))?;
             // A rule that is not evaluated may accept the packet before.
-            let is_certain = outcome.may_pass.is_none();
+            let is_certain = outcome.may_pass.is_none() && outcome.some_pass.is_none();
             let (rule, remedy) = match outcome.fate {
                 Some((Fate::Dropped, rule)) => {
                     let list = format!(

@@ -192,6 +192,11 @@ impl Walk<'_> {
                     self.tested.may_have_mark = true;
                     continue;
                 }
+                // Another program decides, or a connection of another one begins. Without a program that reads its queue, NFQUEUE drops packets.
+                "NFQUEUE" | "QUEUE" | "TPROXY" | "SYNPROXY" => {
+                    self.outcome.not_followed(quoted);
+                    continue;
+                }
                 "NOTRACK" | "CT" if is_match == Matches::Yes => {
                     self.outcome.untracked |= target == "NOTRACK" || spec.iter().any(|word| word == "--notrack");
                     continue;
@@ -213,10 +218,11 @@ impl Walk<'_> {
             if is_match == Matches::Yes {
                 return End::Decided(fate, quoted);
             }
-            if fate == Fate::Dropped && certain == Matches::Yes && chance::decides(&spec, self.tested) {
-                self.outcome.limited.get_or_insert_with(|| quoted.clone());
+            if certain == Matches::Yes && chance::decides(&spec, self.tested) {
+                self.outcome.doubt_by_chance(fate, quoted);
+            } else {
+                self.outcome.doubt(fate, quoted);
             }
-            self.outcome.doubt(fate, quoted);
         }
         End::Goes
     }

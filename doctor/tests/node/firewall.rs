@@ -577,6 +577,15 @@ fn rules_that_drop_packets_of_the_tunnel_at_random_are_named_while_packets_are_l
                 "OUTPUT of iptables-legacy",
             ),
             ("iptables-nft -A INPUT -d 192.0.2.1 -m limit --limit 9/sec -j DROP", "INPUT of iptables-nft"),
+            // Up to a rate they are accepted, and then dropped.
+            (
+                "iptables-nft -A INPUT -p udp -m limit --limit 9/sec -j ACCEPT && iptables-nft -A INPUT -p udp --dport 8472 -j DROP",
+                "INPUT of iptables-nft",
+            ),
+            (
+                "nft 'table inet f { chain in { type filter hook input priority 0; udp dport 8472 limit rate 9/second accept; udp dport 8472 drop; }; }'",
+                "inet f in of nftables",
+            ),
             (
                 "iptables-nft -t raw -A PREROUTING -p udp --dport 8472 -m statistic --mode nth --every 3 --packet 0 -j DROP",
                 "ip raw PREROUTING of nftables",
@@ -587,8 +596,9 @@ fn rules_that_drop_packets_of_the_tunnel_at_random_are_named_while_packets_are_l
             only_text(&lossy, "firewall", &["UDP port 8472", &format!("chain {chain} drops"), "or at random"]);
             shell(clean);
         }
-        // Only some of the packets are meant, or others.
+        // Only some of the packets are meant, or others, or all of them pass.
         for provoke in [
+            "iptables-nft -A INPUT -p udp -m limit --limit 9/sec -j ACCEPT",
             "nft 'table inet f { chain in { type filter hook input priority 0; udp sport 53 numgen random mod 10 < 3 drop; }; }'",
             "nft 'table inet f { chain in { type filter hook input priority 0; numgen random mod 10 < 3 udp dport 53 drop; }; }'",
             "iptables-nft -A INPUT -p udp --dport 53 -m statistic --mode random --probability 0.3 -j DROP",

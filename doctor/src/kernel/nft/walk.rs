@@ -121,12 +121,10 @@ impl Walk<'_> {
             let quoted = quoted();
             match is_match {
                 Matches::Yes => return Ok(End::Decided(fate, quoted)),
-                _ => {
-                    if fate == Fate::Dropped && certain == Matches::Yes && self.is_only_by_chance(rule)? {
-                        self.outcome.limited.get_or_insert_with(|| quoted.clone());
-                    }
-                    self.outcome.doubt(fate, quoted);
+                _ if certain == Matches::Yes && self.is_only_by_chance(rule)? => {
+                    self.outcome.doubt_by_chance(fate, quoted);
                 }
+                _ => self.outcome.doubt(fate, quoted),
             }
         }
         Ok(End::Goes)

@@ -24,6 +24,8 @@ pub struct Outcome {
     pub not_evaluated: Option<(Fate, String)>,
     /// The first rule that was not evaluated and may let the packet pass before it is dropped. [`Outcome::not_evaluated`] may quote another one.
     pub may_pass: Option<String>,
+    /// The first rule that lets some of these packets pass: those up to a rate, or those that a random number chooses.
+    pub some_pass: Option<String>,
     /// The first rule that drops some of these packets: those that are beyond a rate, or those that a random number chooses.
     pub limited: Option<String>,
     /// A rule takes the packet out of connection tracking.
@@ -36,6 +38,17 @@ impl Outcome {
         if fate != Fate::Dropped {
             self.may_pass.get_or_insert_with(|| rule.clone());
         }
+        self.quote(fate, rule);
+    }
+
+    /// Remembers a rule that matches only some of these packets, because it tests a rate or a random number.
+    pub fn doubt_by_chance(&mut self, fate: Fate, rule: String) {
+        let first = if fate == Fate::Dropped { &mut self.limited } else { &mut self.some_pass };
+        first.get_or_insert_with(|| rule.clone());
+        self.quote(fate, rule);
+    }
+
+    fn quote(&mut self, fate: Fate, rule: String) {
         let is_worse = |(before, _): &(Fate, String)| fate == Fate::Dropped && *before != Fate::Dropped;
         if self.not_evaluated.as_ref().is_none_or(is_worse) {
             self.not_evaluated = Some((fate, rule));
@@ -51,8 +64,14 @@ impl Outcome {
     /// Returns the rule that certainly drops the packet.
     pub fn certainly_dropped(&self) -> Option<&str> {
         match &self.fate {
-            Some((Fate::Dropped, rule)) if self.may_pass.is_none() => Some(rule),
+            Some((Fate::Dropped, rule)) if self.may_pass.is_none() && self.some_pass.is_none() => Some(rule),
             _ => None,
         }
+    }
+
+    /// Returns the rule because of which only some packets are dropped: it drops them, or it lets the others pass.
+    pub fn drops_some(&self) -> Option<&str> {
+        let is_dropped = matches!(&self.fate, Some((Fate::Dropped, _))) && self.may_pass.is_none();
+        self.limited.as_ref().or(self.some_pass.as_ref().filter(|_| is_dropped)).map(String::as_str)
     }
 }
