@@ -23,6 +23,7 @@ pub mod ipsec;
 pub mod kernel;
 pub mod legacy_tables;
 mod limits;
+pub mod locks;
 pub mod lossy;
 pub mod node;
 pub mod node_findings;

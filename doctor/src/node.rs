@@ -22,6 +22,7 @@ use super::filters::{self, PodFilter};
 use super::forwarding::{self, Forwarding};
 use super::ipsec::{self, Taken};
 use super::limits::{self, Limits};
+use super::locks::{self, HeldLock};
 use super::lossy::LossyPeer;
 use super::node_findings::NodeFinding;
 use super::offload::{self, Offloaded};
@@ -195,6 +196,8 @@ pub struct NodeFacts {
     pub cni: CniFiles,
     /// Limits of the machine.
     pub limits: Limits,
+    /// Locks that a program holds for too long.
+    pub locks: Vec<HeldLock>,
     /// The store, net-conf and certificates.
     pub store: StoreFacts,
     /// What the agent answered.
@@ -265,6 +268,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         other_agents: sources.other_agents.clone(),
         cni: cni_files::read(&sources.cni),
         limits: limits::read(&[&sources.state_dir, &sources.cni.networks]),
+        locks: locks::read(&sources.cni.networks),
         rules,
         ways,
         store: store::read(&sources.store),

@@ -12,6 +12,7 @@ use super::duplicates;
 use super::forwarding::forwarding;
 use super::ipsec;
 use super::limits;
+use super::locks;
 use super::lossy;
 use super::node::{AgentAnswer, BRIDGE, NodeFacts, SubnetFile};
 use super::offload;
@@ -115,6 +116,7 @@ pub const CHECKS: [Check; 35] = [
     Check { name: "addresses", about: "nearly all addresses for pods are taken", decide: cni_files::addresses },
     Check { name: "disk", about: "a directory of the agent or of CNI cannot be written", decide: limits::disk },
     Check { name: "limits", about: "inotify, open files or threads are at the limit", decide: limits::limits },
+    Check { name: "locks", about: "a program holds the lock of iptables or host-local", decide: locks::locks },
 ];
 
 /// The checks that look at rules of other programs.

@@ -10,6 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 use weft_doctor::agent_problems::AgentProblem;
 use weft_doctor::cni_files::CniSources;
 use weft_doctor::node::{AgentAnswer, NodeSources};
+use weft_doctor::node_findings::NodeFinding;
 
 use super::{ENV, doctor_with, in_namespace, only_text, shell, sources};
 
@@ -229,5 +230,28 @@ fn instances_of_inotify_open_files_and_threads_are_counted() {
         assert!(threads.entries >= 2 && threads.max > threads.entries, "{threads:?}");
         assert!(files.entries > 0 && files.max > files.entries, "{files:?}");
         let _ = Command::new("true").status();
+    });
+}
+
+/// Nobody sees from outside why kube-proxy or the plugins of pods do not go on.
+#[test]
+fn a_lock_that_a_process_does_not_give_back_is_named_with_the_process() {
+    in_namespace(|file| {
+        let sources = sources(file);
+        let lock = sources.cni.networks.join("cbr0/lock");
+        fs::create_dir_all(lock.parent().unwrap()).unwrap();
+        let held = fs::File::create(&lock).unwrap();
+        let ours = || {
+            let of_ours = |finding: &NodeFinding| finding.evidence.contains(&lock.display().to_string());
+            doctor_with(&sources, "locks").into_iter().filter(of_ours).collect::<Vec<_>>()
+        };
+        assert_eq!(ours(), [], "nobody holds it");
+        held.lock().unwrap();
+        let found = ours();
+        let pid = std::process::id();
+        assert!(found.len() == 1 && found[0].evidence.contains(&format!("(pid {pid})")), "{found:?}");
+        assert!(found[0].remedy.ends_with(&format!("kill {pid}")), "{found:?}");
+        held.unlock().unwrap();
+        assert_eq!(ours(), []);
     });
 }
