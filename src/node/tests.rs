@@ -187,6 +187,14 @@ fn machine(ip: &str) -> Machine {
     fake::tests::machine(&[format!("{ip}/24").as_str()])
 }
 
+/// The host of a node with this net-conf. It has IPv6, too, if the pods have it.
+fn host_of(config: &str) -> Machine {
+    match config.contains("IPv6Network") {
+        true => fake::tests::machine(&["192.168.0.1/24", "fd00:1::1/64"]),
+        false => machine("192.168.0.1"),
+    }
+}
+
 struct TestNode {
     node: Node<FakeKernel>,
     kernel: FakeKernel,
@@ -236,8 +244,8 @@ impl TestNode {
             renewals: Rc::default(),
             reports: Cell::default(),
         });
-        let kernel = FakeKernel::new(machine("192.168.0.1"), PROTOCOL);
-        let ((network, backend), there) = (acquire::parse(config).unwrap(), machine("192.168.0.1"));
+        let kernel = FakeKernel::new(host_of(config), PROTOCOL);
+        let ((network, backend), there) = (acquire::parse(config).unwrap(), host_of(config));
         let candidates = acquire::candidates(&there, &network, Subnets::default());
         let picked = crate::uplink::pick(&options.uplink, &candidates).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);

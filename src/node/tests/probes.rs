@@ -175,3 +175,89 @@ async fn while_the_own_device_is_missing_probes_name_no_other_cause() {
     })
     .await;
 }
+
+/// A dual-stack node of vxlan with the peers 2 and 3, which sends probes.
+async fn dual_stack() -> TestNode {
+    let config = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan"}}"#;
+    let of = |number: u8| {
+        let data: Option<Box<str>> = Some(format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{number:02x}"}}"#).into());
+        let v4 = Some(format!("10.5.{number}.0/24").parse().unwrap());
+        let subnets = Subnets { v4, v6: Some(format!("fd00:5:0:{number}::/64").parse().unwrap()) };
+        let mut lease = lease(&subnets.to_key(), &format!("192.168.0.{number}"));
+        lease.attrs = Attrs {
+            public_ipv6: Some(format!("fd00:1::{number}").parse().unwrap()),
+            backend_type: "vxlan".into(),
+            backend_data: data.clone(),
+            backend_v6_data: data,
+            ..lease.attrs
+        };
+        lease
+    };
+    let mut test = TestNode::of((config, of(1)), OnLostLease::Hold, RuleOptions::default());
+    test.node.context.options.probe = true;
+    let all = (1..=3).map(of).map(|lease| Record { id: lease.id.clone(), lease: Ok(lease) });
+    test.node.start(vec![Event::Snapshot { records: all.collect(), reset: false }]).await;
+    drop(test.node.start_probes());
+    test.node.probes.as_mut().unwrap().begin = Some(0);
+    test
+}
+
+#[tokio::test]
+async fn the_families_of_dual_stack_peers_are_asked_in_turn() {
+    local(async {
+        let mut test = dual_stack().await;
+        let (mut asked, mut now) = (Vec::new(), Instant::now() + Duration::from_secs(3));
+        for _ in 0..6 {
+            // Half of the usual pause, because there are twice as many targets as peers.
+            now += Duration::from_millis(7_500);
+            asked.push(test.node.next_packet(now).unwrap().echo.to.to_string());
+        }
+        assert_eq!(asked, ["10.5.2.0", "10.5.3.0", "fd00:5:0:2::", "fd00:5:0:3::", "10.5.2.0", "10.5.3.0"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_peer_of_which_one_family_is_lost_is_named_with_that_family() {
+    local(async {
+        let (mut test, mut now) = (dual_stack().await, Instant::now());
+        let lost = |sent: &Outgoing| sent.target.address == "fd00:5:0:3::".parse::<IpAddr>().unwrap();
+        answer_all(&mut test, &mut now, 40, |sent| {
+            if lost(sent) && sent.echo.to == sent.target.address { LOST } else { ANSWERED }
+        });
+        let status = test.node.status();
+        let peer = &status.peers[1];
+        let probe = peer.probe.as_ref().unwrap();
+        assert_eq!((probe.address.as_str(), probe.cause.as_deref()), ("fd00:5:0:3::", Some("tunnel")));
+        assert_eq!(probe.suspect, Some(Suspect::Dropped("UDP port 8472 over IPv6".to_owned())));
+        assert!(peer.reason.as_ref().is_some_and(|why| why.ends_with("drops UDP port 8472 over IPv6")), "{peer:#?}");
+        assert_eq!((test.node.unreachable_count(), status.peers[0].state), (1, PeerState::Programmed));
+        // A packet that gets lost now and then is shown, too, in whichever family it is.
+        answer_all(&mut test, &mut now, 40, |_| ANSWERED);
+        let mut count = 0;
+        for _ in 0..12 {
+            now += Duration::from_secs(20);
+            while let Some(sent) = test.node.next_packet(now) {
+                count += usize::from(lost(&sent));
+                let answer = if lost(&sent) && count == 1 { LOST } else { ANSWERED };
+                test.node.probe_ended(Probed { sent, answer: Ok(answer) });
+            }
+        }
+        let probe = test.node.status().peers[1].probe.clone().unwrap();
+        assert_eq!((probe.address.as_str(), probe.lost, probe.cause), ("fd00:5:0:3::", 1, None));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn while_nobody_answers_over_ipv6_no_peer_is_blamed_for_it() {
+    local(async {
+        let (mut test, mut now) = (dual_stack().await, Instant::now());
+        answer_all(&mut test, &mut now, 40, |sent| if sent.target.address.is_ipv6() { LOST } else { ANSWERED });
+        let warnings = test.node.probe_warnings();
+        let says = "no peer has answered an echo request over IPv6 since the start";
+        assert!(warnings.len() == 1 && warnings[0].text.starts_with(says), "{warnings:?}");
+        assert_eq!(test.node.unreachable_count(), 0);
+    })
+    .await;
+}
