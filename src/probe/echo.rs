@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One ICMP echo request and its answer.
 //!
-//! The socket is connected, so the kernel hands out only packets of the peer. An answer counts if it has the identifier, the sequence
-//! number, the random number and the size of the request. The kernel sets the DF bit of IPv4 packets, because they are not larger than
-//! the MTU of the device.
+//! An answer counts if it has the identifier, the sequence number, the random number and the size of the request. For IPv4 it must come from
+//! the address that was asked. The socket is connected then, so the kernel hands out only packets of the peer. For IPv6 it may have another
+//! source: the address that is asked is the first one of a subnet. Where a link of the peer has this subnet, too, as the bridge of the pods does, this
+//! is also the subnet-router anycast address (RFC 4291, section 2.6.1). Linux answers requests to such an address from another one of its
+//! addresses (net.ipv6.anycast_src_echo_reply of Documentation/networking/ip-sysctl.rst), if that link had the address before the tunnel device.
+//!
+//! The kernel sets the DF bit of IPv4 packets, because they are not larger than the MTU of the device.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::pin;
@@ -13,7 +17,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, connect, recv, send, socket,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, connect, recvmsg, send, sendto, socket,
 };
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, timeout_at};
@@ -28,6 +32,8 @@ const NONCE: usize = 8;
 const MAX_IP_HEADER: usize = 60;
 /// Packets of the peer that are read for one request. A peer that sends more cannot keep this node busy.
 const MAX_READ: usize = 64;
+/// The same for packets of others, which a socket for IPv6 receives, too.
+const MAX_READ_OF_OTHERS: usize = 1024;
 
 /// An echo request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,8 +93,11 @@ impl Echo {
         let remote = SockaddrStorage::from(SocketAddr::new(self.to, 0));
         let began = Instant::now();
         // There may be no route, or the packet may be larger than the MTU, or a rule of this host may drop it.
-        let sent =
-            connect(socket.as_raw_fd(), &remote).and_then(|()| send(socket.as_raw_fd(), &request, MsgFlags::empty()));
+        let (fd, flags) = (socket.as_raw_fd(), MsgFlags::empty());
+        let sent = match self.to {
+            IpAddr::V4(_) => connect(fd, &remote).and_then(|()| send(fd, &request, flags)),
+            IpAddr::V6(_) => sendto(fd, &request, &remote, flags),
+        };
         if let Err(error) = sent {
             tracing::debug!(to = %self.to, size = self.size, %error, "send an echo request");
             tokio::time::sleep(self.wait).await;
@@ -136,15 +145,17 @@ impl Echo {
     /// with the first request of the peer.
     async fn wait_for(&self, socket: &AsyncFd<OwnedFd>, sent: (&[u8], Kind), answer: &mut Answer) -> bool {
         let mut buffer = [0; MAX_IP_HEADER + HEADER + NONCE];
-        for _ in 0..MAX_READ {
+        let (mut of_peer, mut of_others) = (0, 0);
+        while of_peer < MAX_READ && of_others < MAX_READ_OF_OTHERS {
             let Ok(mut ready) = socket.readable().await else { return false };
-            let read = ready.try_io(|socket| {
-                // With MSG_TRUNC the kernel returns the size of the packet, even if it is larger than the buffer.
-                recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC).map_err(io::Error::from)
-            });
+            let read = ready.try_io(|socket| receive(socket, &mut buffer));
             // An error is an ICMP message of a router. The answer may come nevertheless.
-            let Ok(Ok(size)) = read else { continue };
-            match judge(&buffer[..size.min(buffer.len())], size, (self.to, sent.0, sent.1)) {
+            let Ok(Ok((size, from))) = read else {
+                of_peer += 1;
+                continue;
+            };
+            *(if from == Some(self.to) { &mut of_peer } else { &mut of_others }) += 1;
+            match judge(&buffer[..size.min(buffer.len())], size, from, (self.to, sent.0, sent.1)) {
                 Some(Received::Answer) => return true,
                 Some(Received::Request) => {
                     answer.heard = true;
@@ -157,6 +168,16 @@ impl Echo {
         }
         false
     }
+}
+
+/// Receives the beginning of a packet. Returns the size of the whole packet, and its source.
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<(usize, Option<IpAddr>)> {
+    // With MSG_TRUNC the kernel returns the size of the packet, even if it is larger than the buffer.
+    let mut parts = [IoSliceMut::new(buffer)];
+    let received = recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, None, MsgFlags::MSG_TRUNC)?;
+    let v4 = |from: &SockaddrStorage| Some(IpAddr::V4(from.as_sockaddr_in()?.ip()));
+    let v6 = |from: &SockaddrStorage| Some(IpAddr::V6(from.as_sockaddr_in6()?.ip()));
+    Ok((received.bytes, received.address.and_then(|from| v4(&from).or_else(|| v6(&from)))))
 }
 
 /// Opens an ICMP socket for this address.
@@ -200,25 +221,24 @@ enum Received {
     Request,
 }
 
-/// Returns what a packet is. `size` is its whole size, of which `packet` may be the beginning only. `sent` is where our request went, the
-/// request, and the kind of the socket.
-fn judge(packet: &[u8], size: usize, sent: (IpAddr, &[u8], Kind)) -> Option<Received> {
+/// Returns what a packet is. `size` is its whole size, of which `packet` may be the beginning only, and `from` its source. `sent` is where
+/// our request went, the request, and the kind of the socket.
+fn judge(packet: &[u8], size: usize, from: Option<IpAddr>, sent: (IpAddr, &[u8], Kind)) -> Option<Received> {
     let (to, request, kind) = sent;
-    // Only raw IPv4 sockets hand out the IP header. Before the socket was connected, it may have received packets of others.
-    let ip_header = match to {
-        IpAddr::V4(to) if kind == Kind::Raw => {
-            (packet.get(12..16)? == to.octets()).then_some(usize::from(packet[0] & 15) * 4)?
-        }
-        _ => 0,
-    };
+    // Before a socket was connected, it may have received packets of others.
+    let is_of_peer = from == Some(to);
+    // Only raw IPv4 sockets hand out the IP header.
+    let ip_header = if to.is_ipv4() && kind == Kind::Raw { usize::from(packet.first()? & 15) * 4 } else { 0 };
     let message = packet.get(ip_header..)?;
     let (asks, answers) = if to.is_ipv4() { (8, 0) } else { (128, 129) };
     // With a ping socket, the identifier is that of the kernel, which has compared it.
     let compared = if kind == Kind::Raw { 4 } else { 6 };
     let is_ours = || message.get(compared..HEADER + NONCE) == request.get(compared..HEADER + NONCE);
     match message.first()? {
-        first if *first == answers && size == ip_header + request.len() && is_ours() => Some(Received::Answer),
-        first if *first == asks => Some(Received::Request),
+        first if *first == answers && size == ip_header + request.len() && is_ours() => {
+            (is_of_peer || to.is_ipv6()).then_some(Received::Answer)
+        }
+        first if *first == asks => is_of_peer.then_some(Received::Request),
         _ => None,
     }
 }
@@ -238,10 +258,8 @@ mod tests {
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 5, 2, 0));
     const ECHO: Echo = Echo { to: PEER, size: 84, wait: Duration::ZERO, listen: None };
 
-    fn answer(request: &[u8], from: [u8; 4]) -> Vec<u8> {
-        let mut packet = vec![0x45, 0, 0, 84, 0, 0, 0, 0, 64, 1, 0, 0];
-        packet.extend(from);
-        packet.extend([10, 5, 1, 0]);
+    fn answer(request: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 84, 0, 0, 0, 0, 64, 1, 0, 0, 10, 5, 2, 0, 10, 5, 1, 0];
         packet.extend(request);
         packet[20] = 0;
         packet
@@ -251,10 +269,11 @@ mod tests {
     fn only_the_answer_to_our_request_counts() {
         let request = ECHO.request(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], Kind::Raw);
         assert_eq!((request.len(), checksum(&request)), (64, 0));
-        let judged = |packet: &[u8]| judge(packet, packet.len(), (PEER, &request, Kind::Raw));
-        let good = answer(&request, [10, 5, 2, 0]);
+        let judged = |packet: &[u8]| judge(packet, packet.len(), Some(PEER), (PEER, &request, Kind::Raw));
+        let good = answer(&request);
         assert_eq!(judged(&good), Some(Received::Answer));
-        assert_eq!(judged(&answer(&request, [10, 5, 3, 0])), None, "it is from another peer");
+        let other = Some([10, 5, 3, 0].into());
+        assert_eq!(judge(&good, 84, other, (PEER, &request, Kind::Raw)), None, "it is from another peer");
         for at in [24, 26, 28, 35] {
             let mut other = good.clone();
             other[at] ^= 1;
@@ -264,6 +283,7 @@ mod tests {
         let mut asks = good.clone();
         asks[20] = 8;
         assert_eq!(judged(&asks), Some(Received::Request));
+        assert_eq!(judge(&asks, 84, other, (PEER, &request, Kind::Raw)), None, "another peer asks");
         for cut in 0..36 {
             assert_eq!(judged(&good[..cut]), None);
         }
@@ -274,8 +294,24 @@ mod tests {
         let request = ECHO.request(&[1; 12], Kind::Ping);
         let mut message = request.clone();
         (message[0], message[4]) = (0, 9);
-        assert_eq!(judge(&message, 64, (PEER, &request, Kind::Ping)), Some(Received::Answer));
+        assert_eq!(judge(&message, 64, Some(PEER), (PEER, &request, Kind::Ping)), Some(Received::Answer));
         message[7] = 9;
-        assert_eq!(judge(&message, 64, (PEER, &request, Kind::Ping)), None);
+        assert_eq!(judge(&message, 64, Some(PEER), (PEER, &request, Kind::Ping)), None);
+    }
+
+    #[test]
+    fn an_answer_of_ipv6_may_come_from_another_address_and_a_request_of_the_peer_may_not() {
+        let (peer, other): (IpAddr, IpAddr) = ("fd00:5:0:2::".parse().unwrap(), "fd00::2".parse().unwrap());
+        let request = Echo { to: peer, ..ECHO }.request(&[1; 12], Kind::Raw);
+        let mut answer = request.clone();
+        answer[0] = 129;
+        for (packet, from, is) in [
+            (&answer, peer, Some(Received::Answer)),
+            (&answer, other, Some(Received::Answer)),
+            (&request, peer, Some(Received::Request)),
+            (&request, other, None),
+        ] {
+            assert_eq!(judge(packet, packet.len(), Some(from), (peer, &request, Kind::Raw)), is, "{from}");
+        }
     }
 }

@@ -44,6 +44,21 @@ fn an_answer_does_not_end_the_time_in_which_requests_of_the_peer_are_noticed() {
     });
 }
 
+/// The first address of an IPv6 subnet belongs to every router on a link with this subnet, and such a router answers from another address. The
+/// bridge of a peer's pods is such a link.
+#[test]
+fn an_anycast_address_of_a_router_answers_from_another_address() {
+    in_namespace(|| async {
+        let echo = Echo { to: "fd00:5:0:2::".parse().unwrap(), size: 1280, wait: WAIT, listen: None };
+        assert_eq!(echo.send().await.unwrap().round_trip, None, "nobody has it yet");
+        std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
+        ip("addr add fd00:5:0:2::1/64 dev up0 nodad");
+        assert!(ip("-6 route show table local").contains("anycast fd00:5:0:2:: dev up0"));
+        let answered = async { while echo.send().await.unwrap().round_trip.is_none() {} };
+        tokio::time::timeout(PATIENCE, answered).await.expect("an answer");
+    });
+}
+
 /// Sends an echo request from this address of the host to itself.
 async fn ping(address: &str) {
     let mut ping = tokio::process::Command::new("ping");
