@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use weft::observe::mesh::{Mesh, Way};
 use weft::observe::problem::Problem;
 use weft::observe::status::{PeerState, Status};
@@ -218,6 +219,42 @@ fn peers_answer_over_ipv6_alone() {
             ways.len() == 2 && ways.iter().all(is_reached)
         };
         wait_for("both peers to answer", LIMIT, asked).await.with_context(|| lab.logs(20))
+    });
+}
+
+/// A bridge like that of pods has its address before the tunnel device has one, as after somebody deleted the device. Then the kernel of the peer
+/// answers from another address.
+#[test]
+fn a_peer_whose_device_is_younger_than_its_bridge_is_reached_over_ipv6() {
+    on_this_thread(async {
+        let mut lab = Lab::start(&LabOptions { nodes: 2, only_ipv6: true, ..options() }).await?;
+        all_reached(&lab, 1430).await?;
+        let ns = lab.nodes[1].ns.clone();
+        let text = std::fs::read_to_string(lab.nodes[1].subnet_file())?;
+        let subnet = text.lines().find_map(|line| line.strip_prefix("FLANNEL_IPV6_SUBNET=")).context("a subnet")?;
+        for line in [
+            "link add br9 type bridge".to_owned(),
+            "link add port9 type veth peer name end9".to_owned(),
+            "link set port9 master br9 up".to_owned(),
+            "link set end9 up".to_owned(),
+            format!("address add {subnet} dev br9 nodad"),
+            "link set br9 up".to_owned(),
+        ] {
+            ns.ip(&line).await?;
+        }
+        let anycast = async |device: &str| {
+            let table = ns.ip("-6 route show table local").await.unwrap_or_default();
+            table.lines().any(|line| line.starts_with("anycast") && line.contains(&format!("dev {device} ")))
+        };
+        wait_for("the anycast address", LIMIT, async || anycast("br9").await).await?;
+        ns.ip("link del flannel-v6.1").await?;
+        let is_back = async || ns.ip("-6 route show dev flannel-v6.1").await.is_ok_and(|text| text.contains("via"));
+        wait_for("the device and its route", LIMIT, is_back).await?;
+        // What n1 knows of n2 begins anew.
+        lab.nodes[0].stop(Signal::SIGTERM).await?;
+        lab.nodes[0].start()?;
+        lab.nodes[0].ready().await?;
+        reached((&lab.nodes[0], &lab.nodes[1]), 1430).await
     });
 }
 
