@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::cni_plugins;
 use super::node::{AgentAnswer, NodeFacts};
 use super::node_findings::{NodeFinding, env, finding};
+use super::pod_addresses;
 
 /// Files with these endings are configurations.
 const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
@@ -204,10 +205,10 @@ fn is_link(facts: &NodeFacts, conf: &Conf) -> bool {
 
 /// host-local has given nearly all addresses of the own subnet to pods.
 pub(super) fn addresses(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let Some(subnet) = env(facts).and_then(|env| env.subnets.v4) else { return Vec::new() };
+    let mut findings = pod_addresses::found(facts);
+    let Some(subnet) = env(facts).and_then(|env| env.subnets.v4) else { return findings };
     // The network, its broadcast address and the gateway are for no pod.
     let all = (1_usize << (32 - subnet.prefix_len())).saturating_sub(3);
-    let mut findings = Vec::new();
     for (network, reserved) in &facts.cni.reserved {
         let taken = reserved.iter().filter(|addr| matches!(addr, IpAddr::V4(addr) if subnet.contains(addr))).count();
         if all > 0 && taken * 100 >= all * FULL {

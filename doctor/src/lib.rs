@@ -32,6 +32,7 @@ mod other_networks;
 pub mod other_rules;
 mod own_subnet;
 mod peer_port;
+mod pod_addresses;
 mod pod_links;
 pub mod pods;
 mod policy_rules;

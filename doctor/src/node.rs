@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads what `weft doctor` examines: files, sysctls and the kernel's tables, without drawing conclusions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -28,6 +28,7 @@ use super::node_findings::NodeFinding;
 use super::offload::{self, Offloaded};
 use super::other_networks::{self, Leftover};
 use super::other_rules::{self, RuleFacts};
+use super::pod_addresses;
 use super::pod_links::{self, PodLinks};
 use super::policy_rules::PolicyRules;
 use super::processes;
@@ -194,6 +195,8 @@ pub struct NodeFacts {
     pub other_agents: Vec<String>,
     /// The files of CNI.
     pub cni: CniFiles,
+    /// The addresses in our subnets that pods have, each with the number of pods.
+    pub pod_addresses: BTreeMap<IpAddr, usize>,
     /// Limits of the machine.
     pub limits: Limits,
     /// Locks that a program holds for too long.
@@ -253,6 +256,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         conntrack: conntrack(),
         neighbours: neighbour_tables(&neighbours),
         pods: pod_links::read(&links, &addrs, &routes),
+        // Without the right to enter namespaces, nothing is known of pods.
+        pod_addresses: pod_addresses::read(&links, &subnets).unwrap_or_default(),
         forwarding: forwarding::read(&links, &routes),
         duplicates,
         same_macs: duplicates::same_macs(&tables, &path_links),

@@ -113,7 +113,7 @@ pub const CHECKS: [Check; 35] = [
     Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack },
     Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours },
     Check { name: "cni", about: "CNI configurations or plugins are missing, broken or others", decide: cni_files::cni },
-    Check { name: "addresses", about: "nearly all addresses for pods are taken", decide: cni_files::addresses },
+    Check { name: "addresses", about: "pods share addresses, or nearly all are taken", decide: cni_files::addresses },
     Check { name: "disk", about: "a directory of the agent or of CNI cannot be written", decide: limits::disk },
     Check { name: "limits", about: "inotify, open files or threads are at the limit", decide: limits::limits },
     Check { name: "locks", about: "a program holds the lock of iptables or host-local", decide: locks::locks },

@@ -12,7 +12,7 @@ use weft_doctor::cni_files::CniSources;
 use weft_doctor::node::{AgentAnswer, NodeSources};
 use weft_doctor::node_findings::NodeFinding;
 
-use super::{ENV, doctor_with, in_namespace, only_text, shell, sources};
+use super::{ENV, OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, sources};
 
 const CONF: &str = r#"{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel","delegate":{"hairpinMode":true}},{"type":"portmap"}]}"#;
 const OTHER: &str = r#"{"name":"k8s","cniVersion":"0.3.1","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}"#;
@@ -253,5 +253,33 @@ fn a_lock_that_a_process_does_not_give_back_is_named_with_the_process() {
         assert!(found[0].remedy.ends_with(&format!("kill {pid}")), "{found:?}");
         held.unlock().unwrap();
         assert_eq!(ours(), []);
+    });
+}
+
+/// Without its files, host-local begins again with the first address of the subnet.
+#[test]
+fn pods_with_one_address_or_with_one_that_is_not_reserved_are_found() {
+    in_namespace(|file| {
+        fs::write(file, ENV).unwrap();
+        let sources = sources(file);
+        let networks = sources.cni.networks.join("cbr0");
+        fs::create_dir_all(&networks).unwrap();
+        ip("link add cni0 up type bridge");
+        let pods = [OtherNamespace::new(), OtherNamespace::new()];
+        for (number, pod) in pods.iter().enumerate() {
+            ip(&format!("link add veth0a1b2c3{number} up master cni0 type veth peer name eth0 netns {}", pod.pid()));
+            pod.run("ip addr add 10.5.7.2/24 dev eth0");
+        }
+        // Not a pod: no link leads there.
+        let other = OtherNamespace::new();
+        other.run("ip addr add 10.5.7.2/24 dev lo");
+        only_text(&sources, "addresses", &["2 pods have the address 10.5.7.2"]);
+        pods[1].run("ip addr replace 10.5.7.3/24 dev eth0");
+        pods[1].run("ip addr del 10.5.7.2/24 dev eth0");
+        assert_eq!(doctor_with(&sources, "addresses"), [], "something else than host-local gives addresses");
+        fs::write(networks.join("10.5.7.2"), "").unwrap();
+        only_text(&sources, "addresses", &["1 addresses that host-local has not reserved (10.5.7.3)"]);
+        fs::write(networks.join("10.5.7.3"), "").unwrap();
+        assert_eq!(doctor_with(&sources, "addresses"), []);
     });
 }
