@@ -148,7 +148,7 @@ impl Echo {
         let (mut of_peer, mut of_others) = (0, 0);
         while of_peer < MAX_READ && of_others < MAX_READ_OF_OTHERS {
             let Ok(mut ready) = socket.readable().await else { return false };
-            let read = ready.try_io(|socket| receive(socket, &mut buffer));
+            let read = ready.try_io(|socket| receive(socket.get_ref(), &mut buffer));
             // An error is an ICMP message of a router. The answer may come nevertheless.
             let Ok(Ok((size, from))) = read else {
                 of_peer += 1;
