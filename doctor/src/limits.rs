@@ -157,7 +157,11 @@ mod tests {
                 Limits { watches: room, ..Limits::default() },
                 "fs.inotify.max_user_watches=4000",
             ),
-            (Limits { files: full, ..Limits::default() }, Limits { files: room, ..Limits::default() }, "fs.file-max=2000"),
+            (
+                Limits { files: full, ..Limits::default() },
+                Limits { files: room, ..Limits::default() },
+                "fs.file-max=2000",
+            ),
             (
                 Limits { threads: full, ..Limits::default() },
                 Limits { threads: room, ..Limits::default() },

@@ -93,7 +93,9 @@ fn holder(text: &str, file: &str) -> Option<(u32, usize)> {
 pub(super) fn locks(facts: &NodeFacts) -> Vec<NodeFinding> {
     let one = |HeldLock { path, pid, holder, waiting }: &HeldLock| {
         let blocked = match path == Path::new(XTABLES) {
-            true => "no other program can change rules by iptables (kube-proxy, plugins like portmap, weft with --firewall=iptables)",
+            true => {
+                "no other program can change rules by iptables (kube-proxy, plugins like portmap, weft with --firewall=iptables)"
+            }
             false => "host-local gives no pod an address, so no pod can start or end",
         };
         let path = path.display();
@@ -103,7 +105,9 @@ pub(super) fn locks(facts: &NodeFacts) -> Vec<NodeFinding> {
         );
         let remedy = match pid {
             0 => format!("find it on the host (`lsof {path}`), and end it if it hangs"),
-            pid => format!("see since when it runs (`ps -o etime,stat,args -p {pid}`), and end it if it hangs: kill {pid}"),
+            pid => {
+                format!("see since when it runs (`ps -o etime,stat,args -p {pid}`), and end it if it hangs: kill {pid}")
+            }
         };
         finding(evidence, remedy)
     };

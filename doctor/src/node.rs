@@ -221,8 +221,7 @@ pub struct NodeFacts {
 /// The kernel's tables or /proc cannot be read.
 pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let mut kernel = Rtnl::open()?;
-    let links = kernel.links()?;
-    let addrs = kernel.addrs()?;
+    let (links, addrs) = (kernel.links()?, kernel.addrs()?);
     let subnet_file = read_subnet_file(&sources.subnet_file);
     let subnets = subnet_file.subnets();
     let (routes, neighbours) = (kernel.main_table()?, kernel.neighbours()?);
@@ -256,7 +255,6 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         conntrack: conntrack(),
         neighbours: neighbour_tables(&neighbours),
         pods: pod_links::read(&links, &addrs, &routes),
-        // Without the right to enter namespaces, nothing is known of pods.
         pod_addresses: pod_addresses::read(&links, &subnets).unwrap_or_default(),
         forwarding: forwarding::read(&links, &routes),
         duplicates,

@@ -48,7 +48,7 @@ pub struct NodeFinding {
 }
 
 /// Every check, in the order in which findings are shown.
-pub const CHECKS: [Check; 35] = [
+pub const CHECKS: [Check; 36] = [
     Check { name: "agent", about: "problems that the agent reports, or no agent answers", decide: agent },
     Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_networks::other_agent },
     Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file },

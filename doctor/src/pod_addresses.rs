@@ -43,7 +43,9 @@ pub(super) fn found(facts: &NodeFacts) -> Vec<NodeFinding> {
     let mut findings = Vec::new();
     for (addr, pods) in facts.pod_addresses.iter().filter(|(_, pods)| **pods > 1) {
         let evidence = format!("{pods} pods have the address {addr}: packets for it reach one or another of them");
-        let remedy = format!("delete these pods, so that they get other addresses: `ip netns exec NAME ip addr` shows which have {addr}");
+        let remedy = format!(
+            "delete these pods, so that they get other addresses: `ip netns exec NAME ip addr` shows which have {addr}"
+        );
         findings.push(finding(evidence, remedy));
     }
     let is_reserved = |addr: &IpAddr| facts.cni.reserved.iter().any(|(_, reserved)| reserved.contains(addr));

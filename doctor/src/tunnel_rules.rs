@@ -450,8 +450,11 @@ mod tests {
     #[test]
     fn the_firewall_of_the_host_is_told_to_accept_the_packets_of_a_peer_of_either_family() {
         let flow = |peer: &str| {
-            let packet =
-                Packet { from: peer.parse().unwrap(), to: peer.parse().unwrap(), ..any_node(8472, "eth0", true).packet };
+            let packet = Packet {
+                from: peer.parse().unwrap(),
+                to: peer.parse().unwrap(),
+                ..any_node(8472, "eth0", true).packet
+            };
             Flow { kind: Kind::Tunnel, known_bits: None, packet, ..any_node(8472, "eth0", true) }
         };
         let rules = [saved("iptables-nft", UFW), saved("ip6tables-nft", &UFW.replace("ufw", "ufw6"))];

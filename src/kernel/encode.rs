@@ -113,6 +113,16 @@ pub fn get_route(w: &mut Writer, to: IpAddr) {
     w.attr_ip(libc::RTA_DST, to);
 }
 
+/// Asks for the entry of the routing table by which packets of this host reach an address (RTM_F_FIB_MATCH of linux/rtnetlink.h). It costs the
+/// same however many entries there are.
+pub fn fib_entry(w: &mut Writer, to: IpAddr) {
+    const FIB_MATCH: u32 = 0x2000;
+    let bits = if to.is_ipv4() { 32 } else { 128 };
+    let [a, b, c, d] = FIB_MATCH.to_ne_bytes();
+    w.begin(libc::RTM_GETROUTE, PLAIN, &[family(to), bits, 0, 0, 0, 0, 0, 0, a, b, c, d]);
+    w.attr_ip(libc::RTA_DST, to);
+}
+
 /// Creates a route in the main table. The kernel refuses it if there is a route to this prefix with this metric.
 pub fn new_route(w: &mut Writer, net: IpNet, metric: u32, exit: Exit, protocol: u8) {
     put_route(w, (net, metric), exit, (libc::RTM_NEWROUTE, CREATE), protocol);

@@ -19,6 +19,8 @@ use super::socket::absent;
 use super::wire::messages;
 use super::{decode, errno};
 
+/// Up to this many routes are asked for one by one. A dump visits every route of this host, also those that it leaves out.
+const FEW: usize = 32;
 /// The metric of a route that exists only while another one is replaced. It is the least preferred one, so that no other route has it.
 const MOMENTARY: u32 = u32::MAX;
 
@@ -26,7 +28,9 @@ impl LinuxKernel {
     /// Queues the messages that replace other routes by ours, except routes of the kernel.
     pub(super) fn queue_replacements(&mut self, batch: &mut Batch<'_>) {
         let occupied = std::mem::take(&mut batch.occupied);
-        if batch.kernels.is_none() {
+        let keys: Vec<Key> = occupied.iter().map(|i| batch.ops[*i].key()).collect();
+        let of_these = if batch.kernels.is_none() { self.kernels_among(&keys) } else { None };
+        if batch.kernels.is_none() && of_these.is_none() {
             match self.kernels_routes() {
                 Ok(routes) => batch.kernels = Some(routes),
                 Err(e) => {
@@ -42,7 +46,8 @@ impl LinuxKernel {
             let op = &batch.ops[i];
             let key = op.key();
             let (Key::Route(net, metric), Op::Ensure(_, Value::Route(route))) = (key, op) else { continue };
-            if batch.kernels.as_ref().is_some_and(|kernels| kernels.contains(&key)) {
+            let kernels = of_these.as_ref().or(batch.kernels.as_ref());
+            if kernels.is_some_and(|kernels| kernels.contains(&key)) {
                 batch.outcomes[i] = errno::kernels_own(op);
                 continue;
             }
@@ -74,6 +79,23 @@ impl LinuxKernel {
             encode::delete_route_of(&mut batch.writer, via, MOMENTARY, device, protocol);
             batch.push(&mut self.netlink, i, Step::Clear);
         }
+    }
+
+    /// Returns those of these keys whose route the kernel itself created. Returns `None` if they are too many to ask for each of them, or if the
+    /// kernel names another route than that with the key.
+    fn kernels_among(&mut self, keys: &[Key]) -> Option<HashSet<Key>> {
+        let mut found = HashSet::new();
+        if keys.len() > FEW {
+            return None;
+        }
+        for key in keys {
+            let Key::Route(net, metric) = *key else { continue };
+            let data = self.netlink.request(|w| encode::fib_entry(w, net.addr())).ok()?.ok()?;
+            let reply = messages(&data).find(|m| m.kind == libc::RTM_NEWROUTE)?;
+            let route = decode::route(reply.payload).filter(|route| (route.net, route.metric) == (net, metric))?;
+            found.extend((route.protocol == KERNEL_PROTOCOL).then_some(*key));
+        }
+        Some(found)
     }
 
     /// Returns the keys of the routes that the kernel itself created. They come and go with the addresses of this host.

@@ -131,7 +131,7 @@ impl Verdict {
     }
 }
 
-/// Returns the bound for the resident memory in MB: 12.5 with 1,000 peers, 16.5 with 5,000, 60 with 50,000, and linear between these.
+/// Returns the bound for the resident memory in MB: 12.5 with 1,000 peers, 16.5 with 5,000, 65 with 50,000, and linear between these.
 pub fn memory_bound(peers: f64) -> f64 {
     let between = |(x0, y0): (f64, f64), (x1, y1): (f64, f64)| y0 + (peers - x0) / (x1 - x0) * (y1 - y0);
     if peers <= 1000.0 {
@@ -139,7 +139,7 @@ pub fn memory_bound(peers: f64) -> f64 {
     } else if peers <= 5000.0 {
         between((1000.0, 12.5), (5000.0, 16.5))
     } else {
-        between((5000.0, 16.5), (50_000.0, 60.0))
+        between((5000.0, 16.5), (50_000.0, 65.0))
     }
 }
 
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn bounds_are_those_promised() {
-        assert_eq!([1000.0, 5000.0, 50_000.0].map(memory_bound), [12.5, 16.5, 60.0]);
+        assert_eq!([1000.0, 5000.0, 50_000.0].map(memory_bound), [12.5, 16.5, 65.0]);
         let mut run = cold(Cell::Value(101.0));
         run.rows.push(Row::Event);
         run.note(AT, "cold start", Who::Flanneld, Cell::Value(3030.0));

@@ -22,6 +22,9 @@ pub(crate) const MAX_DEPTH: u32 = 16;
 /// How many rules are read. kube-proxy writes a hundred thousand.
 pub(crate) const MAX_RULES: u32 = 200_000;
 
+/// Targets with which another program decides about the packet. Without a program that reads its queue, NFQUEUE drops all packets.
+const TO_PROGRAMS: [&str; 4] = ["NFQUEUE", "QUEUE", "TPROXY", "SYNPROXY"];
+
 /// The kinds of addresses that are told apart, with the words of iptables.
 const ADDRESS_TYPES: [(&str, u8); 4] = [
     ("UNICAST", libc::RTN_UNICAST),
@@ -192,8 +195,7 @@ impl Walk<'_> {
                     self.tested.may_have_mark = true;
                     continue;
                 }
-                // Another program decides, or a connection of another one begins. Without a program that reads its queue, NFQUEUE drops packets.
-                "NFQUEUE" | "QUEUE" | "TPROXY" | "SYNPROXY" => {
+                other if TO_PROGRAMS.contains(&other) => {
                     self.outcome.not_followed(quoted);
                     continue;
                 }
@@ -201,27 +203,23 @@ impl Walk<'_> {
                     self.outcome.untracked |= target == "NOTRACK" || spec.iter().any(|word| word == "--notrack");
                     continue;
                 }
-                other => {
-                    let end = self.chain(other, depth + 1, is_match);
-                    match end {
-                        End::Decided(..) => return end,
-                        End::Goes if is_goto && is_match == Matches::Yes => return End::Goes,
-                        End::Goes => {
-                            if is_goto {
-                                certain = Matches::Unknown;
-                            }
-                            continue;
+                other => match self.chain(other, depth + 1, is_match) {
+                    end @ End::Decided(..) => return end,
+                    End::Goes if is_goto && is_match == Matches::Yes => return End::Goes,
+                    End::Goes => {
+                        if is_goto {
+                            certain = Matches::Unknown;
                         }
+                        continue;
                     }
-                }
+                },
             };
             if is_match == Matches::Yes {
                 return End::Decided(fate, quoted);
             }
-            if certain == Matches::Yes && chance::decides(&spec, self.tested) {
-                self.outcome.doubt_by_chance(fate, quoted);
-            } else {
-                self.outcome.doubt(fate, quoted);
+            match certain == Matches::Yes && chance::decides(&spec, self.tested) {
+                true => self.outcome.doubt_by_chance(fate, quoted),
+                false => self.outcome.doubt(fate, quoted),
             }
         }
         End::Goes

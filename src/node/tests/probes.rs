@@ -178,7 +178,8 @@ async fn while_the_own_device_is_missing_probes_name_no_other_cause() {
 
 /// A dual-stack node of vxlan with the peers 2 and 3, which sends probes.
 async fn dual_stack() -> TestNode {
-    let config = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan"}}"#;
+    let config =
+        r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan"}}"#;
     let of = |number: u8| {
         let data: Option<Box<str>> = Some(format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{number:02x}"}}"#).into());
         let v4 = Some(format!("10.5.{number}.0/24").parse().unwrap());

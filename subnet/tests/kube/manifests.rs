@@ -473,7 +473,10 @@ fn the_chart_names_values_that_it_does_not_know_or_that_have_another_type() {
         ("--set-string policy.enabled=false", "enabled"),
     ] {
         let said = chart(args).expect_err(args);
-        assert!(said.contains("values don't meet the specifications of the schema") && said.contains(why), "{args}: {said}");
+        assert!(
+            said.contains("values don't meet the specifications of the schema") && said.contains(why),
+            "{args}: {said}"
+        );
     }
     // A chart that contains this one may switch it by a value, and shares its global values.
     for args in ["--set enabled=true", "--set global.registry=r.test", "--set-string flannel.backendPort=8472"] {
