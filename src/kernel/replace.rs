@@ -90,6 +90,10 @@ impl LinuxKernel {
         }
         for key in keys {
             let Key::Route(net, metric) = *key else { continue };
+            // Then the answer may be the other one of the two.
+            if self.shared_with_kernel.contains(key) {
+                return None;
+            }
             let data = self.netlink.request(|w| encode::fib_entry(w, net.addr())).ok()?.ok()?;
             let reply = messages(&data).find(|m| m.kind == libc::RTM_NEWROUTE)?;
             let route = decode::route(reply.payload).filter(|route| (route.net, route.metric) == (net, metric))?;

@@ -189,10 +189,14 @@ fn machine(ip: &str) -> Machine {
 
 /// The host of a node with this net-conf. It has IPv6, too, if the pods have it.
 fn host_of(config: &str) -> Machine {
-    match config.contains("IPv6Network") {
-        true => fake::tests::machine(&["192.168.0.1/24", "fd00:1::1/64"]),
-        false => machine("192.168.0.1"),
+    if !config.contains("IPv6Network") {
+        return machine("192.168.0.1");
     }
+    let mut host = fake::tests::machine(&["192.168.0.1/24", "fd00:1::1/64"]);
+    let mut default = host.routes[0].clone();
+    default.net = "::/0".parse().unwrap();
+    host.routes.push(default);
+    host
 }
 
 struct TestNode {

@@ -237,7 +237,7 @@ fn instances_of_inotify_open_files_and_threads_are_counted() {
 #[test]
 fn a_lock_that_a_process_does_not_give_back_is_named_with_the_process() {
     in_namespace(|file| {
-        let sources = sources(file);
+        let sources = with_cni(file);
         let lock = sources.cni.networks.join("cbr0/lock");
         fs::create_dir_all(lock.parent().unwrap()).unwrap();
         let held = fs::File::create(&lock).unwrap();
@@ -261,7 +261,7 @@ fn a_lock_that_a_process_does_not_give_back_is_named_with_the_process() {
 fn pods_with_one_address_or_with_one_that_is_not_reserved_are_found() {
     in_namespace(|file| {
         fs::write(file, ENV).unwrap();
-        let sources = sources(file);
+        let sources = with_cni(file);
         let networks = sources.cni.networks.join("cbr0");
         fs::create_dir_all(&networks).unwrap();
         ip("link add cni0 up type bridge");
@@ -274,8 +274,8 @@ fn pods_with_one_address_or_with_one_that_is_not_reserved_are_found() {
         let other = OtherNamespace::new();
         other.run("ip addr add 10.5.7.2/24 dev lo");
         only_text(&sources, "addresses", &["2 pods have the address 10.5.7.2"]);
-        pods[1].run("ip addr replace 10.5.7.3/24 dev eth0");
         pods[1].run("ip addr del 10.5.7.2/24 dev eth0");
+        pods[1].run("ip addr add 10.5.7.3/24 dev eth0");
         assert_eq!(doctor_with(&sources, "addresses"), [], "something else than host-local gives addresses");
         fs::write(networks.join("10.5.7.2"), "").unwrap();
         only_text(&sources, "addresses", &["1 addresses that host-local has not reserved (10.5.7.3)"]);
