@@ -29,8 +29,8 @@ async fn mesh(node: &Node) -> Result<(Mesh, Option<i32>)> {
 
 fn way_to<'a>(mesh: &'a Mesh, to: &Node) -> Option<&'a Way> {
     // Of two families, both addresses stand there.
-    let address = to.uplink[0].to_string();
-    mesh.ways.iter().find(|way| way.public.split([',', ' ']).any(|public| public == address))
+    let is_of_node = |public: &str| to.uplink.iter().any(|address| address.to_string() == public);
+    mesh.ways.iter().find(|way| way.public.split([',', ' ']).any(is_of_node))
 }
 
 /// Waits until the way between two nodes satisfies this condition.
