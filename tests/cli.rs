@@ -5,13 +5,14 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -257,17 +258,23 @@ impl Place {
 
     /// Starts `weft agent` with these additional flags and this environment.
     fn agent(&self, flags: &[&str], env: &[(&str, &Path)]) -> Agent {
-        let child = Command::new(env!("CARGO_BIN_EXE_weft"))
+        let mut command = self.command();
+        Agent(command.args(flags).envs(env.iter().copied()).stderr(Stdio::piped()).spawn().expect("start the agent"))
+    }
+
+    /// Starts `weft agent`, which logs to this.
+    fn agent_with_log(&self, log: Stdio) -> Agent {
+        Agent(self.command().stderr(log).spawn().expect("start the agent"))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+        command
             .args(["agent", "--store", &self.store(), "--subnet-file", &self.text("subnet.env")])
             .args(["--socket", &self.text("weft.sock")])
-            .args(flags)
             .env_clear()
-            .envs(env.iter().copied())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("start the agent");
-        Agent(child)
+            .stdout(Stdio::null());
+        command
     }
 
     /// Waits until `weft status` shows this text.
@@ -355,20 +362,24 @@ fn every_line_of_a_json_log_is_an_object_up_to_the_error_that_ends_the_agent() {
     });
 }
 
-/// A disk that hangs keeps the agent's only thread inside a system call, so that nothing in the agent can act on a signal.
+/// Nobody reads the log, and the pipe is full. This keeps the agent's only thread inside a system call, as a disk that hangs would, so that nothing in
+/// the agent can act on a signal.
 #[test]
 fn a_second_signal_ends_an_agent_that_cannot_act_on_the_first() {
     in_namespace(|| {
         let place = Place::new();
         place.configure();
-        let file = place.path("subnet.env");
-        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let mut agent = place.agent(&[], &[]);
+        let (_unread, mut log) = std::io::pipe().unwrap();
+        let size = fcntl(&log, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+        log.write_all(&vec![b'x'; usize::try_from(size).unwrap()]).unwrap();
+        let mut agent = place.agent_with_log(log.into());
         let pid = Pid::from_raw(i32::try_from(agent.0.id()).unwrap());
-        // A FIFO can be opened for writing only while somebody reads it. The agent waits for content as long as this one is open.
-        let mut options = std::fs::OpenOptions::new();
-        options.write(true).custom_flags(nix::libc::O_NONBLOCK);
-        let _hangs = wait_for("the agent to read subnet.env", || options.open(&file).ok());
+        let call = format!("{} 0x{:x} ", nix::libc::SYS_write, nix::libc::STDERR_FILENO);
+        let hangs = || {
+            let now = std::fs::read_to_string(format!("/proc/{pid}/syscall"));
+            now.is_ok_and(|now| now.starts_with(&call)).then_some(())
+        };
+        wait_for("the agent to write its log", hangs);
         kill(pid, Signal::SIGTERM).unwrap();
         // Two signals of one kind that are not handled yet count as one.
         wait_for("the agent to take the signal", || {
@@ -376,6 +387,7 @@ fn a_second_signal_ends_an_agent_that_cannot_act_on_the_first() {
             let pending = status.lines().filter(|line| line.starts_with("SigPnd:") || line.starts_with("ShdPnd:"));
             pending.clone().all(|line| line.ends_with("0000000000000000")).then_some(())
         });
+        wait_for("the agent to go on writing", hangs);
         assert!(agent.0.try_wait().unwrap().is_none(), "the first signal asks for an orderly end");
         kill(pid, Signal::SIGINT).unwrap();
         let status = wait_for("the end", || agent.0.try_wait().unwrap());
