@@ -126,7 +126,7 @@ pub enum EchoAddress {
     Device {
         /// This address.
         address: IpAddr,
-        /// The family of the packets between the nodes. `None` if it is IPv4 wherever both nodes have it.
+        /// [`Backend::outer_family`].
         outer: Option<Family>,
     },
     /// Its published address, because there is no tunnel.
@@ -246,7 +246,12 @@ pub trait Backend {
     /// Returns the address of a peer that probes of this family are sent to. `None` if the backend does not know one.
     fn echo_address(&self, peer: &Lease, family: Family) -> Option<EchoAddress> {
         let address = peer.subnets.of(family)?.network();
-        Some(EchoAddress::Device { address, outer: None })
+        Some(EchoAddress::Device { address, outer: self.outer_family(family) })
+    }
+    /// Returns the family of the packets between the nodes that carry packets of this family. `None` if it is IPv4 wherever both nodes have
+    /// it.
+    fn outer_family(&self, _family: Family) -> Option<Family> {
+        None
     }
     /// Returns the tunnel through which the agent itself carries packets, if the kernel has no device for this backend. `own` is our lease.
     fn tunnel(&self, _host: &Host, _own: &Lease) -> Option<Tunnel> {

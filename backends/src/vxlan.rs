@@ -17,7 +17,7 @@ use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 use weft_subnet::text::shown;
 
-use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families, of_kind};
+use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
 use crate::family::{data, data_member, host_address, label, public, public_member, publish, published, route};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity, StandingLink};
@@ -284,9 +284,8 @@ impl Backend for Vxlan {
         lease.backend_type == KIND && self.families.iter().all(is_ours)
     }
 
-    fn echo_address(&self, peer: &Lease, family: Family) -> Option<EchoAddress> {
-        let address = peer.subnets.of(family)?.network();
-        Some(EchoAddress::Device { address, outer: Some(family) })
+    fn outer_family(&self, family: Family) -> Option<Family> {
+        Some(family)
     }
 
     fn underlay_mtu(&self, host: &Host) -> u32 {

@@ -21,7 +21,7 @@ use weft_subnet::lease::Lease;
 use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
-use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families, of_kind};
+use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
 use crate::family::{host_address, label, metric, public_member, publish, published};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
@@ -254,15 +254,13 @@ impl Backend for Wireguard {
         KIND
     }
 
-    fn echo_address(&self, peer: &Lease, family: Family) -> Option<EchoAddress> {
-        let address = peer.subnets.of(family)?.network();
-        let outer = match self.mode {
+    fn outer_family(&self, family: Family) -> Option<Family> {
+        match self.mode {
             Mode::Separate => Some(family),
             Mode::Auto => None,
             Mode::Ipv4 => Some(Family::V4),
             Mode::Ipv6 => Some(Family::V6),
-        };
-        Some(EchoAddress::Device { address, outer })
+        }
     }
 
     fn encrypts(&self) -> bool {

@@ -203,7 +203,7 @@ fn is_link(facts: &NodeFacts, conf: &Conf) -> bool {
     fs::symlink_metadata(facts.cni.conf_dir.join(&conf.name)).is_ok_and(|about| about.is_symlink())
 }
 
-/// host-local has given nearly all addresses of the own subnet to pods.
+/// Pods share addresses, or host-local has given nearly all addresses of the own subnet to pods.
 pub(super) fn addresses(facts: &NodeFacts) -> Vec<NodeFinding> {
     let mut findings = pod_addresses::found(facts);
     let Some(subnet) = env(facts).and_then(|env| env.subnets.v4) else { return findings };

@@ -2,7 +2,7 @@
 //! `weft explain`: what this node does with one packet, step by step, and where the packet is lost.
 //!
 //! [`read`] asks the kernel, [`steps`] and [`route_steps`] decide, in functions without side effects. The rules of firewalls are read by the caller
-//! and judged in [`rules`].
+//! and judged in [`crate::kernel::rules`].
 
 pub mod facts;
 pub mod ipvs;

@@ -10,7 +10,8 @@ use weft_netlink::rtnl::Link;
 
 use super::node::NodeFacts;
 use super::node_findings::{NodeFinding, finding};
-use super::{pods, processes};
+use super::pods;
+use super::processes::{self, Processes};
 
 /// Where container runtimes keep the names of the namespaces of pods.
 const NETNS: &str = "/run/netns";
@@ -29,7 +30,8 @@ pub fn read(links: &[Link], subnets: &[IpNet]) -> anyhow::Result<BTreeMap<IpAddr
         return Ok(found);
     }
     // One that cannot be read may have ended meanwhile. What is known of the others is true without it.
-    let (namespaces, _) = pods::namespaces::read(Path::new(NETNS), &processes::read()?, &[])?;
+    let processes = Processes { netns: processes::netns()?, ..Processes::default() };
+    let (namespaces, _) = pods::namespaces::read(Path::new(NETNS), &processes, &[])?;
     for namespace in namespaces.iter().filter(|one| one.nsid.is_some_and(|nsid| attached.contains(&nsid))) {
         for addr in namespace.addrs.iter().filter(|addr| subnets.iter().any(|subnet| subnet.contains(*addr))) {
             *found.entry(*addr).or_insert(0) += 1;

@@ -74,20 +74,31 @@ pub struct Processes {
     pub texts: Vec<String>,
 }
 
-/// Reads what all processes show. One that ends meanwhile is ignored.
+/// Returns the network namespaces that have threads in them, each with a path to it.
 ///
 /// # Errors
 /// /proc cannot be read.
-pub fn read() -> io::Result<Processes> {
-    let mut found = Processes::default();
+pub fn netns() -> io::Result<BTreeMap<Id, PathBuf>> {
+    let mut found = BTreeMap::new();
     for process in all()? {
         // The threads of a process may be in different namespaces.
         for task in fs::read_dir(process.dir.join("task")).into_iter().flatten().flatten() {
             let netns = task.path().join("ns/net");
             if let Ok(id) = id(&netns) {
-                found.netns.entry(id).or_insert(netns);
+                found.entry(id).or_insert(netns);
             }
         }
+    }
+    Ok(found)
+}
+
+/// Reads what all processes show. One that ends meanwhile is ignored.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn read() -> io::Result<Processes> {
+    let mut found = Processes { netns: netns()?, ..Processes::default() };
+    for process in all()? {
         // Our own command line may contain the ID that somebody asks about.
         if process.pid != std::process::id() {
             let text = |file: &str| fs::read(process.dir.join(file)).unwrap_or_default();
