@@ -13,6 +13,7 @@ mod renew;
 mod tls;
 mod watch;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use crate::lease::{Lease, Record};
 use crate::network::{EXAMPLE, net_conf_text};
 use crate::source::{Capabilities, Error, Event, LastNetConf, LeaseRequest, Local, Source};
 
+use acquire::Granted;
 #[cfg(feature = "etcd-channel")]
 pub use client::Channels;
 use client::Pool;
@@ -66,6 +68,8 @@ pub struct EtcdStore {
     renew_margin: Duration,
     last_net_conf: LastNetConf,
     own_key: OwnKey,
+    /// An etcd lease of ours with which a key may have been written: no answer came.
+    unanswered: Cell<Granted>,
     /// The list that was read together with net-conf, until the own lease is looked for.
     config_list: LastList,
     last_list: LastList,
@@ -86,6 +90,7 @@ impl EtcdStore {
             renew_margin,
             last_net_conf: LastNetConf::default(),
             own_key: OwnKey::default(),
+            unanswered: Cell::default(),
             config_list: LastList::default(),
             last_list: LastList::default(),
         })

@@ -20,6 +20,7 @@ use crate::retry::Backoff;
 use crate::source::{Error, LeaseRequest};
 
 use super::EtcdStore;
+use super::fault::may_be_done;
 use super::keys::{LeaseList, Stored};
 use super::leases::Leases;
 
@@ -37,8 +38,8 @@ fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(25), Duration::from_millis(200))
 }
 
-/// An etcd lease that was granted and is not attached to a key yet. All attempts of one operation share it.
-type Granted = Option<i64>;
+/// An etcd lease that was granted and is not known to be attached to a key. All attempts of one operation share it.
+pub(super) type Granted = Option<i64>;
 
 /// The outcome of one attempt to write our key.
 enum Attempt {
@@ -86,9 +87,9 @@ impl EtcdStore {
     }
 
     pub(super) async fn acquire_subnet(&self, request: &LeaseRequest) -> Result<Lease, Error> {
-        let mut granted = None;
+        let mut granted = self.unanswered.take();
         let result = self.acquire_attempts(request, &mut granted).await;
-        self.revoke_unused(granted).await;
+        self.keep_or_revoke(granted, result.as_ref().err()).await;
         result
     }
 
@@ -282,7 +283,14 @@ impl EtcdStore {
     }
 
     /// Revokes an etcd lease that is not attached to a key. If this fails, the etcd lease expires by itself.
-    async fn revoke_unused(&self, granted: Granted) {
+    ///
+    /// After this error our key may have been written with it, although no answer came: to revoke it would delete the key. Then the next
+    /// operation uses it.
+    async fn keep_or_revoke(&self, granted: Granted, error: Option<&Error>) {
+        if error.is_some_and(may_be_done) {
+            self.unanswered.set(granted);
+            return;
+        }
         if let Some(id) = granted {
             let revoked =
                 self.pool.call("revoke a lease", |mut client| async move { client.lease_revoke(id).await }).await;
@@ -293,9 +301,9 @@ impl EtcdStore {
     }
 
     pub(super) async fn retake_subnet(&self, subnets: &Subnets, was: &Attrs, attrs: &Attrs) -> Result<Lease, Error> {
-        let mut granted = None;
+        let mut granted = self.unanswered.take();
         let result = self.retake_attempts(subnets, was, attrs, &mut granted).await;
-        self.revoke_unused(granted).await;
+        self.keep_or_revoke(granted, result.as_ref().err()).await;
         result
     }
 

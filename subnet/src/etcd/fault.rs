@@ -105,6 +105,17 @@ pub(super) fn is_auth_off(error: &etcd_client::Error) -> bool {
     status.code() as i32 == FAILED_PRECONDITION && status.message().contains("authentication is not enabled")
 }
 
+/// Returns true if a write that failed with this error may have been carried out anyway: an endpoint did not answer, or the last one
+/// that was asked refused what an earlier one may have done.
+pub(super) fn may_be_done(error: &Error) -> bool {
+    let Error::Unavailable { source: Some(source), .. } = error else { return false };
+    match source.downcast_ref::<Fault>() {
+        Some(Fault::Etcd(error)) => may_succeed_elsewhere(error),
+        Some(Fault::Silent | Fault::Stream(_) | Fault::Connection { .. }) => true,
+        None => false,
+    }
+}
+
 /// Returns true if the answer was larger than [`super::client::MESSAGE_LIMIT`]. It was not read into memory, and another endpoint would send the same.
 pub(super) fn too_large(error: &Error) -> bool {
     let Error::Unavailable { source: Some(source), .. } = error else { return false };

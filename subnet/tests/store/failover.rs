@@ -218,6 +218,8 @@ enum Break {
     Request,
     /// The request was forwarded and carried out, but its answer is lost.
     Answer,
+    /// As `Answer`, and then the endpoint works again.
+    OneAnswer,
 }
 
 const PREFACE: usize = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
@@ -242,7 +244,7 @@ async fn frame(from: &mut (impl AsyncReadExt + Unpin)) -> Option<Vec<u8>> {
 }
 
 /// Starts an endpoint that forwards everything to etcd until call number `at`, which begins with 1. Then its connections end, and it
-/// refuses new ones. Also returns a flag that says whether this has happened.
+/// refuses new ones, except after [`Break::OneAnswer`]. Also returns a flag that says whether this has happened.
 async fn breaking(port: u16, at: usize, how: Break) -> (String, JoinSet<()>, Rc<Cell<bool>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -277,7 +279,7 @@ async fn breaking(port: u16, at: usize, how: Break) -> (String, JoinSet<()>, Rc<
                 };
                 let answers = async {
                     while let Some(frame) = frame(&mut answers).await {
-                        if frame[3] == HEADERS && calls.get() == at && how == Break::Answer {
+                        if frame[3] == HEADERS && calls.get() == at && how != Break::Request && !said.get() {
                             said.set(true);
                             return true;
                         }
@@ -288,7 +290,7 @@ async fn breaking(port: u16, at: usize, how: Break) -> (String, JoinSet<()>, Rc<
                     false
                 };
                 let broken = tokio::select! { broken = requests => broken, broken = answers => broken };
-                if broken {
+                if broken && how != Break::OneAnswer {
                     return;
                 }
             }
@@ -374,6 +376,30 @@ async fn everything_is_read_again_after_the_creation_of_our_key_was_not_answered
         assert!(broke.get());
         assert!(!lease.subnets.overlaps(&theirs), "{}", lease.subnets);
         assert_eq!(live.store().list().await.unwrap().len(), 2, "the key that came second is gone");
+    };
+    timeout(LIMIT, LocalSet::new().run_until(body)).await.unwrap();
+}
+
+/// etcd wrote our key, and answered too late. Whoever deletes the key then tells all nodes that this one has left.
+#[tokio::test]
+async fn a_key_stays_if_its_creation_was_not_answered_by_the_only_endpoint() {
+    let body = async {
+        let live = Server::start().await;
+        let (url, _tasks, broke) = breaking(live.port, 3, Break::OneAnswer).await;
+        let store = EtcdStore::new(options(vec![url])).unwrap();
+        assert_eq!(store.own(&booted(1)).await.unwrap(), None);
+        store.acquire(&request_of(1)).await.unwrap_err();
+        assert!(broke.get());
+        let key = format!("{PREFIX}/subnets/10.5.1.0-24");
+        let mut client = live.client().await;
+        let read = client.get(key.as_str(), None).await.unwrap();
+        let written = read.kvs().first().expect("the key stays");
+        store.acquire(&request_of(1)).await.unwrap();
+        let read = client.get(key.as_str(), None).await.unwrap();
+        assert_eq!(read.kvs()[0].create_revision(), written.create_revision(), "it is the same key");
+        assert_eq!(read.kvs()[0].lease(), written.lease(), "with the same etcd lease");
+        let leases = client.leases().await.unwrap();
+        assert_eq!(leases.leases().len(), 1, "no second etcd lease was granted");
     };
     timeout(LIMIT, LocalSet::new().run_until(body)).await.unwrap();
 }
