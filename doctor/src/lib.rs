@@ -36,6 +36,7 @@ mod pod_addresses;
 mod pod_links;
 pub mod pods;
 mod policy_rules;
+mod port_users;
 pub mod processes;
 mod programs;
 mod rule_findings;

@@ -142,35 +142,26 @@ pub(super) fn disk(facts: &NodeFacts) -> Vec<NodeFinding> {
 mod tests {
     use super::*;
 
+    /// Selects one of the limits.
+    type Select = fn(&mut Limits) -> &mut Option<Fill>;
+
     #[test]
     fn each_limit_is_named_from_95_percent_on_with_the_sysctl_that_raises_it() {
-        let of = |limits: Limits| self::limits(&NodeFacts { limits, ..NodeFacts::default() });
-        let (full, room) = (Some(Fill { entries: 950, max: 1000 }), Some(Fill { entries: 949, max: 1000 }));
-        for (limits, near, sysctl) in [
-            (
-                Limits { inotify: full, ..Limits::default() },
-                Limits { inotify: room, ..Limits::default() },
-                "fs.inotify.max_user_instances=4000",
-            ),
-            (
-                Limits { watches: full, ..Limits::default() },
-                Limits { watches: room, ..Limits::default() },
-                "fs.inotify.max_user_watches=4000",
-            ),
-            (
-                Limits { files: full, ..Limits::default() },
-                Limits { files: room, ..Limits::default() },
-                "fs.file-max=2000",
-            ),
-            (
-                Limits { threads: full, ..Limits::default() },
-                Limits { threads: room, ..Limits::default() },
-                "kernel.pid_max=2000 kernel.threads-max=2000",
-            ),
-        ] {
-            let found = of(limits);
+        let findings = |select: Select, entries: u64| {
+            let mut limits = Limits::default();
+            *select(&mut limits) = Some(Fill { entries, max: 1000 });
+            self::limits(&NodeFacts { limits, ..NodeFacts::default() })
+        };
+        let all: [(Select, &str); 4] = [
+            (|limits| &mut limits.inotify, "fs.inotify.max_user_instances=4000"),
+            (|limits| &mut limits.watches, "fs.inotify.max_user_watches=4000"),
+            (|limits| &mut limits.files, "fs.file-max=2000"),
+            (|limits| &mut limits.threads, "kernel.pid_max=2000 kernel.threads-max=2000"),
+        ];
+        for (select, sysctl) in all {
+            let found = findings(select, 950);
             assert!(found.len() == 1 && found[0].remedy.contains(sysctl), "{found:?}");
-            assert_eq!(of(near), []);
+            assert_eq!(findings(select, 949), []);
         }
     }
 }

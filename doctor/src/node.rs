@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads what `weft doctor` examines: files, sysctls and the kernel's tables, without drawing conclusions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -31,6 +31,7 @@ use super::other_rules::{self, RuleFacts};
 use super::pod_addresses;
 use super::pod_links::{self, PodLinks};
 use super::policy_rules::PolicyRules;
+use super::port_users;
 use super::processes;
 use super::store::{self, StoreAnswer, StoreFacts, StoreSources};
 use super::tunnel::{self, Tunnel};
@@ -247,7 +248,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         subnet_file,
         unwritable: unwritable(&sources.subnet_file),
         port: ways.port().unwrap_or(sources.port),
-        port_users: port_users(vxlan_port).context("look for the programs that use UDP ports")?,
+        port_users: port_users::read(vxlan_port).context("look for the programs that use UDP ports")?,
         bridge: bridge(&links, &addrs),
         bridge_calls_iptables: sysctl("bridge/bridge-nf-call-iptables"),
         bridge_calls_ip6tables: sysctl("bridge/bridge-nf-call-ip6tables"),
@@ -381,37 +382,4 @@ fn neighbour_tables(all: &[Neigh]) -> Vec<(&'static str, Fill)> {
         Some((name, Fill { entries: counted as u64, max }))
     };
     [table("ipv4", false), table("ipv6", true)].into_iter().flatten().collect()
-}
-
-/// Returns the programs that have a UDP socket on this port in our namespace, if there is a port. The kernel's own sockets, such as those of vxlan
-/// devices, belong to no process. A socket that several processes share, such as a program and its workers, counts for the one with the
-/// lowest number.
-fn port_users(port: Option<u16>) -> io::Result<Vec<String>> {
-    let Some(port) = port else { return Ok(Vec::new()) };
-    let mut sockets = BTreeSet::new();
-    for file in ["udp", "udp6"] {
-        // Without IPv6 in the kernel there is no second file.
-        let text = fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
-        sockets.extend(text.lines().skip(1).filter_map(|line| socket_on(line, port)));
-    }
-    if sockets.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut all = processes::all()?;
-    all.sort_unstable_by_key(|process| process.pid);
-    let mut users = Vec::new();
-    for process in all {
-        // A socket that was found is not looked for in later processes.
-        if process.files().filter(|file| sockets.remove(&*file.to_string_lossy())).count() > 0 {
-            users.push(process.to_string());
-        }
-    }
-    Ok(users)
-}
-
-/// Returns how /proc/PID/fd shows the socket of a line of /proc/net/udp, if the socket is bound to this port.
-fn socket_on(line: &str, port: u16) -> Option<String> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let bound = u16::from_str_radix(words.get(1)?.rsplit(':').next()?, 16).ok()?;
-    (bound == port).then(|| Some(format!("socket:[{}]", words.get(9)?))).flatten()
 }
