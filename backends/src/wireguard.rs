@@ -9,8 +9,8 @@ mod lease;
 mod link;
 mod mode;
 pub mod peer;
+mod reach;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -22,7 +22,7 @@ use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
-use crate::family::{host_address, label, metric, public_member, publish, published};
+use crate::family::{host_address, label, metric, publish, published};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
 use crate::link::Link;
@@ -31,11 +31,11 @@ use crate::overhead;
 use crate::state::{Key, Name, Route, State, Value};
 use crate::underlay_mtu::UnderlayMtu;
 use error::{LeaseFault, NotReached, WireguardError};
-use key::{DeviceSecrets, KeyPair, PublicKey, Secret};
-use lease::Data;
+use key::{DeviceSecrets, KeyPair, Secret};
 pub use link::WireGuardLink;
 use mode::Mode;
 use peer::WgPeer;
+use reach::Reached;
 
 /// Its type, in net-conf and in leases.
 const KIND: &str = "wireguard";
@@ -185,59 +185,6 @@ impl Wireguard {
             Err(reason) => Err(Skip::new(NotReached { subnets, reason })),
         })
     }
-
-    fn reach(&self, host: &Host, device: &Device, attrs: &Attrs) -> Result<Reached, LeaseFault> {
-        let underlay = match self.mode {
-            Mode::Separate => device.families.first().copied().unwrap_or(Family::V4),
-            mode => mode.underlay(attrs, host),
-        };
-        let missing = || LeaseFault::Missing(public_member(underlay));
-        let address = crate::family::public(attrs, underlay).ok_or_else(missing)?;
-        if host.uplink.address(underlay).is_none() {
-            return Err(LeaseFault::NoLocal { family: label(underlay), uplink: host.uplink.name });
-        }
-        // As in flannel, the key of IPv6 counts if IPv6 is enabled. A node has one key for both.
-        let keyed = device.families.last().copied().unwrap_or(Family::V4);
-        let data = match lease::data(attrs, keyed) {
-            Err(LeaseFault::Missing(_)) if keyed == Family::V6 && self.mode != Mode::Separate => {
-                lease::data(attrs, Family::V4)?
-            }
-            data => data?,
-        };
-        let key = data.key;
-        if key.is_zero() {
-            return Err(LeaseFault::ZeroKey);
-        }
-        let ours = pair(host).ok_or(LeaseFault::NoOwnKey)?;
-        if key.id() == ours.public_key().id() {
-            return Err(LeaseFault::OurKey(key));
-        }
-        let inside = self.networks.iter().find(|network| network.contains(&address));
-        if let Some(network) = inside.filter(|_| host.routes.on_link(address).is_none()) {
-            return Err(LeaseFault::Loop { address, network });
-        }
-        Ok(Reached { key, endpoint: SocketAddr::new(address, self.port(attrs, underlay, &data)) })
-    }
-
-    /// Returns the UDP port of a peer. A lease of flannel before 0.26.5 names none. Then we assume that the peer listens on the port of
-    /// net-conf.
-    fn port(&self, attrs: &Attrs, underlay: Family, data: &Data) -> u16 {
-        if self.mode == Mode::Separate {
-            return data.port.unwrap_or(self.usual_port(underlay));
-        }
-        // The only device of flannel listens on the port of BackendData, even if its lease names another one for IPv6. A node of flannel
-        // without IPv4 names only the port on which it does not listen.
-        let wrong = self.ports[1];
-        let port =
-            lease::data(attrs, Family::V4).map_or_else(|_| data.port.filter(|port| *port != wrong), |v4| v4.port);
-        port.unwrap_or(self.ports[0])
-    }
-}
-
-/// How a peer is reached.
-struct Reached {
-    key: PublicKey,
-    endpoint: SocketAddr,
 }
 
 /// Returns our key pair. `None` if our network is of another type.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::key::PublicKey;
 use super::*;
 use crate::identity::{Secrets, StandingLink};
 
