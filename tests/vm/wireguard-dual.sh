@@ -2,7 +2,7 @@
 # wireguard with IPv4 and IPv6: a device for each family, and then one for both, over IPv4 and over IPv6.
 . /lib.sh
 
-# The first node finds an empty store, and would remove nothing for five minutes. The device of an earlier mode stays for the grace time.
+# The first node finds an empty store, and would remove nothing for five minutes.
 FLAGS="--hold-removals=0s --change-grace=3s"
 wg() { node=$1; shift; /opt/bin/ip netns exec "$node" /opt/bin/wg "$@"; } # wg NODE COMMAND...
 conf() { # conf OPTIONS
