@@ -38,12 +38,20 @@ lab: static ## run such a cluster with the static binary, without installing any
 # starts them in this order, so that one of two builds is for release and the other one for tests: cargo lets only one build write into a
 # directory. tools/step shows the output of a step when it ends. The steps after them use both cores, or measure.
 test: prepare-test ## install what is missing, then every check and test
-	@$(MAKE) --no-print-directory -j1 prepare-kube prepare-conformance prepare-deb fmt
+	@tools/prepare kube
+	@tools/prepare conformance
+	@tools/prepare deb
+	@$(MAKE) --no-print-directory -j1 fmt
 	@STEPS_BESIDE=1 $(MAKE) --no-print-directory -j2 test-beside
-	@$(MAKE) --no-print-directory -j1 test-without-kube test-lab bench-shape test-vm-loss $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
+	@STEPS_BESIDE=1 $(MAKE) --no-print-directory -j2 test-vm-loss test-aside
+	@$(MAKE) --no-print-directory -j1 test-lab bench-shape $(if $(FLANNELD)$(FLANNEL_CNI),test-flannel,no-flannel) test-all
 
-.PHONY: test-beside
-test-beside: static check static-bare alone aarch64 test-build test-vm test-kube fuzz image test-clusters test-conformance test-deb
+.PHONY: test-beside test-aside
+test-beside: static prepare-kube prepare-conformance check static-bare aarch64 test-build test-vm test-kube fuzz image test-clusters test-conformance test-deb
+
+# test-vm-loss uses one core and must not be slowed down. So these steps get only the time of the processors that nothing else wants.
+test-aside:
+	@STEP_FACTOR=$$((4 * $${STEP_FACTOR:-1})) chrt --idle 0 $(MAKE) --no-print-directory -j1 alone test-without-kube
 
 # Integration tests that need no root, no network and little time.
 QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
@@ -76,7 +84,7 @@ alone: ## build each crate and each feature alone, so that no forbidden dependen
 	done
 	@$(STEP) 300 "weft without Kubernetes" cargo clippy --locked -p weft --no-default-features --all-targets -- -D warnings
 
-# This runs beside no other step: the tests start target/debug/weft, and a build of the whole workspace puts the agent with Kubernetes there.
+# Beside this, no step may build or start target/debug/weft: a build of the whole workspace puts the agent with Kubernetes there.
 .PHONY: test-without-kube
 test-without-kube: ## test the agent without Kubernetes
 	@$(STEP) 600 "tests of weft without Kubernetes" \
