@@ -146,9 +146,10 @@ const BOOT: [&str; 6] = [
     "route over a nexthop object",
     "ping through the router",
 ];
-const IPIP: [&str; 14] = [
+const IPIP: [&str; 17] = [
     "n1 route to n3",
     "adopted the device",
+    "a device that is bound to a link is made again",
     "stale route removed",
     "pods n3 to n1",
     "route heals",
@@ -159,6 +160,8 @@ const IPIP: [&str; 14] = [
     "spoofed packets arrive without it",
     "spoofed packets are dropped",
     "guarded n3 to n1",
+    "bridged n1 to n3",
+    "the bridge keeps the device",
     "restart loses no packet",
     "data path outlives the agents",
 ];

@@ -31,15 +31,16 @@ const DEVICE: &str = "flannel.ipip";
 /// An IPv4-in-IPv4 tunnel device without a remote address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpipLink {
-    /// The outer device.
-    pub parent: Name,
     /// The outer source address.
     pub local: IpAddr,
+    /// True if the device is bound to a link. The kernel then looks for routes to peers over that link alone. Such a device is never
+    /// wanted: its packets are lost when the local address moves to another link, or when a peer is behind another one.
+    pub bound: bool,
 }
 
 impl fmt::Display for IpipLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ipip local {} dev {}", self.local, self.parent)
+        write!(f, "ipip local {}{}", self.local, if self.bound { " bound to a link" } else { "" })
     }
 }
 
@@ -48,21 +49,13 @@ impl LinkKind for IpipLink {
         DEVICE_KIND
     }
 
-    fn parent(&self) -> Option<Name> {
-        Some(self.parent)
-    }
-
     fn outer(&self) -> Option<(Family, Outer)> {
         Some((Family::V4, Outer::Ipip))
     }
 
-    /// Compares without the parent. flannel's device has none, and weft must not create it again when it takes over. The route to the peer
-    /// decides anyway.
+    /// The device of flannel is equal to the wanted one, so weft keeps it when it takes over.
     fn compare(&self, have: &dyn LinkKind) -> Difference {
-        match have.of::<IpipLink>() {
-            Some(have) if have.local == self.local => Difference::None,
-            _ => Difference::Recreate,
-        }
+        if self.is_equal(have) { Difference::None } else { Difference::Recreate }
     }
 
     fn is_equal(&self, other: &dyn LinkKind) -> bool {
@@ -162,7 +155,7 @@ impl Backend for Ipip {
 
     fn device(&self, host: &Host, own: &Lease) -> State {
         let (Some(local), Some(subnet)) = (host.uplink.v4, own.subnets.of(Family::V4)) else { return State::new() };
-        let kind = Arc::new(IpipLink { parent: host.uplink.name, local: IpAddr::V4(local) });
+        let kind = Arc::new(IpipLink { local: IpAddr::V4(local), bound: false });
         let link = Link { kind, mtu: self.mtu(host, Family::V4), mac: None, up: true };
         State::from([
             (Key::Link(self.device), Value::link(link)),

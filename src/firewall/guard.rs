@@ -213,8 +213,7 @@ mod tests {
     fn every_tunnel_device_is_guarded() {
         let mut peers = TunnelPeers::default();
         peers.listed();
-        let parent = Name::new("eth0").unwrap();
-        let kind = Arc::new(IpipLink { parent, local: "10.0.0.1".parse().unwrap() });
+        let kind = Arc::new(IpipLink { local: "10.0.0.1".parse().unwrap(), bound: false });
         let ipip = Value::link(Link { kind, mtu: 1480, mac: None, up: true });
         let links = [vxlan("10.0.0.1", 8472), vxlan("10.0.0.1", 4789), vxlan("fd00::1", 4789), ipip];
         let expected = State::from([

@@ -7,7 +7,6 @@ mod vxlan;
 mod wireguard;
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use netlink_packet_route::link::{InfoData, InfoKind, LinkInfo};
@@ -55,8 +54,6 @@ pub trait Codec: Sync {
 pub trait Parents {
     /// Returns the link with this index.
     fn of_index(&self, index: u32) -> Option<Name>;
-    /// Returns the link that has this address.
-    fn of_address(&self, address: IpAddr) -> Option<Name>;
 }
 
 /// Returns the codec of a type, if the agent creates such devices.

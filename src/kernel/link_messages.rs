@@ -5,7 +5,6 @@
 //! one attribute fails, for example the name of a link that is not UTF-8. The agent would then not know that link at all.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -49,11 +48,9 @@ pub struct LinkFacts {
 pub type Links = HashMap<u32, LinkFacts>;
 
 impl LinkFacts {
-    /// Returns the link as the backends describe it. The other links and the addresses of the host show which link is its outer
-    /// device.
-    pub fn value(&self, links: &Links, addrs: &[AddrInfo]) -> Link {
-        let kind = self.kind(&Host { links, addrs, index: self.info.index });
-        Link { kind, mtu: self.info.mtu, mac: self.info.mac, up: self.info.up }
+    /// Returns the link as the backends describe it. The other links of the host show which one is its outer device.
+    pub fn value(&self, links: &Links) -> Link {
+        Link { kind: self.kind(links), mtu: self.info.mtu, mac: self.info.mac, up: self.info.up }
     }
 
     /// Returns its type with its attributes.
@@ -67,21 +64,9 @@ impl LinkFacts {
     }
 }
 
-/// The links and addresses of the host, seen from the link with this index.
-struct Host<'a> {
-    links: &'a Links,
-    addrs: &'a [AddrInfo],
-    index: u32,
-}
-
-impl Parents for Host<'_> {
+impl Parents for Links {
     fn of_index(&self, index: u32) -> Option<Name> {
-        self.links.get(&index).map(|link| link.info.name)
-    }
-
-    fn of_address(&self, address: IpAddr) -> Option<Name> {
-        let mut at = self.addrs.iter().filter(|a| a.net.addr() == address && a.index != self.index);
-        at.find_map(|a| self.of_index(a.index))
+        self.get(&index).map(|link| link.info.name)
     }
 }
 

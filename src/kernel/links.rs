@@ -2,7 +2,6 @@
 //! Writes links and addresses one by one. This is rare, and each step depends on the answer to the one before.
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use nix::libc;
@@ -234,9 +233,5 @@ struct Wanted(Option<(Name, u32)>);
 impl Parents for Wanted {
     fn of_index(&self, index: u32) -> Option<Name> {
         self.0.filter(|(_, wanted)| *wanted == index).map(|(name, _)| name)
-    }
-
-    fn of_address(&self, _address: IpAddr) -> Option<Name> {
-        self.0.map(|(name, _)| name)
     }
 }

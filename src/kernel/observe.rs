@@ -113,7 +113,7 @@ impl LinuxKernel {
         let mut found: Vec<(Key, ObservedValue)> = Vec::new();
         for link in &of_interest {
             let protocol = if is_alias_of_weft(&link.alias) { PROTOCOL } else { 0 };
-            let mut value = link.value(&links, &addrs);
+            let mut value = link.value(&links);
             if value.kind.of::<WireGuardLink>().is_some() {
                 let read = self.observe_wireguard(link.info.name);
                 if let Some((kind, entries)) = unless_refused(link.info.name, read)? {

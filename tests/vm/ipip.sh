@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # ipip: every peer through flannel.ipip; a device that flannel left is adopted, its stale routes are removed. Rules and tunnel guard
-# of this kernel: there is no program of iptables or nftables here.
+# of this kernel: there is no program of iptables or nftables here. At the end the uplink of n1 becomes a port of a bridge.
+BY_ADDRESS=yes
 . /lib.sh
 
 # What flannel leaves on n1 when it is stopped: the device, and a route without protocol to a peer that is gone since.
@@ -11,9 +12,17 @@ adopted() {
     left=$(index n1 flannel.ipip)
 }
 
+# A device that is bound to a link, as agents made it before.
+bound() {
+    ip -n n2 link add flannel.ipip type ipip local 10.99.0.2 dev eth0 || die "bound device"
+    ip -n n2 link set flannel.ipip alias "weft /run/n2/subnet.env" mtu 1480 up || die "bound device"
+    old=$(index n2 flannel.ipip)
+}
+
 topology
 config '{"Network":"10.244.0.0/16","Backend":{"Type":"ipip"}}'
 adopted
+bound
 # n1 comes last: a first list without any peer is suspicious, and nothing is removed because of it.
 # n2 does not say where its tunnel packets come from: until it does, the guard of the others is off.
 for n in n2 n3 n1; do
@@ -24,19 +33,21 @@ done
 for n in n1 n2 n3; do pod $n; done
 
 for n in n1 n2 n3; do
-    eventually "$n device" 60 shows "remote any local $(public $n)|mtu 1480" ip -n $n -d link show flannel.ipip
+    # A device that is bound to a link would show it after its address.
+    eventually "$n device" 60 shows "remote any local $(public $n) ttl|mtu 1480" ip -n $n -d link show flannel.ipip
     check "$n mtu" [ "$(value $n FLANNEL_MTU)" = 1480 ]
     for m in n1 n2 n3; do
         [ $n = $m ] || eventually "$n route to $m" 60 route $n "$(net $m)" "via $(public $m)|dev flannel.ipip|onlink"
     done
 done
 check "adopted the device" [ "$(index n1 flannel.ipip)" = "$left" ]
+check "a device that is bound to a link is made again" [ "$(index n2 flannel.ipip)" != "$old" ]
 eventually "stale route removed" 60 empty ip -n n1 route show 10.244.250.0/24
 reach pods
 
 heals_route "route heals" n1 "$(net n2)" "via 10.99.0.2|dev flannel.ipip|onlink"
 ip -n n1 link del flannel.ipip || die "delete the device"
-eventually "device heals" 60 shows "remote any local 10.99.0.1" ip -n n1 -d link show flannel.ipip
+eventually "device heals" 60 shows "remote any local 10.99.0.1 ttl" ip -n n1 -d link show flannel.ipip
 eventually "its routes heal" 60 route n1 "$(net n3)" "via 10.98.0.3|dev flannel.ipip|onlink"
 reach healed
 ip -n n2 link set flannel.ipip down || die "device down"
@@ -79,6 +90,18 @@ eventually "guard is on" 60 guard n1 "on: "
 eventually "spoofed packets are dropped" 60 spoofed 0
 ip -n rt link del spoof
 reach guarded
+
+# --- the address of the uplink moves to a bridge ---
+
+kept=$(index n1 flannel.ipip)
+ip -n n1 link add up0 type bridge && ip -n n1 link set up0 up || die "bridge"
+ip -n n1 addr flush dev eth0 && ip -n n1 link set eth0 master up0 || die "the uplink as a port"
+ip -n n1 addr add 10.99.0.1/24 dev up0 && ip -n n1 route add default via 10.99.0.254 || die "address of the bridge"
+reach bridged
+uplink_is() { status_json "$1" | tr -d '\n' | grep -q "\"uplink\": *\"$2 "; } # uplink_is NODE LINK
+eventually "the uplink is the bridge" 120 uplink_is n1 up0
+reach "on the bridge"
+check "the bridge keeps the device" [ "$(index n1 flannel.ipip)" = "$kept" ]
 
 restarts n1 flannel.ipip
 finish

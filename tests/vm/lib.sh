@@ -111,8 +111,11 @@ public6() { echo "$P6$(segment "$1")::${1#n}"; }
 
 config() { mkdir -p /store; echo "$1" >/store/config.json; }
 
+# With BY_ADDRESS=yes an agent finds its uplink by the address, wherever that is.
+uplink() { if [ "${BY_ADDRESS:-no}" = yes ]; then public "$1"; else echo eth0; fi; }
+
 start() { # start NODE, with FLAGS and with the store that STORE_FLAGS names; the program is $AGENT, or weft
-    set -- "$1" $FLAGS ${STORE_FLAGS:---store dir:/store} --iface eth0 --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
+    set -- "$1" $FLAGS ${STORE_FLAGS:---store dir:/store} --iface "$(uplink "$1")" --subnet-file "/run/$1/subnet.env" --socket "/run/$1/weft.sock"
     [ "$NEXTHOPS" = yes ] || set -- "$@" --no-nexthop-objects
     node=$1; shift
     # The program, not the function: $! must be the agent.

@@ -61,16 +61,17 @@ fn each_attribute_of_a_link_counts() {
 }
 
 #[test]
-fn flannels_ipip_device_without_parent_is_kept() {
+fn an_ipip_device_that_is_bound_to_a_link_is_created_again() {
     let key = Key::Link(name("flannel.ipip"));
-    let ipip = |parent, local: &str, mac| {
-        let kind = Arc::new(IpipLink { parent: name(parent), local: local.parse().unwrap() });
+    let ipip = |bound, local: &str, mac| {
+        let kind = Arc::new(IpipLink { local: local.parse().unwrap(), bound });
         Value::link(Link { kind, mtu: 1480, mac, up: true })
     };
-    let want = ipip("eth0", "192.168.64.1", None);
+    let want = ipip(false, "192.168.64.1", None);
     let op = |have| change(key, Some(want.clone()), Some(seen(have)), true);
-    assert_eq!(op(ipip("flannel.ipip", "192.168.64.1", Some(Mac([9; 6])))), None);
-    assert_eq!(op(ipip("eth0", "192.168.64.2", None)), Some(Op::Recreate(key, want.clone())));
+    assert_eq!(op(ipip(false, "192.168.64.1", Some(Mac([9; 6])))), None, "so is flannel's device");
+    assert_eq!(op(ipip(false, "192.168.64.2", None)), Some(Op::Recreate(key, want.clone())));
+    assert_eq!(op(ipip(true, "192.168.64.1", None)), Some(Op::Recreate(key, want.clone())));
 }
 
 #[test]
