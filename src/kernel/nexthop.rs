@@ -92,6 +92,16 @@ impl Nexthops {
         self.routes.get(key).copied()
     }
 
+    /// Forgets which route has which nexthop. A dump, which names all routes, follows. The ids of this agent stay bound.
+    pub fn forget_routes(&mut self) {
+        self.routes.clear();
+    }
+
+    /// Forgets the FDB entries of devices that do not exist any more. The kernel does not use an index twice.
+    pub fn keep_devices(&mut self, exists: impl Fn(u32) -> bool) {
+        self.fdb.retain(|(index, _)| exists(*index));
+    }
+
     /// Records the nexthop of an observed route. `ours` is true if the route has the protocol of the agent.
     pub fn saw(&mut self, key: Key, id: u32, ours: bool) {
         self.routes.insert(key, id);
@@ -177,5 +187,25 @@ mod tests {
         index.reserve(index.first);
         assert_eq!(index.bind(key(1)).unwrap().0, index.first + 1);
         assert_eq!(index.orphans(&HashSet::new()), vec![index.first + 1]);
+    }
+
+    #[test]
+    fn a_route_that_is_in_no_dump_is_forgotten_and_its_id_stays_ours() {
+        let mut index = Nexthops::new(3);
+        let (id, _) = index.bind(key(1)).unwrap();
+        index.saw(key(2), 7, false);
+        index.forget_routes();
+        assert_eq!((index.of(&key(1)), index.of(&key(2))), (None, None));
+        assert_eq!(index.orphans(&HashSet::new()), [id], "it must still be deleted");
+        assert!(index.ids.len() == 1 && index.routes.is_empty());
+    }
+
+    #[test]
+    fn the_fdb_entries_of_a_device_that_is_gone_are_forgotten() {
+        let mut index = Nexthops::new(3);
+        let (gone, there) = ((5, Mac([2; 6])), (6, Mac([2; 6])));
+        index.fdb.extend([gone, there]);
+        index.keep_devices(|device| device == 6);
+        assert_eq!(index.fdb, HashSet::from([there]));
     }
 }

@@ -104,6 +104,7 @@ impl LinuxKernel {
     fn try_observe(&mut self, devices: &[Name]) -> io::Result<Option<Observed>> {
         let mut links = links(&mut self.netlink)?;
         self.restore_aliases(&mut links);
+        self.index.borrow_mut().keep_devices(|index| links.contains_key(&index));
         let addrs = addresses(&mut self.netlink)?;
         let wanted: HashSet<Name> = devices.iter().copied().collect();
         let alias = self.options.alias.clone();
@@ -275,6 +276,8 @@ impl LinuxKernel {
         }
         {
             let mut shared = self.index.borrow_mut();
+            // Nothing else removes the routes of other programs that are gone.
+            shared.forget_routes();
             for r in routes {
                 let key = Key::Route(r.net, r.metric);
                 match r.nexthop {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `ip` and `bridge` show what was written, and `observe` reads it.
 
-use weft::kernel::{Kernel, Outcome};
+use weft::kernel::{Kernel, LinuxKernel, Outcome};
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, LAST_METRIC, Route, Value};
 
@@ -192,6 +192,24 @@ fn a_nexthop_of_another_program_in_our_range_stays() {
         assert_eq!(nexthops(), 2);
         remove(&mut k, std::slice::from_ref(&route));
         assert_eq!(json("ip", "-j nexthop")[0]["id"], first);
+    });
+}
+
+#[test]
+fn a_nexthop_of_another_programs_route_is_forgotten_with_the_route() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let of = |k: &LinuxKernel, net: &str| k.shared().borrow().of(&Key::Route(net.parse().unwrap(), 0));
+        // Both routes use one object, and the object stays.
+        ip("nexthop add id 7 via 10.0.0.9 dev up0");
+        for net in ["10.1.2.0/24", "10.1.3.0/24"] {
+            ip(&format!("route add {net} nhid 7"));
+        }
+        k.observe(&[]).unwrap();
+        assert_eq!((of(&k, "10.1.2.0/24"), of(&k, "10.1.3.0/24")), (Some(7), Some(7)));
+        ip("route del 10.1.2.0/24");
+        k.observe(&[]).unwrap();
+        assert_eq!((of(&k, "10.1.2.0/24"), of(&k, "10.1.3.0/24")), (None, Some(7)));
     });
 }
 

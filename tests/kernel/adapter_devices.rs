@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices in the real kernel: refused attributes, devices of other programs, and interface names that are not UTF-8.
+//! Devices in the real kernel: refused attributes, devices of other programs, devices that are made again, and interface names
+//! that are not UTF-8.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -180,5 +181,24 @@ fn an_interface_whose_name_is_not_utf8_is_known_and_used() {
         assert_eq!(k.observe(&[]).unwrap().get(&entry.0).unwrap().value, entry.1);
         remove(&mut plain, &[entry]);
         assert_eq!(dev.to_string(), r"od\xff\x1b0");
+    });
+}
+
+#[test]
+fn the_fdb_entries_of_a_device_that_was_made_again_are_forgotten() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, value) = vxlan(false);
+        let entry = fdb("flannel.1", 77, "10.0.0.2");
+        put(&mut k, &[(key, value.clone()), entry.clone()]);
+        for _ in 0..3 {
+            let again = [Op::Recreate(key, value.clone()), Op::Ensure(entry.0, entry.1.clone())];
+            all_done(&again, k.apply(&again));
+            k.observe(&[name("flannel.1")]).unwrap();
+            assert_eq!(k.shared().borrow().fdb.len(), 1);
+        }
+        ip("link del flannel.1");
+        k.observe(&[name("flannel.1")]).unwrap();
+        assert_eq!(k.shared().borrow().fdb.len(), 0);
     });
 }
