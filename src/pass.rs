@@ -141,17 +141,19 @@ impl<K: Kernel> Passer<K> {
         // Additions come first, all in one batch.
         let (mut ops, mut remove) = (Vec::with_capacity(net.len()), Vec::new());
         let few = net.len() <= MAX_LISTED;
-        for (key, change) in net {
-            if let (true, Some(value)) = (few, &change.0) {
-                report.before.insert(key, Before::written(value.clone()));
-            }
-            match change {
-                (before, Some(after)) if before.as_ref() == Some(&after) => {}
-                (_, Some(after)) => ops.push(Op::Ensure(key, after)),
-                (Some(before), None) => remove.push(Op::Remove(key, before)),
-                (None, None) => {}
+        for (key, (before, after)) in net {
+            // Nothing is written, so a failed write of this entry must still be tried again.
+            if before == after {
+                continue;
             }
             self.pending.remove(&key);
+            if let (true, Some(value)) = (few, &before) {
+                report.before.insert(key, Before::written(value.clone()));
+            }
+            match after {
+                Some(after) => ops.push(Op::Ensure(key, after)),
+                None => remove.extend(before.map(|before| Op::Remove(key, before))),
+            }
         }
         ops.sort_unstable_by_key(Op::key);
         remove.sort_unstable_by_key(|op| std::cmp::Reverse(op.key()));

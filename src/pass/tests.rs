@@ -326,6 +326,34 @@ async fn an_entry_that_another_program_repaired_is_not_pending() {
 }
 
 #[tokio::test]
+async fn a_change_that_is_taken_back_at_once_does_not_forget_a_failed_write() {
+    let (mut plan, mut passer, kernel) = bench();
+    passer.full(&plan, Cause::Start).await.unwrap();
+    let entry = Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, 2]));
+    let refuse = || kernel.fail(entry, Some(Outcome::Retry("not now".into())));
+    refuse();
+    let changed = plan.put(record(2, 1));
+    passer.changed(changed).await;
+    // The lease goes and comes back, and the loop finds both events in its queue.
+    let mut changed = plan.remove(&lease(2, 1).id);
+    changed.extend(plan.put(record(2, 1)));
+    passer.changed(changed).await;
+    assert!(passer.pending().get(&entry).is_some_and(|pending| pending.retry), "{:?}", passer.pending());
+    kernel.fail(entry, None);
+    tokio::time::sleep_until(passer.next_retry().expect("the entry must be tried again")).await;
+    passer.retry(&plan, |_, _| false).await;
+    assert!(kernel.entries().contains_key(&entry) && passer.pending().is_empty());
+    // The same for a removal.
+    refuse();
+    let changed = plan.remove(&lease(2, 1).id);
+    passer.changed(changed).await;
+    let mut changed = plan.put(record(2, 1));
+    changed.extend(plan.remove(&lease(2, 1).id));
+    passer.changed(changed).await;
+    assert!(passer.pending().get(&entry).is_some(), "{:?}", passer.pending());
+}
+
+#[tokio::test]
 async fn additions_come_before_removals() {
     let (mut plan, mut passer, kernel) = bench();
     plan.put(record(2, 1));
