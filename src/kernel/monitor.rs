@@ -89,6 +89,8 @@ pub struct LinuxMonitor {
     options: MonitorOptions,
     links: Links,
     addrs: HashMap<(u32, IpNet), (u8, u32)>,
+    /// True if notifications were lost, and the links and addresses could not be read since then.
+    stale: bool,
     buffer: Vec<u8>,
     more: bool,
     guard: Option<GuardMonitor>,
@@ -134,7 +136,8 @@ impl LinuxMonitor {
         let (links, addrs, buffer) = (Links::new(), HashMap::new(), vec![0; DATAGRAM]);
         let guard =
             options.guard.as_deref().and_then(|alias| GuardMonitor::open(alias).inspect_err(left_to_the_audit).ok());
-        let mut monitor = LinuxMonitor { socket, dumps, options, links, addrs, buffer, more: false, guard };
+        let mut monitor =
+            LinuxMonitor { socket, dumps, options, links, addrs, stale: false, buffer, more: false, guard };
         monitor.read_links()?;
         Ok(monitor)
     }
@@ -148,7 +151,8 @@ impl LinuxMonitor {
         Ok(())
     }
 
-    /// Reads the notifications that are queued now. Returns true if there may be more.
+    /// Reads the notifications that are queued now. Returns true if there may be more. If the links cannot be read after notifications were
+    /// lost, the next call tries that again.
     fn drain(&mut self, changes: &mut Changes) -> io::Result<bool> {
         let fd = self.socket.get_ref().as_raw_fd();
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -169,8 +173,12 @@ impl LinuxMonitor {
             }
         }
         self.buffer = buffer;
-        if changes.lost {
+        self.stale |= changes.lost;
+        if self.stale {
             self.read_links()?;
+            self.stale = false;
+            // Notifications about links that were unknown until now were left out.
+            changes.lost = true;
         }
         result
     }
@@ -387,3 +395,6 @@ impl Monitor for LinuxMonitor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
