@@ -178,10 +178,7 @@ impl Prober {
     /// Begins a round with the peer in the first place. Peers with both families are asked in the other one.
     pub fn begin_round(&mut self) {
         self.cursor = 0;
-        self.family = match self.family {
-            Family::V4 => Family::V6,
-            Family::V6 => Family::V4,
-        };
+        self.family = self.family.other();
     }
 
     /// Forgets all peers.

@@ -17,8 +17,8 @@ use weft_subnet::cidr::Family;
 use crate::kernel::LinkInfo;
 use crate::options::UplinkChoice;
 
+use candidates::global;
 pub use candidates::{Candidates, EarlierUse, UsedUplink};
-use candidates::{family_of, global};
 
 /// A chosen interface, and the addresses that the lease publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,7 +151,7 @@ pub fn pick(choice: &UplinkChoice, candidates: &Candidates<'_>) -> Result<Picked
     let (link, by) = if is_named(choice) { explicit(choice, candidates)? } else { implicit(choice, candidates)? };
     let address =
         |family: Family| match by {
-            Some(ip) if family_of(ip) == family => Ok(ip),
+            Some(ip) if Family::of(ip) == family => Ok(ip),
             _ => candidates.best(link, family, |_| true).map(|addr| addr.net.addr()).ok_or_else(|| {
                 PickError::NoAddress { link: link.name.to_string(), family: label(family), there: candidates.list() }
             }),
@@ -176,7 +176,7 @@ pub fn next(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink) ->
         let told = with_public_address(choice, candidates).filter(|(on, _)| !is_named(choice) && on.name == link.name);
         let kept = both.map(|family| {
             let before = now.address(family?);
-            let told = told.map(|(_, ip)| ip).filter(|ip| family == Some(family_of(*ip)));
+            let told = told.map(|(_, ip)| ip).filter(|ip| family == Some(Family::of(*ip)));
             let kept = told.or_else(|| candidates.kept(link, family?, before));
             lost = lost.or(before.filter(|_| kept.is_none()));
             kept
@@ -185,7 +185,7 @@ pub fn next(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink) ->
             return picked(choice, link, kept).map(Next::Stay);
         }
     }
-    let local = |picked: &Picked, ip: IpAddr| picked.uplink.address(family_of(ip)).is_some_and(|ip| !global(ip));
+    let local = |picked: &Picked, ip: IpAddr| picked.uplink.address(Family::of(ip)).is_some_and(|ip| !global(ip));
     let chosen = pick(choice, candidates).and_then(|next| match lost {
         Some(lost) if next.uplink.name == now.name && local(&next, lost) => {
             Err(PickError::LinkLocal { link: now.name.to_string(), lost })
@@ -328,7 +328,7 @@ fn reaching<'a>(candidates: &Candidates<'a>, ip: IpAddr) -> Option<&'a LinkInfo>
 }
 
 fn default_link<'a>(candidates: &Candidates<'a>, family: Family) -> Option<&'a LinkInfo> {
-    let usable = candidates.routes(|route| route.net.prefix_len() == 0 && family_of(route.net.addr()) == family);
+    let usable = candidates.routes(|route| route.net.prefix_len() == 0 && Family::of(route.net.addr()) == family);
     usable.min_by_key(|(route, _)| route.metric).map(|(_, link)| link)
 }
 

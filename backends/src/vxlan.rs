@@ -99,8 +99,7 @@ impl LinkKind for VxlanLink {
     }
 
     fn outer(&self) -> Option<(Family, Outer)> {
-        let family = if self.local.is_ipv4() { Family::V4 } else { Family::V6 };
-        Some((family, Outer::Udp(self.port)))
+        Some((Family::of(self.local), Outer::Udp(self.port)))
     }
 
     fn named_after(&self) -> Option<&'static str> {

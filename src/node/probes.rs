@@ -243,7 +243,7 @@ impl<K: Kernel> Node<K> {
     /// text says which one is meant.
     fn outer_protocol(&self, lease: &Lease, target: &Target) -> String {
         let outer = self.plan.outer_protocol(lease);
-        let family = if target.published.unwrap_or(target.address).is_ipv4() { Family::V4 } else { Family::V6 };
+        let family = Family::of(target.published.unwrap_or(target.address));
         match self.plan.probe_targets(lease).count() {
             2 => format!("{outer} over {}", label(family)),
             _ => outer,

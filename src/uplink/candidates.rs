@@ -110,7 +110,7 @@ impl<'a> Candidates<'a> {
 
     /// Returns this address on this link, unless another machine has it, too.
     pub(super) fn find(&self, link: &LinkInfo, ip: IpAddr) -> Option<&'a AddrInfo> {
-        let mut unique = self.addresses(link, family_of(ip)).filter(|addr| addr.flags & DAD_FAILED == 0);
+        let mut unique = self.addresses(link, Family::of(ip)).filter(|addr| addr.flags & DAD_FAILED == 0);
         unique.find(|addr| addr.net.addr() == ip)
     }
 
@@ -233,13 +233,13 @@ impl<'a> Candidates<'a> {
     /// Returns what a new choice would use instead of this single address, which is on the link.
     pub(super) fn replacement(&self, link: &LinkInfo, ip: IpAddr) -> Option<IpNet> {
         let single = self.find(link, ip).is_some_and(|addr| kind(addr) == SINGLE);
-        let best = self.best(link, family_of(ip), |_| true).filter(|best| single && kind(best) == GOOD);
+        let best = self.best(link, Family::of(ip), |_| true).filter(|best| single && kind(best) == GOOD);
         best.map(|addr| addr.net)
     }
 
     fn addresses(&self, link: &LinkInfo, family: Family) -> impl Iterator<Item = &'a AddrInfo> {
         let (index, own) = (link.index, self.own);
-        let usable = move |addr: &&AddrInfo| addr.index == index && family_of(addr.net.addr()) == family;
+        let usable = move |addr: &&AddrInfo| addr.index == index && Family::of(addr.net.addr()) == family;
         self.machine.addrs.iter().filter(usable).filter(move |addr| !inside(&own, addr.net.addr()))
     }
 
@@ -284,7 +284,7 @@ fn of_pods(name: &str) -> bool {
 }
 
 fn inside(own: &Subnets, ip: IpAddr) -> bool {
-    !is_back(Defect::OwnDeviceChosen) && own.iter().any(|net| family(&net) == family_of(ip) && net.contains(&ip))
+    !is_back(Defect::OwnDeviceChosen) && own.iter().any(|net| family(&net) == Family::of(ip) && net.contains(&ip))
 }
 
 pub(super) fn global(ip: IpAddr) -> bool {
@@ -292,8 +292,4 @@ pub(super) fn global(ip: IpAddr) -> bool {
         IpAddr::V4(ip) => !ip.is_link_local() && !ip.is_loopback(),
         IpAddr::V6(ip) => !ip.is_unicast_link_local() && !ip.is_loopback(),
     }
-}
-
-pub(super) fn family_of(ip: IpAddr) -> Family {
-    if ip.is_ipv4() { Family::V4 } else { Family::V6 }
 }

@@ -25,10 +25,7 @@ impl Span {
 }
 
 fn spans(network: &Network) -> impl Iterator<Item = Span> {
-    let span = |min: IpAddr, max: IpAddr, len| {
-        let family = if min.is_ipv4() { Family::V4 } else { Family::V6 };
-        Span { family, first: bits(min), last: bits(max), len }
-    };
+    let span = |min: IpAddr, max: IpAddr, len| Span { family: Family::of(min), first: bits(min), last: bits(max), len };
     let v4 = network.v4.as_ref().map(|r| span(r.min.into(), r.max.into(), r.len));
     let v6 = network.v6.as_ref().map(|r| span(r.min.into(), r.max.into(), r.len));
     v4.into_iter().chain(v6)

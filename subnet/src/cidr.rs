@@ -17,6 +17,24 @@ pub enum Family {
     V6,
 }
 
+impl Family {
+    /// Returns the family of an address.
+    pub fn of(address: IpAddr) -> Family {
+        match address {
+            IpAddr::V4(_) => Family::V4,
+            IpAddr::V6(_) => Family::V6,
+        }
+    }
+
+    /// Returns the other family.
+    pub fn other(self) -> Family {
+        match self {
+            Family::V4 => Family::V6,
+            Family::V6 => Family::V4,
+        }
+    }
+}
+
 /// Returns the family of a network.
 pub fn family(net: &IpNet) -> Family {
     match net {

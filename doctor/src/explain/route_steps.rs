@@ -375,7 +375,7 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
 
 /// Returns how many bytes the tunnel adds.
 fn overhead_of(kind: &DeviceKind, remote: IpAddr) -> u32 {
-    let family = if remote.is_ipv4() { Family::V4 } else { Family::V6 };
+    let family = Family::of(remote);
     match kind {
         DeviceKind::Vxlan { .. } => overhead::vxlan(family),
         DeviceKind::Ipip => overhead::ipip(),
