@@ -1,8 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parses the text in which the programs of iptables print rules (`iptables-save`, `iptables -S`). The plugin, the agent and `weft doctor`
-//! have this parser in common. What a rule means for a packet is decided elsewhere.
+//! The programs of iptables, and a parser of the text in which they print rules (`iptables-save`, `iptables -S`). The plugin, the agent and
+//! `weft doctor` have it in common. Each of them runs the programs in its own way. What a rule means for a packet is decided elsewhere.
 
 use std::collections::BTreeMap;
+use std::fmt;
+
+use weft_netlink::nftables::Hook;
+use weft_subnet::cidr::Family;
+
+/// Programs of iptables write to one of two sets of tables in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// `iptables-nft`, which writes to nf_tables.
+    Nft,
+    /// `iptables-legacy`, which writes to ip_tables.
+    Legacy,
+    /// `iptables`, where neither of the other two is installed. It is one of them under the plain name.
+    Plain,
+}
+
+impl Flavour {
+    /// All flavours, in the order in which they are tried.
+    pub const ALL: [Flavour; 3] = [Flavour::Nft, Flavour::Legacy, Flavour::Plain];
+
+    /// Returns the program that changes the rules of a family, such as `ip6tables-nft`. With `-save` or `-restore` at its end, the name is
+    /// that of the program that lists them, or writes many at once.
+    pub fn program(self, family: Family) -> String {
+        let six = if family == Family::V6 { "6" } else { "" };
+        let flavour = match self {
+            Flavour::Nft => "-nft",
+            Flavour::Legacy => "-legacy",
+            Flavour::Plain => "",
+        };
+        format!("ip{six}tables{flavour}")
+    }
+}
+
+impl fmt::Display for Flavour {
+    /// Writes the name of the program for IPv4.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.program(Family::V4))
+    }
+}
+
+/// Returns the file in which the kernel lists the tables of iptables-legacy of this network namespace, one on each line. To open a table
+/// instead would create it when it does not exist.
+pub fn legacy_tables_file(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    }
+}
+
+/// Returns the chain of iptables at a hook.
+pub fn builtin_chain(hook: Hook) -> &'static str {
+    match hook {
+        Hook::Prerouting => "PREROUTING",
+        Hook::Input => "INPUT",
+        Hook::Forward => "FORWARD",
+        Hook::Output => "OUTPUT",
+        Hook::Postrouting => "POSTROUTING",
+    }
+}
 
 /// The tables that `iptables-save` printed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -106,6 +165,14 @@ COMMIT
 :FORWARD DROP [0:0]
 COMMIT
 "#;
+
+    #[test]
+    fn each_flavour_and_family_has_its_programs() {
+        assert_eq!(Flavour::Nft.program(Family::V4), "iptables-nft");
+        assert_eq!(Flavour::Legacy.program(Family::V6), "ip6tables-legacy");
+        assert_eq!(Flavour::Plain.program(Family::V6), "ip6tables");
+        assert_eq!(Flavour::Legacy.to_string(), "iptables-legacy");
+    }
 
     #[test]
     fn chains_policies_and_rules_are_parsed() {

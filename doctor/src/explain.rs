@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft explain`: what this node does with one packet, step by step, and where the packet is lost.
 //!
-//! [`read`] asks the kernel, [`steps`] and [`route_steps`] decide, in functions without side effects. The rules of firewalls are read by the caller
-//! and judged in [`crate::kernel::rules`].
+//! [`read`] asks the kernel, [`steps`] and [`route_steps`] decide, in functions without side effects. The caller lists the rules
+//! of iptables, [`rules`] reads those of nftables, and both are judged in [`crate::kernel::rules`].
 
 pub mod facts;
 pub mod ipvs;
@@ -12,6 +12,7 @@ mod read;
 mod render;
 mod route_steps;
 mod rule_steps;
+pub mod rules;
 mod steps;
 #[cfg(test)]
 mod tests;

@@ -1,36 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The tables of iptables-legacy in which filters are seldom: raw, mangle and security. Those of iptables-nft are read from nftables.
+//! The tables of iptables-legacy in which filters are rare: raw, mangle and security. Those of iptables-nft are read from nftables.
 
 use std::fs;
 
-use weft_cni::iptables::Saved;
-use weft_netlink::nftables::Hook;
+use weft_cni::iptables::{Flavour, Saved, builtin_chain, legacy_tables_file};
+use weft_subnet::cidr::Family;
 
 use super::explain::facts::Way;
 use super::explain::{State, Step};
-use super::kernel::rules::{Connection, Tested, follow};
-use super::other_rules::LEGACY_TABLES;
+use super::kernel::rules::{Connection, follow};
 use super::programs::{LIMIT, ProgramError, run};
 
 /// The tables, in the order in which packets pass them at a hook.
-const SIDE: [&str; 3] = ["raw", "mangle", "security"];
+pub(super) const SIDE: [&str; 3] = ["raw", "mangle", "security"];
 
 /// Lists those of these tables that exist. `present` contains the names of the tables of the kernel, one on each line: to list a table that does
 /// not exist would create it.
 pub(super) fn side_tables(program: &str, present: &str) -> Result<String, ProgramError> {
     let existing = SIDE.into_iter().filter(|name| present.lines().any(|table| table == *name));
     existing.map(|name| run(&format!("{program}-save"), &["-t", name], LIMIT)).collect()
-}
-
-/// Returns the chain of iptables at a hook.
-pub(super) fn chain(hook: Hook) -> &'static str {
-    match hook {
-        Hook::Prerouting => "PREROUTING",
-        Hook::Input => "INPUT",
-        Hook::Forward => "FORWARD",
-        Hook::Output => "OUTPUT",
-        Hook::Postrouting => "POSTROUTING",
-    }
 }
 
 /// What these tables do with a packet.
@@ -44,12 +32,10 @@ pub struct Examined {
 
 /// Follows the packet of a way through these tables. This blocks until a program of iptables has ended.
 pub fn examine(way: &Way) -> Examined {
-    let (program, names) = match way.packet.to.is_ipv4() {
-        true => ("iptables-legacy", LEGACY_TABLES[0]),
-        false => ("ip6tables-legacy", LEGACY_TABLES[1]),
-    };
+    let family = Family::of(way.packet.to);
+    let program = Flavour::Legacy.program(family);
     let mut found = Examined::default();
-    let tables = match side_tables(program, &fs::read_to_string(names).unwrap_or_default()) {
+    let tables = match side_tables(&program, &fs::read_to_string(legacy_tables_file(family)).unwrap_or_default()) {
         Ok(text) => Saved::parse(&text),
         Err(ProgramError::NotInstalled(_)) => return found,
         Err(error) => {
@@ -57,22 +43,15 @@ pub fn examine(way: &Way) -> Examined {
             return found;
         }
     };
-    let hooks: &[Hook] = match (&way.arrives, &way.hop.device) {
-        (None, _) => &[Hook::Output, Hook::Postrouting],
-        (Some(_), Some(_)) => &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
-        (Some(_), None) => &[Hook::Prerouting, Hook::Input],
-    };
     let mut tested = way.tested();
     for name in SIDE {
         let Some(table) = tables.table(name) else { continue };
-        for hook in hooks {
-            let chain = chain(*hook);
+        for hook in way.hooks() {
+            let chain = builtin_chain(*hook);
             if !table.contains_key(chain) {
                 continue;
             }
-            // Before the routing decision it is not known by which device the packet leaves.
-            let output = tested.output.filter(|_| *hook != Hook::Prerouting);
-            let outcome = follow(table, chain, Tested { output, ..tested });
+            let outcome = follow(table, chain, tested.at(*hook));
             if outcome.untracked {
                 found.untracked = true;
                 tested.connection = Connection::Untracked;

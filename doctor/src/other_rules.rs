@@ -15,14 +15,10 @@ use super::node::BRIDGE;
 use super::processes::{self, Process};
 use super::programs::{LIMIT, ProgramError, run};
 use ipnet::IpNet;
-use weft_cni::iptables::{Saved, Table};
-use weft_netlink::nftables::{BaseChain, Hook, base_chains};
+use weft_cni::iptables::{Flavour, Saved, Table, legacy_tables_file};
+use weft_netlink::nftables::{self, BaseChain, Hook, base_chains};
 use weft_netlink::rtnl::{Addr, Link};
-use weft_netlink::socket::Netlink;
-
-/// Where the kernel lists the tables of iptables-legacy, for IPv4 and IPv6.
-pub(super) const LEGACY_TABLES: [&str; 2] =
-    ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+use weft_subnet::cidr::Family;
 
 /// The tables of iptables that its programs list.
 const LISTED: [&str; 2] = ["filter", "nat"];
@@ -89,8 +85,8 @@ pub fn read((links, addrs): (&[Link], &[Addr]), subnets: &[IpNet], to_peers: &[(
         arptables: arp_rules::read_legacy(),
         ..RuleFacts::default()
     };
-    for (family, legacy_tables) in ["iptables", "ip6tables"].into_iter().zip(LEGACY_TABLES) {
-        let legacy = fs::read_to_string(legacy_tables).unwrap_or_default();
+    for family in [Family::V4, Family::V6] {
+        let legacy = fs::read_to_string(legacy_tables_file(family)).unwrap_or_default();
         for tables in [None, Some(legacy.as_str())] {
             match saved(family, tables) {
                 Ok(saved) => facts.iptables.push(saved),
@@ -113,7 +109,7 @@ pub fn read((links, addrs): (&[Link], &[Addr]), subnets: &[IpNet], to_peers: &[(
 
 /// Lists the tables of one family: those of iptables-nft, or these of iptables-legacy. Where the program with the flavour in its name is missing, the plain one
 /// may be of this flavour.
-fn saved(family: &str, legacy: Option<&str>) -> Result<SavedRules, ProgramError> {
+fn saved(family: Family, legacy: Option<&str>) -> Result<SavedRules, ProgramError> {
     let in_nftables = legacy.is_none();
     let with = |program: String| {
         let mut text = String::new();
@@ -125,22 +121,28 @@ fn saved(family: &str, legacy: Option<&str>) -> Result<SavedRules, ProgramError>
         text += &side_tables(&program, legacy.unwrap_or_default())?;
         Ok(SavedRules { program, in_nftables, tables: Saved::parse(&text) })
     };
-    match with(format!("{family}-{}", if in_nftables { "nft" } else { "legacy" })) {
+    let (flavour, plain) = (if in_nftables { Flavour::Nft } else { Flavour::Legacy }, Flavour::Plain.program(family));
+    match with(flavour.program(family)) {
         // A program that is older than the flavours does not name its own.
         Err(ProgramError::NotInstalled(_))
-            if run(&format!("{family}-save"), &["--version"], LIMIT)
+            if run(&format!("{plain}-save"), &["--version"], LIMIT)
                 .is_ok_and(|version| version.contains("(nf_tables)") == in_nftables) =>
         {
-            with(family.to_owned())
+            with(plain)
         }
         read => read,
     }
 }
 
+/// Returns true if this is a chain of a table that iptables-nft lists.
+pub(super) fn is_of_iptables(chain: &BaseChain) -> bool {
+    chain.family != "inet" && LISTED.contains(&chain.table.as_str())
+}
+
 /// Returns true if a program of iptables has listed the table of this chain.
 pub(super) fn is_listed(iptables: &[SavedRules], chain: &BaseChain) -> bool {
     let lists = |saved: &SavedRules| saved.in_nftables && saved.program.starts_with("ip6") == (chain.family == "ip6");
-    chain.family != "inet" && LISTED.contains(&chain.table.as_str()) && iptables.iter().any(lists)
+    is_of_iptables(chain) && iptables.iter().any(lists)
 }
 
 /// Follows a packet from a pod of this node to one of another node through the chains that translate source addresses. The tables that iptables-nft
@@ -150,7 +152,7 @@ fn nft_masquerades(
     to_peers: &[(String, IpNet)],
     iptables: &[SavedRules],
 ) -> io::Result<Vec<NftRule>> {
-    let mut netlink = Netlink::open_on(nix::libc::NETLINK_NETFILTER as isize)?;
+    let mut netlink = nftables::open()?;
     let mut found = Vec::new();
     let chains = base_chains(&mut netlink, Hook::Postrouting)?;
     for chain in chains.iter().filter(|chain| chain.is_nat && !is_listed(iptables, chain)) {

@@ -5,8 +5,8 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use weft_cni::iptables::Table;
-use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
+use weft_cni::iptables::{Table, builtin_chain};
+use weft_netlink::nftables::{self, BaseChain, Hook, base_chains, link_chains};
 use weft_netlink::socket::{Netlink, absent};
 
 use super::host_firewalls::HostFirewall;
@@ -15,7 +15,6 @@ use super::kernel::entries::{Device, Lookup, Packet, Proto, RouteKind};
 use super::kernel::links::{Point, drops};
 use super::kernel::nft;
 use super::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
-use super::legacy_tables;
 use super::node::BRIDGE;
 use super::other_rules::{FILTER, SavedRules, is_listed};
 use super::tunnel::Tunnel;
@@ -66,8 +65,6 @@ struct Flow {
     connection: Connection,
     /// The hooks that it passes, in order.
     hooks: &'static [Hook],
-    /// The chain of iptables among them.
-    builtin: &'static str,
     /// What it is, for people.
     what: String,
     /// Tests that match it, for iptables and for nftables.
@@ -190,7 +187,6 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, T
         output: None,
         connection: Connection::New,
         hooks: &[Hook::Prerouting, Hook::Input],
-        builtin: "INPUT",
         what: format!("packets of the tunnel ({tunnel}) from {peer}"),
         tests: tests(["-s", "saddr"]),
         points: vec![Point::Arrives(link())],
@@ -204,7 +200,6 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, T
         output: Some(link()),
         connection: Connection::New,
         hooks: &[Hook::Output, Hook::Postrouting],
-        builtin: "OUTPUT",
         what: format!("packets of the tunnel ({tunnel}) to {peer}"),
         tests: tests(["-d", "daddr"]),
         points: vec![Point::Leaves(link())],
@@ -239,7 +234,6 @@ fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
         output: None,
         connection: Connection::New,
         hooks: &[Hook::Prerouting, Hook::Input],
-        builtin: "INPUT",
         what: format!("packets of the tunnel (UDP port {port}) from other nodes"),
         tests: Tunnel::Udp(port).tests(),
         points: Vec::new(),
@@ -279,7 +273,6 @@ fn forwarded((from, to): (IpNet, IpNet), (input, output): (String, String), poin
         output: Some(output),
         connection: Connection::New,
         hooks: &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
-        builtin: "FORWARD",
         what: format!("packets from pods of {from} to pods of {to}"),
         tests: [format!("-s {from} -d {to}"), format!("{family} saddr {from} {family} daddr {to}")],
         points,
@@ -292,7 +285,7 @@ fn between_ports(ports: &[&Device], own: IpNet) -> Option<Flow> {
     let (first, second) = (first.name.clone(), second.name.clone());
     let forward = Point::Bridge("forward", Some(first.clone()), Some(second.clone()));
     let what = "packets between pods of this node".to_owned();
-    Some(Flow { what, hooks: &[], builtin: "", ..forwarded((own, own), (first, second), vec![forward]) })
+    Some(Flow { what, hooks: &[], ..forwarded((own, own), (first, second), vec![forward]) })
 }
 
 fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
@@ -312,12 +305,13 @@ fn of_tables(flow: &Flow, tables: &[(&str, &Table)], program: &str) -> Vec<Dropp
     let mut connection = flow.connection;
     for (name, table) in tables.iter().copied() {
         let is_filter = name == FILTER;
-        let at_hooks = flow.hooks.iter().map(|hook| legacy_tables::chain(*hook)).filter(|_| !is_filter);
-        let chains = at_hooks.chain([flow.builtin].into_iter().filter(|_| is_filter));
-        for chain in chains.filter(|chain| table.contains_key(*chain)) {
-            // Before the routing decision it is not known by which device the packet leaves.
-            let output = flow.output.as_deref().filter(|_| chain != legacy_tables::chain(Hook::Prerouting));
-            let outcome = follow(table, chain, Tested { output, connection, ..flow.tested() });
+        let filters = [Hook::Input, Hook::Forward, Hook::Output];
+        let at_hooks = flow.hooks.iter().copied().filter(|hook| !is_filter || filters.contains(hook));
+        for (hook, chain) in at_hooks.map(|hook| (hook, builtin_chain(hook))) {
+            if !table.contains_key(chain) {
+                continue;
+            }
+            let outcome = follow(table, chain, Tested { connection, ..flow.tested() }.at(hook));
             if outcome.untracked {
                 connection = Connection::Untracked;
             }
@@ -336,7 +330,7 @@ fn of_tables(flow: &Flow, tables: &[(&str, &Table)], program: &str) -> Vec<Dropp
 /// The tables that the programs of iptables have listed are left out. Flows that a rule takes out of connection tracking
 /// are marked.
 fn of_nftables(flows: &mut [Flow], iptables: &[SavedRules]) -> io::Result<Vec<DroppingRule>> {
-    let mut netlink = Netlink::open_on(nix::libc::NETLINK_NETFILTER as isize)?;
+    let mut netlink = nftables::open()?;
     let mut found = at_links(&mut netlink, flows)?;
     for hook in [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting] {
         for chain in base_chains(&mut netlink, hook)? {
@@ -357,9 +351,7 @@ fn of_chain(
     (chain, hook): (&BaseChain, Hook),
     flow: &mut Flow,
 ) -> io::Result<Option<DroppingRule>> {
-    // Before the routing decision it is not known by which device the packet leaves.
-    let output = flow.output.as_deref().filter(|_| hook != Hook::Prerouting);
-    let mut outcome = nft::follow(netlink, chain, Tested { output, ..flow.tested() })?;
+    let mut outcome = nft::follow(netlink, chain, flow.tested().at(hook))?;
     if outcome.untracked {
         flow.connection = Connection::Untracked;
     }

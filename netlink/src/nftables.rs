@@ -6,6 +6,9 @@ pub mod attributes;
 
 use std::io;
 
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use nix::errno::Errno;
+
 use attributes::{
     CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, HOOK_DEVICE, HOOK_DEVICE_NAME, HOOK_DEVICES, HOOK_NUMBER,
     HOOK_PRIORITY, POLICY_DROP,
@@ -71,6 +74,22 @@ pub enum Hook {
     Output = 3,
     /// After the routing decision.
     Postrouting = 4,
+}
+
+/// Opens a socket for nftables in the network namespace of this thread.
+///
+/// # Errors
+/// The kernel has no nfnetlink, and so no nftables; or there are too many open files.
+pub fn open() -> io::Result<Netlink> {
+    Netlink::open_on(NETLINK_NETFILTER)
+}
+
+/// Returns true if this error means that the kernel has no nftables, so that no rule can be there.
+pub fn is_unsupported(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    // A kernel with nfnetlink but without nf_tables answers EINVAL.
+    let known = matches!(errno, Some(Errno::EPROTONOSUPPORT | Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT | Errno::EINVAL));
+    known || error.kind() == io::ErrorKind::Unsupported
 }
 
 /// A base chain.

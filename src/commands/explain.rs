@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft explain`: follows one packet through this node. The crate `weft-doctor` reads the kernel and decides; the agent, the rules of the firewalls
-//! and the probes are asked here.
+//! `weft explain`: follows one packet through this node. The crate `weft-doctor` reads the kernel and decides; the agent is asked, the rules of
+//! iptables are listed, and probes are sent here.
 
 mod probes;
 mod rules;
@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, Peer, Place};
+use weft_doctor::explain::rules::Endpoint;
 use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs};
 
 use super::Answer;
@@ -75,7 +76,7 @@ pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
 
 /// Looks for what sends the packet on to an endpoint of a service, if its destination is not the address of a pod. A service may have a port of this node
 /// itself.
-async fn service(facts: &Facts) -> anyhow::Result<Option<(Step, Option<rules::Endpoint>)>> {
+async fn service(facts: &Facts) -> anyhow::Result<Option<(Step, Option<Endpoint>)>> {
     let Some(way) = facts.ways.first() else { return Ok(None) };
     Ok(match facts.to {
         Place::Outside | Place::Network => rules::service(way).await,

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
+use weft_netlink::nftables::Hook;
 
 pub use crate::kernel::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 use crate::kernel::rules::{Connection, Tested};
@@ -66,6 +67,24 @@ pub struct Way {
 }
 
 impl Way {
+    /// Returns the hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
+    pub fn filter_hook(&self) -> Hook {
+        match (&self.arrives, &self.hop.device) {
+            (None, _) => Hook::Output,
+            (Some(_), Some(_)) => Hook::Forward,
+            (Some(_), None) => Hook::Input,
+        }
+    }
+
+    /// Returns all hooks that this packet passes, in order.
+    pub fn hooks(&self) -> &'static [Hook] {
+        match self.filter_hook() {
+            Hook::Forward => &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
+            Hook::Input => &[Hook::Prerouting, Hook::Input],
+            _ => &[Hook::Output, Hook::Postrouting],
+        }
+    }
+
     /// Returns what rules can test of the packet.
     pub fn tested(&self) -> Tested<'_> {
         fn name(device: Option<&Device>) -> Option<&str> {

@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nix::libc;
 use weft_cni::iptables::{Table, target, words};
+use weft_netlink::nftables::Hook;
 
 use super::entries::{Packet, Proto};
 pub use outcome::{Fate, Outcome};
@@ -80,6 +81,11 @@ impl<'a> Tested<'a> {
     pub fn new(packet: &'a Packet, input: Option<&'a str>, output: Option<&'a str>) -> Tested<'a> {
         let connection = Connection::New;
         Tested { packet, input, output, may_have_mark: false, connection, known_bits: None, to_local: None }
+    }
+
+    /// Returns what rules can test of the same packet at a hook. Before the routing decision it is not known by which device the packet leaves.
+    pub(crate) fn at(self, hook: Hook) -> Tested<'a> {
+        Tested { output: self.output.filter(|_| hook != Hook::Prerouting), ..self }
     }
 
     /// Returns what kind of address the destination is (`RTN_*` of linux/rtnetlink.h), if this is known.

@@ -1,320 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the rules of iptables and of nftables, and lets them judge a packet.
+//! Lists the rules of iptables with its programs, without blocking this thread, and lets the crate `weft-doctor` judge a packet by all rules.
 
-use std::net::IpAddr;
 use std::path::Path;
 
-use weft_cni::iptables::Saved;
-use weft_doctor::explain::facts::{DeviceKind, Hop, Packet, Pod, Proto, Way};
-use weft_doctor::explain::{State, Step};
-use weft_doctor::kernel::links::{Drops, Point, drops};
-use weft_doctor::kernel::nft;
-use weft_doctor::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
-use weft_doctor::legacy_tables;
-use weft_netlink::nftables::{BaseChain, Hook, base_chains, link_chains};
+use weft_doctor::explain::Step;
+use weft_doctor::explain::facts::Way;
+use weft_doctor::explain::rules::{self, Endpoint, Listed};
+use weft_doctor::legacy_tables::{self, Examined};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;
-use crate::firewall::iptables::{self, Flavour};
-use crate::firewall::nft::connection;
-use crate::firewall::nft::tables::TableName;
+use crate::firewall::iptables;
 use crate::instance::Instance;
-
-/// The tables of iptables that are read with its programs. The others are read from nftables.
-const READ: [&str; 2] = ["filter", "nat"];
-
-/// The tables of iptables where filters are seldom.
-const SIDE: [&str; 3] = ["raw", "mangle", "security"];
 
 /// Returns what all firewalls of this node do with the packet of a way.
 pub async fn of(way: &Way, subnet_file: &Path) -> Vec<Step> {
-    let mut steps = Vec::new();
-    let family = if way.packet.to.is_ipv4() { Family::V4 } else { Family::V6 };
-    let untracked = Way { connection: Connection::Untracked, ..way.clone() };
-    let legacy = side_tables_of_legacy(way).await;
-    let way = if legacy.untracked || is_untracked(way, family) { &untracked } else { way };
-    let (mut has_read_iptables_nft, mut has_read_legacy) = (false, false);
-    for flavour in iptables::installed() {
-        match iptables::save(flavour, family).await {
-            Ok(saved) => {
-                has_read_iptables_nft |= flavour != Flavour::Legacy;
-                has_read_legacy |= flavour != Flavour::Nft;
-                steps.extend(of_iptables(way, &saved, &program(flavour, family)));
-            }
-            Err(ProgramError::Missing { .. }) => {}
-            Err(error) => steps.push(Step::unknown("rules", format!("{flavour}: {error}"))),
-        }
-    }
-    if !has_read_legacy && !iptables::legacy_tables(family).trim().is_empty() {
-        let text = "the kernel has tables of iptables-legacy, and the program that lists them is not installed";
-        steps.push(Step::unknown("rules", text));
-    }
-    steps.extend(legacy.steps);
-    match of_nftables(way, family, (&Instance::new(subnet_file), has_read_iptables_nft)) {
-        Ok(found) => steps.extend(found),
-        Err(error) if connection::is_unsupported(&error) => {}
-        Err(error) => steps.push(Step::unknown("rules", format!("nftables cannot be read: {error}"))),
-    }
-    // If nftables cannot be read, there is a step about that already.
-    steps.extend(of_links(way).unwrap_or_default());
-    if steps.is_empty() {
-        steps.push(Step::ok("rules", "no rule of a firewall concerns the packet"));
-    }
-    steps
-}
-
-/// Follows the packet through the tables of iptables-legacy in which filters are seldom. A program lists them, which nothing else must wait for.
-async fn side_tables_of_legacy(way: &Way) -> legacy_tables::Examined {
-    let way = way.clone();
-    tokio::task::spawn_blocking(move || legacy_tables::examine(&way)).await.unwrap_or_default()
-}
-
-/// Returns the program that lists the rules of a family.
-fn program(flavour: Flavour, family: Family) -> String {
-    match family {
-        Family::V4 => flavour.to_string(),
-        Family::V6 => flavour.to_string().replacen("ip", "ip6", 1),
-    }
+    let (legacy, listed) = (side_tables_of_legacy(way).await, listed(way).await);
+    rules::of(way, &listed, legacy, &Instance::new(subnet_file).name)
 }
 
 /// Returns what the firewalls of this node do with the packets of a tunnel itself, to the other node and from it. Only what is not in order is
 /// a step. `agent_port` is the UDP port of a tunnel whose device does not show it.
 pub async fn of_tunnel(way: &Way, subnet_file: &Path, agent_port: Option<u16>) -> Vec<Step> {
-    let device = way.hop.device.as_ref();
-    let tunnel = way.tunnel.as_ref().and_then(|tunnel| Some((tunnel.remote?, tunnel.outer.as_ref()?)));
-    let Some((remote, outer)) = tunnel else { return Vec::new() };
-    let (proto, port) = match (device.map(|device| &device.kind), agent_port) {
-        (Some(DeviceKind::Vxlan { port, .. }), _) => (Proto::Udp, Some(*port)),
-        (Some(DeviceKind::WireGuard | DeviceKind::Tun), Some(port)) => (Proto::Udp, Some(port)),
-        (Some(DeviceKind::Ipip), _) => (Proto::Ipip, None),
-        _ => return Vec::new(),
-    };
-    let Some(own) = outer.route().and_then(|route| route.source) else { return Vec::new() };
-    let packet = |from, to| Packet { from, to, proto: Some(proto), port };
-    let one = |packet, arrives, hop| Way {
-        packet,
-        arrives,
-        hop,
-        tunnel: None,
-        route_of_weft: None,
-        connection: Connection::New,
-        from_pod: None,
-        to_pod: None,
-    };
-    let received = Hop { device: None, nexthop: None, neighbour: None, ..outer.clone() };
-    let mut steps = of(&one(packet(own, remote), None, outer.clone()), subnet_file).await;
-    steps.extend(of(&one(packet(remote, own), outer.device.clone(), received), subnet_file).await);
-    steps.retain(|step| matches!(step.state, State::Broken | State::Doubt));
-    steps.into_iter().map(|step| Step { step: "tunnel rules".to_owned(), ..step }).collect()
-}
-
-/// Returns true if a rule takes the packet out of connection tracking before the filter.
-fn is_untracked(way: &Way, family: Family) -> bool {
-    let first = if way.arrives.is_some() { Hook::Prerouting } else { Hook::Output };
-    let mut found = false;
-    // If nftables cannot be read, a step about the rules says so.
-    let _ = each_chain(&[first], way, family, true, |_, _, outcome| found |= outcome.untracked);
-    found
-}
-
-/// Returns the chains at links and in bridges that drop the packet.
-fn of_links(way: &Way) -> std::io::Result<Vec<Step>> {
-    let mut netlink = connection::open()?;
-    let chains = link_chains(&mut netlink)?;
-    if chains.is_empty() {
-        return Ok(Vec::new());
-    }
-    let port = |pod: &Option<Pod>| {
-        let link = pod.as_ref().map(|pod| &pod.host_link)?;
-        (link.master != 0).then(|| link.name.clone())
-    };
-    let mut points: Vec<Point> = port(&way.from_pod).iter().flat_map(|port| Point::from_port(port)).collect();
-    points.extend(way.arrives.iter().map(|device| Point::Arrives(device.name.clone())));
-    points.extend(way.hop.device.iter().map(|device| Point::Leaves(device.name.clone())));
-    points.extend(port(&way.to_pod).iter().flat_map(|port| Point::to_port(port)));
-    let step = |found: Drops| {
-        let text = format!("nft chain {} drops packets {}: {}", found.chain, found.place, found.rule);
-        Step::ok("rules", text.clone()).broken(text, found.remedy)
-    };
-    Ok(drops(&mut netlink, &chains, way.tested(), &points)?.into_iter().map(step).collect())
-}
-
-/// Returns the hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
-fn hook(way: &Way) -> Hook {
-    match (&way.arrives, &way.hop.device) {
-        (None, _) => Hook::Output,
-        (Some(_), Some(_)) => Hook::Forward,
-        (Some(_), None) => Hook::Input,
-    }
-}
-
-/// Returns the chain of iptables for a hook.
-fn builtin_chain(hook: Hook) -> &'static str {
-    match hook {
-        Hook::Prerouting => "PREROUTING",
-        Hook::Input => "INPUT",
-        Hook::Forward => "FORWARD",
-        Hook::Output => "OUTPUT",
-        Hook::Postrouting => "POSTROUTING",
-    }
-}
-
-fn of_iptables(way: &Way, saved: &Saved, program: &str) -> Vec<Step> {
-    let tested = way.tested();
     let mut steps = Vec::new();
-    if let Some(filter) = saved.table("filter") {
-        let chain = builtin_chain(hook(way));
-        let remedy = format!("look at `{program} -S {chain}`; let the packets of pods pass, or remove the rule");
-        steps.push(follow(filter, chain, tested).step(&format!("{program} {chain}"), &remedy));
+    for outer in rules::ways_of_tunnel(way, agent_port) {
+        steps.extend(of(&outer, subnet_file).await);
     }
-    // Chains that translate addresses see the first packet of a connection alone.
-    if let Some(nat) = saved.table("nat")
-        && way.hop.device.is_some()
-        && way.connection == Connection::New
-    {
-        steps.push(follow(nat, "POSTROUTING", tested).nat_step(&format!("{program} nat POSTROUTING")));
-    }
-    steps
+    rules::faults_of_tunnel(steps)
 }
 
-/// An address that the destination of a packet is translated to, and the port if that changes, too.
-pub type Endpoint = (IpAddr, Option<u16>);
-
-/// Returns the first address that the destination of a packet is translated to, with the rule as a step. Without such an address, the step says what
-/// is not known about it.
+/// Returns the first address that the destination of a packet is translated to: see [`rules::service`].
 pub async fn service(way: &Way) -> Option<(Step, Option<Endpoint>)> {
-    let family = if way.packet.to.is_ipv4() { Family::V4 } else { Family::V6 };
-    let hook = if way.arrives.is_some() { Hook::Prerouting } else { Hook::Output };
-    let chain = builtin_chain(hook);
-    let mut has_read_iptables_nft = false;
+    rules::service(way, &listed(way).await)
+}
+
+/// Lists the rules of the packet's family.
+async fn listed(way: &Way) -> Listed {
+    let family = Family::of(way.packet.to);
+    let has_legacy_tables = !iptables::legacy_tables(family).trim().is_empty();
+    let mut listed = Listed { has_legacy_tables, ..Listed::default() };
     for flavour in iptables::installed() {
-        let Ok(saved) = iptables::save(flavour, family).await else { continue };
-        has_read_iptables_nft |= flavour != Flavour::Legacy;
-        let Some(nat) = saved.table("nat") else { continue };
-        let outcome = follow(nat, chain, way.tested());
-        if let Some(found) = translated(outcome, &format!("{flavour} nat {chain}"), way.packet.to) {
-            return Some(found);
+        match iptables::save(flavour, family).await {
+            Err(ProgramError::Missing { .. }) => {}
+            saved => listed.flavours.push((flavour, saved.map_err(|error| error.to_string()))),
         }
     }
-    let mut found = None;
-    let walked = each_chain(&[hook], way, family, has_read_iptables_nft, |chain, _, outcome| {
-        if chain.is_nat && found.is_none() {
-            found = translated(outcome, &name_of(chain), way.packet.to);
-        }
-    });
-    match walked {
-        Err(error) if !connection::is_unsupported(&error) => {
-            found.or_else(|| Some((Step::unknown("service", format!("nftables cannot be read: {error}")), None)))
-        }
-        _ => found,
-    }
+    listed
 }
 
-/// Returns the step of a service, and the translated address if it is known, if a chain translates the destination.
-fn translated(outcome: Outcome, place: &str, to: IpAddr) -> Option<(Step, Option<Endpoint>)> {
-    let mut all = [outcome.fate, outcome.not_evaluated].into_iter().flatten();
-    let (_, rule) = all.find(|(fate, _)| *fate == Fate::DestinationTranslated)?;
-    let target = destination(&rule);
-    let becomes = target.map_or_else(|| "another address".to_owned(), |(address, _)| address.to_string());
-    let text = format!("{place}: {to} becomes {becomes}, one of its endpoints: {rule}");
-    let step = if target.is_some() { Step::ok("service", text) } else { Step::unknown("service", text) };
-    Some((step, target))
-}
-
-/// Returns the address and port of a rule that translates the destination, of iptables (`--to-destination 10.5.2.3:53`) or of nftables
-/// (`dnat to 10.5.2.3:53`).
-fn destination(rule: &str) -> Option<Endpoint> {
-    let (_, rest) = rule.split_once("--to-destination ").or_else(|| rule.split_once("dnat to "))?;
-    let value = rest.split([' ', '-']).next()?;
-    let with_port = value.parse::<std::net::SocketAddr>().map(|at| (at.ip(), Some(at.port())));
-    with_port.ok().or_else(|| Some((value.trim_matches(['[', ']']).parse().ok()?, None)))
-}
-
-/// Follows the packet through the base chains of these hooks that concern its family, and hands each to `visit`. The tables that the program of
-/// iptables-nft has read are left out.
-fn each_chain(
-    hooks: &[Hook],
-    way: &Way,
-    family: Family,
-    has_read_iptables_nft: bool,
-    mut visit: impl FnMut(&BaseChain, Hook, Outcome),
-) -> std::io::Result<()> {
-    let mut netlink = connection::open()?;
-    for hook in hooks {
-        for chain in base_chains(&mut netlink, *hook)? {
-            let table = TableName { family: chain.number, name: chain.table.clone() };
-            if !chain.sees(family == Family::V4)
-                || (has_read_iptables_nft && table.is_of_iptables(family) && READ.contains(&table.name.as_str()))
-            {
-                continue;
-            }
-            // Before the routing decision it is not known by which device the packet leaves.
-            let output = way.tested().output.filter(|_| *hook != Hook::Prerouting);
-            let tested = Tested { output, ..way.tested() };
-            let outcome = nft::follow(&mut netlink, &chain, tested)?;
-            visit(&chain, *hook, outcome);
-        }
-    }
-    Ok(())
-}
-
-fn name_of(chain: &BaseChain) -> String {
-    format!("nft chain {}", chain.path())
-}
-
-/// Evaluates the chains of nftables that the packet passes.
-fn of_nftables(way: &Way, family: Family, (instance, has_iptables): (&Instance, bool)) -> std::io::Result<Vec<Step>> {
-    let (decisive, hooks) = match hook(way) {
-        Hook::Forward => (Hook::Forward, &[Hook::Prerouting, Hook::Forward, Hook::Postrouting][..]),
-        Hook::Input => (Hook::Input, &[Hook::Prerouting, Hook::Input][..]),
-        _ => (Hook::Output, &[Hook::Output, Hook::Postrouting][..]),
-    };
-    let mut steps = Vec::new();
-    each_chain(hooks, way, family, has_iptables, |chain, hook, mut outcome| {
-        let name = name_of(chain);
-        if chain.is_nat && way.connection != Connection::New {
-            return;
-        }
-        if chain.is_nat {
-            let is_source = |decided: &Option<(Fate, String)>| {
-                decided.as_ref().is_some_and(|(fate, _)| *fate == Fate::SourceTranslated)
-            };
-            let translates = is_source(&outcome.fate) || is_source(&outcome.not_evaluated);
-            if hook == Hook::Postrouting && (chain.table == instance.name || translates) {
-                steps.push(outcome.nat_step(&name));
-            }
-            return;
-        }
-        // Chains of other hooks than the one where filters usually are deserve a line only if they decide something.
-        let is_side_table = chain.family != "inet" && SIDE.contains(&chain.table.as_str());
-        if (hook != decisive || is_side_table)
-            && outcome.fate.is_none()
-            && outcome.not_evaluated.is_none()
-            && !chain.drops
-        {
-            return;
-        }
-        outcome.fate = outcome.fate.or_else(|| {
-            let policy = if chain.drops { (Fate::Dropped, "drop") } else { (Fate::Accepted, "accept") };
-            Some((policy.0, format!("policy {}", policy.1)))
-        });
-        let remedy = format!("look at `nft -a list chain {}`; let the packets of pods pass there", chain.path());
-        steps.push(outcome.step(&name, &remedy));
-    })?;
-    Ok(steps)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::destination;
-
-    #[test]
-    fn the_target_of_a_dnat_rule_is_read_with_and_without_a_port() {
-        let of = |target: &str| destination(&format!("-A KUBE-SEP-X -p udp -j DNAT --to-destination {target}"));
-        assert_eq!(of("10.5.2.3:53"), Some(("10.5.2.3".parse().unwrap(), Some(53))));
-        assert_eq!(of("[fd00::3]:53"), Some(("fd00::3".parse().unwrap(), Some(53))));
-        assert_eq!(of("10.5.2.3 --random"), Some(("10.5.2.3".parse().unwrap(), None)));
-        assert_eq!(of("somewhere"), None);
-        assert_eq!(destination("dnat to 10.5.2.3:53 (handle 4)"), Some(("10.5.2.3".parse().unwrap(), Some(53))));
-    }
+/// Follows the packet through the tables of iptables-legacy in which filters are rare. A program lists them, which nothing else must wait for.
+async fn side_tables_of_legacy(way: &Way) -> Examined {
+    let way = way.clone();
+    tokio::task::spawn_blocking(move || legacy_tables::examine(&way)).await.unwrap_or_default()
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The programs of iptables: which of them are installed, and how they are run. Nothing here blocks the thread of the caller.
 
-use std::fmt;
 use std::io;
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,54 +8,17 @@ use std::time::Duration;
 use nix::unistd::{AccessFlags, access};
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use weft_cni::iptables::Saved;
+pub use weft_cni::iptables::Flavour;
+use weft_cni::iptables::{Saved, legacy_tables_file};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;
 use crate::firewall::nft::tables::tables;
 
-/// The time limit for one program. It may wait [`LOCK`] of it for other programs that write.
+/// The time limit for one program. For up to [`LOCK`] of this time it may wait for another writer.
 const LIMIT: Duration = Duration::from_secs(15);
 /// How long a program waits for the lock of iptables, in seconds (`-w`).
 const LOCK: &str = "5";
-/// Lists the legacy tables of this namespace, one on each line. To open a table instead would create it when it does not exist.
-const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
-
-/// Programs of iptables write to one of two sets of tables in the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flavour {
-    /// `iptables-nft`, which writes to nf_tables.
-    Nft,
-    /// `iptables-legacy`, which writes to ip_tables.
-    Legacy,
-    /// `iptables`, where neither of the other two is installed. It is one of them under the plain name.
-    Plain,
-}
-
-impl Flavour {
-    /// All flavours, in the order in which they are tried.
-    pub const ALL: [Flavour; 3] = [Flavour::Nft, Flavour::Legacy, Flavour::Plain];
-
-    fn program(self, family: Family, end: &str) -> String {
-        let six = if family == Family::V6 { "6" } else { "" };
-        let flavour = match self {
-            Flavour::Nft => "-nft",
-            Flavour::Legacy => "-legacy",
-            Flavour::Plain => "",
-        };
-        format!("ip{six}tables{flavour}-{end}")
-    }
-}
-
-impl fmt::Display for Flavour {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Flavour::Nft => "iptables-nft",
-            Flavour::Legacy => "iptables-legacy",
-            Flavour::Plain => "iptables",
-        })
-    }
-}
 
 /// Returns the flavours whose programs are in PATH: those with a flavour in their name, else the plain one. Whether a program works is
 /// found out when it runs.
@@ -67,11 +29,15 @@ pub fn installed() -> Vec<Flavour> {
         if flavour == Flavour::Plain && !found.is_empty() {
             break;
         }
-        if is_in_path(&flavour.program(Family::V4, "restore")) {
+        if is_in_path(&program(flavour, Family::V4, "restore")) {
             found.push(flavour);
         }
     }
     found
+}
+
+fn program(flavour: Flavour, family: Family, end: &str) -> String {
+    format!("{}-{end}", flavour.program(family))
 }
 
 fn is_in_path(program: &str) -> bool {
@@ -84,7 +50,7 @@ fn is_in_path(program: &str) -> bool {
 /// # Errors
 /// The program is missing, failed, or did not end in time.
 pub async fn save(flavour: Flavour, family: Family) -> Result<Saved, ProgramError> {
-    let program = flavour.program(family, "save");
+    let program = program(flavour, family, "save");
     if has_no_tables(flavour, family).await {
         return if is_in_path(&program) { Ok(Saved::default()) } else { Err(ProgramError::Missing { program }) };
     }
@@ -99,7 +65,7 @@ pub async fn save(flavour: Flavour, family: Family) -> Result<Saved, ProgramErro
 /// # Errors
 /// As [`save`].
 pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(), ProgramError> {
-    let program = flavour.program(family, "restore");
+    let program = program(flavour, family, "restore");
     run(&program, &["--noflush", "-w", LOCK], Some(text)).await.map(drop)
 }
 
@@ -127,7 +93,7 @@ pub fn has_legacy_table(family: Family, table: &str) -> bool {
 
 /// Returns the names of the tables of iptables-legacy in this namespace, one on each line.
 pub fn legacy_tables(family: Family) -> String {
-    std::fs::read_to_string(LEGACY_TABLES[usize::from(family == Family::V6)]).unwrap_or_default()
+    std::fs::read_to_string(legacy_tables_file(family)).unwrap_or_default()
 }
 
 async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String, ProgramError> {
@@ -154,17 +120,4 @@ async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String
     let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
     let stderr = if stderr.trim().is_empty() { out.status.to_string() } else { stderr };
     Err(ProgramError::Failed { program: program.to_owned(), stderr })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Flavour;
-    use weft_subnet::cidr::Family;
-
-    #[test]
-    fn each_flavour_and_family_has_its_programs() {
-        assert_eq!(Flavour::Nft.program(Family::V4, "restore"), "iptables-nft-restore");
-        assert_eq!(Flavour::Legacy.program(Family::V6, "save"), "ip6tables-legacy-save");
-        assert_eq!(Flavour::Plain.program(Family::V6, "restore"), "ip6tables-restore");
-    }
 }
