@@ -15,7 +15,6 @@ pub mod mesh;
 mod other_agents;
 pub mod plan;
 pub mod status;
-mod tunnel_port;
 pub mod ui;
 pub mod version;
 

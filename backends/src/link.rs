@@ -88,6 +88,12 @@ pub trait LinkKind: Any + Send + Sync + fmt::Debug + fmt::Display {
         None
     }
 
+    /// Returns the UDP port on which it receives the packets of its tunnel, if the attributes of the link do not contain it. `None` if there
+    /// is none, or if the port is not known.
+    fn listen_port(&self) -> Option<u16> {
+        None
+    }
+
     /// Returns the key of net-conf whose value is part of the device's name, if there is one. A change of that key leads to a second device,
     /// which can exist beside the first one.
     fn named_after(&self) -> Option<&'static str> {

@@ -19,7 +19,6 @@ use weft_subnet::source::{Error, Source};
 
 use super::Answer;
 use super::other_agents::{agents_with, flannel_agents};
-use super::tunnel_port::tunnel_port;
 use crate::cli;
 use crate::cli::doctor::{DoctorTask, FINDINGS};
 use crate::log::text::printable;
@@ -88,7 +87,7 @@ async fn ask_agent(sources: &mut NodeSources) {
     sources.lossy = lossy_peers(&status.peers);
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
-    sources.tunnel_port = tunnel_port(&status);
+    sources.tunnel_port = status.tunnel_port;
     sources.uplink = status.uplink.split(' ').next().unwrap_or_default().to_owned();
     sources.agent = AgentAnswer::Problems(problems(&status, &sources.uplink));
     sources.backend = status.backend;

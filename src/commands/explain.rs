@@ -14,7 +14,6 @@ use weft_doctor::explain::rules::Endpoint;
 use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs};
 
 use super::Answer;
-use super::tunnel_port::tunnel_port;
 use crate::cli::explain::{BROKEN, ExplainTask, UNDECIDED};
 use crate::log::text::printable;
 use crate::observe::plan::Operation;
@@ -100,8 +99,7 @@ async fn ask_agent(task: &ExplainTask, packet: &Packet) -> Agent {
         Err(error) => return Agent::Silent(format!("{error:#}")),
     };
     let peers = status.peers.iter().filter_map(|row| peer(row, packet)).collect();
-    let tunnel_port = tunnel_port(&status);
-    Agent::Answers(AgentFacts { backend: status.backend, peers, differences: None, tunnel_port })
+    Agent::Answers(AgentFacts { backend: status.backend, peers, differences: None, tunnel_port: status.tunnel_port })
 }
 
 /// Asks the agent what its next pass would write. Before it has a lease there is no plan.

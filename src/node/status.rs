@@ -80,6 +80,7 @@ impl<K: Kernel> Node<K> {
             held: state.peers.held,
             rules: self.rules_status(),
             tunnel: self.tunnel_status(),
+            tunnel_port: self.plan.hidden_port(),
             ..report::starting(self.context.store.describe(), Vec::new())
         }
     }

@@ -74,6 +74,9 @@ pub struct Status {
     /// The tunnel through which the agent itself carries packets. `None` if the backend has none.
     #[serde(default)]
     pub tunnel: Option<TunnelStatus>,
+    /// The UDP port on which this node receives the packets of the own backend, if the links of the kernel do not show it (udp, wireguard).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnel_port: Option<u16>,
 }
 
 /// The tunnel of the backend udp.

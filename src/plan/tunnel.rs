@@ -3,6 +3,7 @@
 
 use weft_backends::backend::Backend;
 use weft_backends::host::Host;
+use weft_backends::state::Value;
 use weft_backends::tunnel::{Tunnel, TunnelPeer};
 use weft_subnet::lease::Lease;
 
@@ -14,6 +15,18 @@ impl Plan {
     pub fn tunnel(&self) -> Option<(Tunnel, bool)> {
         let mut all = self.all_backends();
         all.find_map(|(backend, host, is_next)| Some((backend.tunnel(host, &self.own)?, is_next)))
+    }
+
+    /// Returns the UDP port on which this node receives the packets of its own backend, if the links of the kernel do not show it.
+    pub fn hidden_port(&self) -> Option<u16> {
+        let of_agent = self.backend.tunnel(&self.host, &self.own).map(|tunnel| tunnel.port);
+        let links = self.backend.device(&self.host, &self.own);
+        of_agent.or_else(|| {
+            links.iter().find_map(|(_, value)| match value {
+                Value::Link(link) => link.kind.listen_port(),
+                _ => None,
+            })
+        })
     }
 
     /// Iterates over the peers of that tunnel. They are computed from the believed leases, and cost no memory until then.

@@ -33,6 +33,10 @@ impl LinkKind for WireGuardLink {
         DEVICE_KIND
     }
 
+    fn listen_port(&self) -> Option<u16> {
+        (self.port != 0).then_some(self.port)
+    }
+
     fn compare(&self, have: &dyn LinkKind) -> Difference {
         match have.of::<WireGuardLink>() {
             Some(have) if have == self => Difference::None,

@@ -171,3 +171,11 @@ fn routes_over_a_device_of_flannels_earlier_backend_are_flannels() {
     takeover.update(&observed, &plan);
     assert!(!takeover.contains(&route("10.5.2.0/24", "flannel.1", 3).0, &route("10.5.2.0/24", "flannel.1", 3).1));
 }
+
+#[test]
+fn the_port_that_no_link_shows_is_that_of_wireguard_or_of_the_agents_own_tunnel() {
+    let of = |backend_type| plan_of(backend_type).hidden_port();
+    assert_eq!([of("vxlan"), of("host-gw"), of("udp")], [None, None, Some(8285)]);
+    assert_eq!(wireguard("").hidden_port(), Some(51820));
+    assert_eq!(wireguard(r#","ListenPort":4500"#).hidden_port(), Some(4500));
+}
