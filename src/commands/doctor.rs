@@ -97,8 +97,7 @@ async fn ask_agent(sources: &mut NodeSources) {
 fn addresses(peers: &[Peer], fine: usize) -> impl Iterator<Item = PeerAddress> {
     let of_state = move |state: PeerState, max: usize| {
         let some = peers.iter().filter(move |peer| peer.state == state).take(max);
-        let all = some.flat_map(|peer| peer.public.split([',', ' ']).map(move |addr| (peer, addr)));
-        let all = all.filter_map(|(peer, addr)| Some((peer, addr.parse::<IpAddr>().ok()?)));
+        let all = some.flat_map(|peer| peer.addresses().map(move |addr| (peer, addr)));
         all.map(move |(peer, addr)| {
             let endpoints = peer.sessions.iter().filter_map(|session| session.endpoint.as_ref());
             let mut endpoints = endpoints.filter_map(|at| at.parse::<SocketAddr>().ok());

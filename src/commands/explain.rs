@@ -111,10 +111,9 @@ async fn differences(task: &ExplainTask) -> Option<Vec<Difference>> {
 
 /// Returns the lease of a peer if one of the two addresses belongs to it.
 fn peer(row: &status::Peer, packet: &Packet) -> Option<Peer> {
-    let parts = |text: &str| text.split([',', ' ']).map(str::to_owned).collect::<Vec<_>>();
     let peer = Peer {
-        subnets: parts(&row.subnet).iter().filter_map(|part| part.parse().ok()).collect(),
-        public: parts(&row.public).iter().filter_map(|part| part.parse().ok()).collect(),
+        subnets: row.subnets().collect(),
+        public: row.addresses().collect(),
         backend: row.backend.clone(),
         state: row.state.word().to_owned(),
         reason: row.reason.clone(),

@@ -5,7 +5,9 @@ pub mod table;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::str::FromStr;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use weft_subnet::lease::{Id, Lease};
 use weft_subnet::outside::wall_clock;
@@ -155,6 +157,16 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Returns its subnets. There are none if the record cannot be read.
+    pub fn subnets(&self) -> impl Iterator<Item = IpNet> {
+        parts(&self.subnet)
+    }
+
+    /// Returns the addresses that its lease names.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        parts(&self.public)
+    }
+
     /// Returns a peer whose lease can be read. It has no traffic and no probe yet, and does not go in clear text.
     pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> Peer {
         let public: Vec<String> = lease.attrs.published().map(|ip| ip.to_string()).collect();
@@ -183,6 +195,11 @@ impl Peer {
             probe: None,
         }
     }
+}
+
+/// Returns what a list for people contains, such as [`Peer::public`].
+pub fn parts<T: FromStr>(list: &str) -> impl Iterator<Item = T> {
+    list.split([',', ' ']).filter_map(|part| part.parse().ok())
 }
 
 /// What probes found about the way to a peer.

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::observe::mesh::cluster::{Cluster, KnownNode};
 use crate::observe::mesh::row::Row;
+use crate::observe::status::parts;
 
 /// Number of nodes that are asked at once.
 const AT_ONCE: usize = 32;
@@ -91,7 +92,7 @@ pub fn own_row(own: Row, mut known: Vec<KnownNode>, own_public: String) -> Clust
 
 /// Asks one node, which has these addresses. The first one is asked.
 async fn node(public: &str, port: u16) -> Result<Row, AskError> {
-    let address: IpAddr = public.split(',').next().and_then(|text| text.parse().ok()).ok_or(AskError::NoAddress)?;
+    let address: IpAddr = parts(public).next().ok_or(AskError::NoAddress)?;
     let address = SocketAddr::new(address, port);
     tokio::time::timeout(LIMIT, get(address)).await.unwrap_or(Err(AskError::Timeout(address)))
 }
