@@ -8,6 +8,7 @@ mod build;
 pub mod doctor;
 pub mod drop_in;
 pub mod duration;
+pub mod exit;
 pub mod explain;
 pub mod flags;
 pub mod questions;
@@ -23,14 +24,8 @@ use crate::log::Format;
 use crate::options::{Options, Store};
 use argv::Flags;
 use drop_in::{Copy, DockerOptions, InstallConf};
+use exit::{FAILURE, USAGE};
 use flags::{AgentFlags, CniDirFlag, InstallFlags, InstanceFlags, PlaceFlags, StoreFlags};
-
-/// Exit code of a failure.
-pub const FAILURE: u8 = 1;
-/// Exit code of bad usage.
-pub const USAGE: u8 = 2;
-/// Exit code of `weft plan` if there is something to write, and of `weft mesh` if a way is broken.
-pub const DIFFERENCE: u8 = 2;
 
 /// The process ends without a task: what it prints, and its exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]

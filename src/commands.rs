@@ -3,6 +3,8 @@
 
 use std::process::ExitCode;
 
+use serde::Serialize;
+
 pub mod cleanup;
 pub mod copy;
 pub mod docker_options;
@@ -25,6 +27,11 @@ pub struct Answer {
     pub text: String,
     /// The exit code, if the text could be printed.
     pub code: ExitCode,
+}
+
+/// Returns an answer as JSON for people and programs, with a line break at its end.
+fn pretty(answer: &impl Serialize) -> serde_json::Result<String> {
+    Ok(serde_json::to_string_pretty(answer)? + "\n")
 }
 
 impl Answer {

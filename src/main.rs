@@ -57,7 +57,7 @@ fn main() -> ExitCode {
             Format::Text => eprintln!("weft: {text}"),
             Format::Json => tracing::error!("weft ends: {text}"),
         }
-        ExitCode::from(cli::FAILURE)
+        ExitCode::from(cli::exit::FAILURE)
     })
 }
 
@@ -114,7 +114,7 @@ fn shutdown() -> anyhow::Result<impl Future<Output = ()>> {
     let asked = Arc::new(AtomicBool::new(false));
     for number in [SIGTERM, SIGINT] {
         // Handlers run in this order, so the flag is still unset at the first signal.
-        flag::register_conditional_shutdown(number, i32::from(cli::FAILURE), asked.clone())
+        flag::register_conditional_shutdown(number, i32::from(cli::exit::FAILURE), asked.clone())
             .and_then(|_| flag::register(number, asked.clone()))
             .context("listen for a second signal")?;
     }
@@ -126,7 +126,7 @@ fn shutdown() -> anyhow::Result<impl Future<Output = ()>> {
 /// Prints to standard output. It is not a failure if the reader has closed it, as `head` does.
 fn print(text: &str) -> ExitCode {
     match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::from(cli::FAILURE),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::from(cli::exit::FAILURE),
         _ => ExitCode::SUCCESS,
     }
 }

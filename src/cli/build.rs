@@ -10,8 +10,9 @@ use weft_backends::backend::TYPES;
 use weft_backends::traffic_rules::Masquerade;
 use weft_subnet::etcd::EtcdOptions;
 
+use super::Exit;
+use super::exit::{FAILURE, USAGE};
 use super::flags::{AgentFlags, RuleFlags, StoreFlags, Switch, UplinkFlags};
-use super::{Exit, FAILURE, USAGE};
 use crate::options::{CniOptions, Fences, NetConfCommands, Options, RuleOptions, Store, UplinkChoice};
 
 /// Looks up a variable of the environment.

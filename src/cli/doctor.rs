@@ -17,9 +17,6 @@ use super::flags::{FormFlags, InstanceFlags, StoreFlags};
 use super::{Exit, Task};
 use crate::options::Store;
 
-/// Exit code of `weft doctor` if something is wrong with the node.
-pub const FINDINGS: u8 = 2;
-
 /// `weft doctor`: what is examined, and how the answer is printed.
 #[derive(Debug)]
 pub struct DoctorTask {

@@ -7,13 +7,9 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 use weft_doctor::explain::facts::{Packet, Proto};
 
+use super::Exit;
+use super::exit::USAGE;
 use super::flags::{FormFlags, InstanceFlags};
-use super::{Exit, USAGE};
-
-/// Exit code of `weft explain` if the packet is lost on this node.
-pub const BROKEN: u8 = super::doctor::FINDINGS;
-/// Exit code of `weft explain` if it could not be decided.
-pub const UNDECIDED: u8 = super::FAILURE;
 
 /// `weft explain`.
 #[derive(Debug)]

@@ -100,7 +100,7 @@ pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
     report.failed.iter().for_each(|text| eprintln!("weft: {}", printable(text)));
     let also = [(rules, " and the traffic rules"), (unlinked, " and the CNI configuration")];
     let also: String = also.iter().filter(|(done, _)| *done).map(|(_, text)| *text).collect();
-    let code = if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::FAILURE) };
+    let code = if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::exit::FAILURE) };
     Ok(Answer { text: format!("removed {} entries{also}\n", report.removed), code })
 }
 

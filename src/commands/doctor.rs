@@ -17,10 +17,10 @@ use weft_doctor::underlay::PeerAddress;
 use weft_subnet::lease::Record;
 use weft_subnet::source::{Error, Source};
 
-use super::Answer;
 use super::other_agents::{agents_with, flannel_agents};
-use crate::cli;
-use crate::cli::doctor::{DoctorTask, FINDINGS};
+use super::{Answer, pretty};
+use crate::cli::doctor::DoctorTask;
+use crate::cli::exit::{FAILURE, FOUND};
 use crate::log::text::printable;
 use crate::observe::history::recorder;
 use crate::observe::problem::{Problem, ProblemKind};
@@ -39,7 +39,7 @@ const MIN_LOST: u32 = 2;
 /// Maximum number of other peers whose ways are examined.
 const MAX_WAYS: usize = 64;
 
-/// Examines this node. The exit code is 0 without findings, else [`FINDINGS`].
+/// Examines this node. The exit code is 0 without findings, else [`FOUND`].
 ///
 /// # Errors
 /// The kernel's tables or /proc cannot be read, so that nothing is known.
@@ -60,9 +60,8 @@ pub async fn run(task: DoctorTask) -> anyhow::Result<Answer> {
         }
     }
     let report = weft_doctor::examine_node(&sources, &task.only).context("examine this node")?;
-    let text =
-        if task.json { serde_json::to_string_pretty(&report.as_json())? + "\n" } else { printable(&report.render()) };
-    let code = if report.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FINDINGS) };
+    let text = if task.json { pretty(&report.as_json())? } else { printable(&report.render()) };
+    let code = if report.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FOUND) };
     Ok(Answer { text, code })
 }
 
@@ -250,7 +249,7 @@ pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<A
             }
         }
     }
-    Ok(Answer { text, code: if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(cli::FAILURE) } })
+    Ok(Answer { text, code: if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILURE) } })
 }
 
 #[cfg(test)]

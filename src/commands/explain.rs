@@ -13,24 +13,24 @@ use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, 
 use weft_doctor::explain::rules::Endpoint;
 use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs};
 
-use super::Answer;
-use crate::cli::explain::{BROKEN, ExplainTask, UNDECIDED};
+use super::{Answer, pretty};
+use crate::cli::exit::{FAILURE, FOUND};
+use crate::cli::explain::ExplainTask;
 use crate::log::text::printable;
 use crate::observe::plan::Operation;
 use crate::observe::{socket, status};
 
-/// Explains what this node does with a packet. The exit code is 0 if it passes, [`BROKEN`] if it is lost, and [`UNDECIDED`] otherwise.
+/// Explains what this node does with a packet. The exit code is 0 if it passes, [`FOUND`] if it is lost, and [`FAILURE`] otherwise.
 ///
 /// # Errors
 /// The kernel's links cannot be read.
 pub async fn run(task: &ExplainTask) -> anyhow::Result<Answer> {
     let explanation = explanation(task).await?;
-    let text =
-        if task.json { serde_json::to_string_pretty(&explanation)? + "\n" } else { printable(&explanation.render()) };
+    let text = if task.json { pretty(&explanation)? } else { printable(&explanation.render()) };
     let code = match explanation.verdict {
         Verdict::Works => ExitCode::SUCCESS,
-        Verdict::Broken => ExitCode::from(BROKEN),
-        Verdict::Unknown => ExitCode::from(UNDECIDED),
+        Verdict::Broken => ExitCode::from(FOUND),
+        Verdict::Unknown => ExitCode::from(FAILURE),
     };
     Ok(Answer { text, code })
 }

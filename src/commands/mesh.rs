@@ -10,7 +10,7 @@ use anyhow::Context;
 
 use crate::cli;
 use crate::cli::questions::{MeshTask, Output};
-use crate::commands::Answer;
+use crate::commands::{Answer, pretty};
 use crate::observe::mesh::cluster::{self, Cluster, KnownNode};
 use crate::observe::mesh::row::Row;
 use crate::observe::mesh::{self, Mesh, svg};
@@ -25,7 +25,7 @@ pub async fn run(task: &MeshTask) -> anyhow::Result<Answer> {
     let (text, is_broken) = if task.all {
         let cluster = all(&task.socket, task.port).await?;
         let text = match task.output {
-            Output::Json => serde_json::to_string_pretty(&cluster)? + "\n",
+            Output::Json => pretty(&cluster)?,
             Output::Text => cluster::render(&cluster),
             Output::Svg => svg::render(&cluster),
         };
@@ -33,12 +33,12 @@ pub async fn run(task: &MeshTask) -> anyhow::Result<Answer> {
     } else {
         let mesh = Mesh::of(socket::ask_status(&task.socket).await?);
         let text = match task.output {
-            Output::Json => serde_json::to_string_pretty(&mesh)? + "\n",
+            Output::Json => pretty(&mesh)?,
             Output::Text | Output::Svg => mesh::render(&mesh),
         };
         (text, mesh.is_broken())
     };
-    Ok(Answer { text, code: if is_broken { ExitCode::from(cli::DIFFERENCE) } else { ExitCode::SUCCESS } })
+    Ok(Answer { text, code: if is_broken { ExitCode::from(cli::exit::FOUND) } else { ExitCode::SUCCESS } })
 }
 
 /// Asks the agent for its peers, and all of them for their rows.
