@@ -59,8 +59,16 @@ pub async fn of_status(status: Status, port: Option<u16>) -> anyhow::Result<Clus
         "the agent of this node has no --healthz-port, on which nodes tell each other of their ways: start the agents with this flag, \
          or name the port of the other nodes with --port",
     )?;
+    Ok(as_far_as_known(status, Some(port)).await)
+}
+
+/// Returns the mesh of this node and its peers. Without a port the peers are not asked, and only the own row is known.
+pub async fn as_far_as_known(status: Status, port: Option<u16>) -> Cluster {
     let public = status.public.join(",");
     let own = Row::of(status.clone());
     let peers = KnownNode::peers_of(&Mesh::of(status));
-    Ok(ask::cluster(own, peers, public, port).await)
+    match port {
+        Some(port) => ask::cluster(own, peers, public, port).await,
+        None => ask::own_row(own, peers, public),
+    }
 }

@@ -5,8 +5,7 @@
 //! its address contains a random word. A page of another site cannot read it either, because the Host header must name this host.
 
 use std::convert::Infallible;
-use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -27,13 +26,10 @@ use weft_doctor::explain::facts::Packet;
 
 use crate::cli::explain::{ExplainTask, packet};
 use crate::cli::questions::UiTask;
-use crate::commands::explain;
-use crate::commands::mesh::ask;
+use crate::commands::{explain, mesh};
 use crate::observe::clients_by_age::ClientsByAge;
 use crate::observe::history::Query;
-use crate::observe::mesh::Mesh;
-use crate::observe::mesh::cluster::{Cluster, KnownNode};
-use crate::observe::mesh::row::Row;
+use crate::observe::mesh::cluster::Cluster;
 use crate::observe::mesh::svg;
 use crate::observe::socket;
 use crate::observe::status::now_ms;
@@ -88,10 +84,7 @@ pub async fn run(task: UiTask) -> anyhow::Result<ExitCode> {
     };
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| anyhow!("make the address of the page: {error}"))?;
-    let token = random.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    });
+    let token = format!("{:032x}", u128::from_be_bytes(random));
     let mut out = io::stdout();
     writeln!(out, "http://{}/{token}/", listener.local_addr()?).and_then(|()| out.flush())?;
     eprintln!("weft: open this address in a browser of this host; Ctrl-C ends the page");
@@ -198,16 +191,12 @@ impl Ui {
             return Ok(json.clone());
         }
         let status = socket::ask_status(&self.task.socket).await?;
-        let public = status.public.join(",");
-        let (port, own) = (self.task.peer_port.or(status.health_port), Row::of(status.clone()));
-        let peers = KnownNode::peers_of(&Mesh::of(status));
-        let (cluster, notice) = match port {
-            Some(port) => (ask::cluster(own, peers, public, port).await, ""),
-            None => (
-                ask::own_row(own, peers, public),
-                "the agent of this node has no --healthz-port: only its own row is known",
-            ),
+        let port = self.task.peer_port.or(status.health_port);
+        let notice = match port {
+            Some(_) => "",
+            None => "the agent of this node has no --healthz-port: only its own row is known",
         };
+        let cluster = mesh::as_far_as_known(status, port).await;
         let json = compact(&cluster, notice)?;
         *cached = Some((Instant::now(), json.clone()));
         Ok(json)
