@@ -66,6 +66,15 @@ pub struct Target {
     pub mtu: u16,
 }
 
+/// What is known of a peer since its last packet, and was not known before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Packets do not reach it, for this cause.
+    Faulty(Cause),
+    /// Packets reach it again.
+    Reached,
+}
+
 impl Target {
     /// Returns what tells this target from all others at the same time.
     pub fn slot(&self) -> Slot {
@@ -268,9 +277,8 @@ impl Prober {
         Some(Outgoing { target, packet: Packet::Full, echo })
     }
 
-    /// Takes over a result. Returns what is known now about the peer if that has changed: the cause of its fault, or `None` if it is
-    /// reached again.
-    pub fn ended(&mut self, sent: &Outgoing, answer: Answer, now: Instant) -> Option<Option<Cause>> {
+    /// Takes over a result. Returns what it has changed, if it has.
+    pub fn ended(&mut self, sent: &Outgoing, answer: Answer, now: Instant) -> Option<Change> {
         let is_answered = answer.round_trip.is_some();
         if sent.packet != Packet::Connection {
             *(if is_answered { &mut self.counts.answered } else { &mut self.counts.lost }) += 1;
@@ -309,9 +317,10 @@ impl Prober {
                 if before.is_some() {
                     self.samples.of(&sent.target).forget_losses();
                 }
-                before.map(|_| None)
+                before.map(|_| Change::Reached)
             }
-            Step::Continue => (after != before).then_some(after),
+            Step::Continue if after == before => None,
+            Step::Continue => Some(after.map_or(Change::Reached, Change::Faulty)),
         }
     }
 

@@ -22,7 +22,7 @@ use crate::plan::Plan;
 use crate::probe::cause::Cause;
 use crate::probe::echo::{Answer, EchoError};
 use crate::probe::examine::Packet;
-use crate::probe::{Outgoing, Prober, Slot, Target, Turn};
+use crate::probe::{Change, Outgoing, Prober, Slot, Target, Turn};
 
 /// Returns where a peer is in this family, or in the other one if it has only that.
 fn target_of_turn(plan: &Plan, lease: &Lease, family: Family) -> Option<Target> {
@@ -165,14 +165,14 @@ impl<K: Kernel> Node<K> {
             by_cause.iter_mut().filter(|(word, _)| *word == cause.word()).for_each(|(_, count)| *count += 1);
         }
         metrics.unreachable(&by_cause, probes.prober.smallest_mtu());
-        if let Some(cause) = changed {
-            self.log_probe(&sent.target, cause, now);
+        if let Some(change) = changed {
+            self.log_probe(&sent.target, change, now);
         }
     }
 
-    fn log_probe(&mut self, target: &Target, cause: Option<Cause>, now: Instant) {
+    fn log_probe(&mut self, target: &Target, change: Change, now: Instant) {
         let Some(lease) = self.probed_lease(target) else { return };
-        let Some(cause) = cause else {
+        let Change::Faulty(cause) = change else {
             if self.probes.as_mut().is_some_and(|probes| probes.logged.remove(&target.slot())) {
                 tracing::info!(lease = %lease.id, "packets reach the peer again");
             }

@@ -2,6 +2,8 @@
 //! A start from saved leases, while the store is away. They are used only for the same network and the same addresses of this node, and
 //! only for a limited time. Later another node may have our subnet, or that of a peer.
 
+use std::cell::OnceCell;
+
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::host::Host;
 use weft_backends::state::Name;
@@ -41,7 +43,7 @@ pub struct EarlierRun {
     saved_file: Option<SavedFile>,
     saved: Option<Saved>,
     /// Everything but the peers, after the file was searched.
-    head: Option<Option<Head>>,
+    head: OnceCell<Option<Head>>,
     /// Why it cannot be used, if that was logged.
     logged: Option<String>,
 }
@@ -112,7 +114,7 @@ impl EarlierRun {
         // An attempt to start without the store has read everything, and has taken the file.
         let (saved_file, saved) = (self.saved_file.as_ref(), self.saved.as_ref());
         let read = || saved.map(|saved| saved.head.clone()).or_else(|| saved_file.and_then(SavedFile::read_head));
-        self.head.get_or_insert_with(read).as_ref()
+        self.head.get_or_init(read).as_ref()
     }
 
     fn read_saved(&mut self) -> Option<&Saved> {
