@@ -120,9 +120,7 @@ impl AgentSocket {
             }
         }
     }
-}
 
-impl AgentSocket {
     /// Makes the socket again if its file is gone. Without it, nobody can ask the agent.
     fn restore(&mut self) {
         let is_gone = fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);

@@ -34,6 +34,9 @@ use client::Pool;
 use keys::{Keys, LastList};
 use own_key::OwnKey;
 
+/// How long one call to one endpoint may take.
+const CALL_LIMIT: Duration = Duration::from_secs(3);
+
 /// The flags of the etcd store.
 #[derive(Debug, Clone)]
 pub struct EtcdOptions {

@@ -12,12 +12,9 @@ use tokio::time::{Instant, timeout};
 use crate::retry::chain;
 use crate::source::Error;
 
-use super::EtcdOptions;
 use super::fault::{Fault, failure, is_about_auth, is_auth_off, is_refusal, may_succeed_elsewhere};
 use super::tls::{self, BadOptions, Stamp};
-
-/// How long one call to one endpoint may take.
-pub(super) const CALL_LIMIT: Duration = Duration::from_secs(3);
+use super::{CALL_LIMIT, EtcdOptions};
 
 /// How often changed files that do not work are tried again while the present connection works.
 const TRY_FILES_EVERY: Duration = Duration::from_secs(60);

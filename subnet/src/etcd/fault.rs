@@ -4,7 +4,7 @@
 use crate::retry::{chain, with_causes};
 use crate::source::Error;
 
-use super::client::CALL_LIMIT;
+use super::CALL_LIMIT;
 
 /// gRPC status codes. The client returns them as numbers.
 const CANCELLED: i32 = 1;

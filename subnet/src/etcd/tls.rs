@@ -14,8 +14,7 @@ use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use crate::retry::chain;
 use crate::source::Error;
 
-use super::EtcdOptions;
-use super::client::CALL_LIMIT;
+use super::{CALL_LIMIT, EtcdOptions};
 
 /// Interval of gRPC pings. etcd closes the connection (GOAWAY, too many pings) of clients that ping an idle stream more often than its
 /// `--grpc-keepalive-min-time`, which is 5 s. The watch has a check of its own, which notices a stopped server sooner.
