@@ -66,6 +66,14 @@ pub fn publish(attrs: &mut Attrs, address: IpAddr) {
     }
 }
 
+/// Puts the backend's data of one family into the lease, as raw JSON.
+pub fn set_data(attrs: &mut Attrs, family: Family, data: Box<str>) {
+    match family {
+        Family::V4 => attrs.backend_data = Some(data),
+        Family::V6 => attrs.backend_v6_data = Some(data),
+    }
+}
+
 /// Returns the metric that the kernel gives to a route that is written without one. flannel's routes have it, so weft replaces them in place.
 pub fn metric(family: Family) -> u32 {
     match family {

@@ -18,7 +18,9 @@ use weft_subnet::network::Network;
 use weft_subnet::text::shown;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
-use crate::family::{data, data_member, host_address, label, public, public_member, publish, published, route};
+use crate::family::{
+    data, data_member, host_address, label, public, public_member, publish, published, route, set_data,
+};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity, StandingLink};
 use crate::link::{Difference, Link, LinkKind, Outer};
@@ -337,10 +339,7 @@ impl Backend for Vxlan {
                 return Err(Skip::new(VxlanError::NoMac(label(family))));
             };
             let data = format!("{{\"VNI\":{},\"VtepMAC\":\"{mac}\"}}", self.vni).into_boxed_str();
-            match family {
-                Family::V4 => attrs.backend_data = Some(data),
-                Family::V6 => attrs.backend_v6_data = Some(data),
-            }
+            set_data(&mut attrs, family, data);
         }
         Ok(attrs)
     }

@@ -22,7 +22,7 @@ use weft_subnet::network::Network;
 use weft_subnet::text::Shown;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
-use crate::family::{host_address, label, metric, publish, published};
+use crate::family::{host_address, label, metric, publish, published, set_data};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
 use crate::link::Link;
@@ -299,10 +299,7 @@ impl Backend for Wireguard {
             };
             publish(&mut attrs, address);
             let data = lease::text(pair.public_key(), self.published_port(host, family));
-            match family {
-                Family::V4 => attrs.backend_data = Some(data),
-                Family::V6 => attrs.backend_v6_data = Some(data),
-            }
+            set_data(&mut attrs, family, data);
         }
         Ok(attrs)
     }

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
+use weft_subnet::text::escaped;
 
 /// Number of columns that every terminal has.
 const WIDTH: usize = 100;
@@ -12,11 +13,14 @@ const WIDTH: usize = 100;
 /// themselves (escape sequences, marks that change the direction of writing) become `\u{1b}` and the like. Line breaks stay, and nothing
 /// is cut.
 pub fn printable(text: &str) -> String {
-    let escaped = |c: char| match c {
-        '\n' | '"' | '\'' | '\\' => (Some(c), None),
-        _ => (None, Some(c.escape_debug())),
-    };
-    text.chars().map(escaped).flat_map(|(plain, other)| plain.into_iter().chain(other.into_iter().flatten())).collect()
+    let mut printable = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' => printable.push(c),
+            _ => printable.extend(escaped(c)),
+        }
+    }
+    printable
 }
 
 /// As [`printable`], on one line: foreign text must not begin a line of its own.

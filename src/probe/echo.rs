@@ -21,6 +21,7 @@ use nix::sys::socket::{
 };
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, timeout_at};
+use weft_udp::packet::checksum;
 
 use crate::async_socket::wait_on;
 
@@ -241,14 +242,6 @@ fn judge(packet: &[u8], size: usize, from: Option<IpAddr>, sent: (IpAddr, &[u8],
         first if *first == asks => is_of_peer.then_some(Received::Request),
         _ => None,
     }
-}
-
-/// Returns the checksum of RFC 1071.
-fn checksum(message: &[u8]) -> u16 {
-    let words = message.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0)));
-    let sum: u32 = words.sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    !((sum + (sum >> 16)) as u16)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use weft_backends::owner::is_flannels_device;
 use weft_backends::state::Name;
 use weft_subnet::cidr::{Family, Subnets, family};
 use weft_subnet::evidence::Public;
@@ -64,8 +65,7 @@ impl<'a> Candidates<'a> {
         for addr in machine.addrs.iter().filter(|addr| others(addr)) {
             inner.remove(&addr.index);
         }
-        let tunnels =
-            machine.links.iter().filter(|link| link.creator != Creator::Unknown || of_pods(&link.name.text()));
+        let tunnels = machine.links.iter().filter(|link| link.creator != Creator::Unknown || of_pods(link.name));
         inner.extend(tunnels.map(|link| link.index));
         if is_back(Defect::OwnDeviceChosen) {
             inner.clear();
@@ -275,12 +275,12 @@ fn is_temporary(addr: &AddrInfo) -> bool {
     addr.flags & TEMPORARY != 0 && matches!(addr.net, IpNet::V6(_))
 }
 
-/// Returns true for the devices of flannel's backends and the bridge of flannel's CNI plugin.
-fn of_pods(name: &str) -> bool {
-    let number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
-    let vxlan = name.strip_prefix("flannel.").or_else(|| name.strip_prefix("flannel-v6."));
-    ["cni0", "flannel.ipip", "flannel-wg", "flannel-wg-v6"].contains(&name)
-        || vxlan.or_else(|| name.strip_prefix("flannel")).is_some_and(number)
+/// Returns true for the devices of flannel's backends and the bridge of flannel's CNI plugin. A second TUN device of flannel would be
+/// `flannel1`.
+fn of_pods(name: Name) -> bool {
+    let text = name.text();
+    let is_number = |rest: &str| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
+    text == "cni0" || is_flannels_device(name) || text.strip_prefix("flannel").is_some_and(is_number)
 }
 
 fn inside(own: &Subnets, ip: IpAddr) -> bool {

@@ -73,7 +73,7 @@ pub fn is_printable(c: char) -> bool {
 }
 
 /// Returns the characters that are shown for this one.
-fn escaped(c: char) -> impl Iterator<Item = char> {
+pub fn escaped(c: char) -> impl Iterator<Item = char> {
     // `escape_debug` knows what is printable. But it also escapes these three, which are.
     let (plain, other) = match c {
         '"' | '\'' | '\\' => (Some(c), None),

@@ -9,13 +9,12 @@ use weft_doctor::explain::facts::{Facts, Place, Way};
 
 use crate::probe::connection;
 use crate::probe::echo::{Echo, EchoError};
+use crate::probe::examine::SMALL;
 
 /// How long an answer is waited for.
 const WAIT: Duration = Duration::from_secs(1);
 /// How often a request is sent before it counts as lost.
 const TRIES: usize = 2;
-/// The size in bytes of a small packet, which is that of ping.
-const SMALL: u16 = 84;
 /// The name of the steps.
 const NAME: &str = "probe";
 
