@@ -4,10 +4,9 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use weft_doctor::processes;
+use weft_doctor::processes::{self, net_namespace};
 
 /// A process of weft or flanneld.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,13 +67,6 @@ pub fn is_stopped(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name of the command, in parentheses, may contain anything.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with("T "))
-}
-
-/// Returns a number that stands for the network namespace of a process: the files below `net` are different ones in each namespace.
-/// The link `ns/net` would say it, too, but the kernel shows that only to processes with all capabilities of the other process, which the
-/// agent does not have under systemd.
-fn net_namespace(process: &Path) -> io::Result<u64> {
-    Ok(fs::metadata(process.join("net/dev"))?.ino())
 }
 
 fn is_agent(comm: &str, cmdline: &[u8]) -> bool {

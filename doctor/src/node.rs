@@ -330,7 +330,7 @@ fn not_examined(sources: &NodeSources) -> Vec<(&'static str, String)> {
 }
 
 /// Reads a number below /proc/sys/net. The kernel shows the namespace of the calling thread there.
-pub(super) fn sysctl(name: &str) -> Option<u64> {
+pub(crate) fn sysctl(name: &str) -> Option<u64> {
     fs::read_to_string(Path::new("/proc/sys/net").join(name)).ok()?.trim().parse().ok()
 }
 

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
 use super::arp_rules;
 use super::explain::ipvs::LINK;
@@ -12,7 +13,7 @@ use super::kernel::nft;
 use super::kernel::rules::{Fate, Tested};
 use super::legacy_tables::side_tables;
 use super::node::BRIDGE;
-use super::processes::{self, Process};
+use super::processes::{self, Process, net_namespace};
 use super::programs::{LIMIT, ProgramError, run};
 use ipnet::IpNet;
 use weft_cni::iptables::{Flavour, Saved, Table, legacy_tables_file};
@@ -188,8 +189,8 @@ fn lists_no_service(table: &str) -> bool {
 }
 
 fn kube_proxy() -> Option<String> {
-    let own = fs::read_link("/proc/thread-self/ns/net").ok()?;
-    let is_here = |process: &Process| fs::read_link(process.dir.join("ns/net")).is_ok_and(|netns| netns == own);
+    let own = net_namespace(Path::new("/proc/thread-self")).ok()?;
+    let is_here = |process: &Process| net_namespace(&process.dir).is_ok_and(|netns| netns == own);
     let is_kube_proxy = |process: &Process| process.name() == "kube-proxy" && is_here(process);
     processes::all().ok()?.into_iter().find(is_kube_proxy).map(|process| process.to_string())
 }

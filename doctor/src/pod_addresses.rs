@@ -13,8 +13,6 @@ use super::node_findings::{NodeFinding, finding};
 use super::pods;
 use super::processes::{self, Processes};
 
-/// Where container runtimes keep the names of the namespaces of pods.
-const NETNS: &str = "/run/netns";
 /// Maximum number of addresses that a finding names.
 const MAX_NAMED: usize = 3;
 
@@ -31,7 +29,7 @@ pub fn read(links: &[Link], subnets: &[IpNet]) -> anyhow::Result<BTreeMap<IpAddr
     }
     // One that cannot be read may have ended meanwhile. What is known of the others is true without it.
     let processes = Processes { netns: processes::netns()?, ..Processes::default() };
-    let (namespaces, _) = pods::namespaces::read(Path::new(NETNS), &processes, &[])?;
+    let (namespaces, _) = pods::namespaces::read(Path::new(pods::namespaces::NAMES), &processes, &[])?;
     for namespace in namespaces.iter().filter(|one| one.nsid.is_some_and(|nsid| attached.contains(&nsid))) {
         for addr in namespace.addrs.iter().filter(|addr| subnets.iter().any(|subnet| subnet.contains(*addr))) {
             *found.entry(*addr).or_insert(0) += 1;

@@ -18,6 +18,7 @@ use super::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
 use super::node::BRIDGE;
 use super::other_rules::{FILTER, SavedRules, is_listed};
 use super::tunnel::Tunnel;
+use super::ways::unspecified;
 
 /// The tables of weft. Its guard drops packets of strangers on purpose.
 const OURS: &str = "weft";
@@ -167,8 +168,7 @@ pub fn read(
 
 /// Returns the packets of the tunnel to a peer and from it.
 fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, Tunnel)) -> Vec<Flow> {
-    let any = if peer.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0; 16]) };
-    let asked = Packet { from: any, to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
+    let asked = Packet { from: unspecified(peer), to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
     let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
     let link = devices.iter().find(|device| device.index == route.device);
     let (Some(own), Some(link)) = (route.source, link) else { return Vec::new() };

@@ -241,7 +241,7 @@ pub(super) fn is_ours(link: &Link) -> bool {
 }
 
 /// Returns the address that stands for any one of this family: 0.0.0.0 or ::.
-pub(super) fn unspecified(addr: IpAddr) -> IpAddr {
+pub(crate) fn unspecified(addr: IpAddr) -> IpAddr {
     if addr.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 

@@ -14,9 +14,6 @@ use crate::kernel::Kernel;
 use crate::pods::namespaces;
 use crate::processes;
 
-/// Where programs put the names of network namespaces.
-const NAMES: &str = "/run/netns";
-
 /// What came of the search for a pod.
 #[derive(Debug, Clone, Default)]
 pub struct Looked {
@@ -85,6 +82,6 @@ fn look_into(netns: &File, index: u32, (address, other): (IpAddr, IpAddr)) -> Op
 /// Returns a path for each network namespace that has a name or a process.
 fn namespaces_of_this_machine() -> Vec<PathBuf> {
     let mut paths: BTreeMap<processes::Id, PathBuf> = processes::read().unwrap_or_default().netns;
-    paths.extend(namespaces::names(Path::new(NAMES)).unwrap_or_default());
+    paths.extend(namespaces::names(Path::new(namespaces::NAMES)).unwrap_or_default());
     paths.into_values().collect()
 }

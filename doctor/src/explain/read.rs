@@ -2,7 +2,6 @@
 //! Follows a packet from one table of the kernel to the next.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
@@ -15,7 +14,8 @@ use super::facts::{
 use super::pod::{self, Looked};
 use crate::kernel::Kernel;
 use crate::kernel::rules::Connection;
-use crate::node::{BRIDGE, SubnetFile, read_subnet_file};
+use crate::node::{BRIDGE, SubnetFile, read_subnet_file, sysctl};
+use crate::ways::unspecified;
 
 /// Reads everything about a packet.
 ///
@@ -58,8 +58,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
 /// Returns whether the kernel forwards packets of this family.
 fn forwarding(to: IpAddr) -> Option<bool> {
     let name = if to.is_ipv4() { "ipv4/ip_forward" } else { "ipv6/conf/all/forwarding" };
-    let text = fs::read_to_string(Path::new("/proc/sys/net").join(name)).ok()?;
-    Some(text.trim() != "0")
+    sysctl(name).map(|value| value != 0)
 }
 
 struct Walk {
@@ -201,8 +200,4 @@ pub(super) fn leads_to_pods(route: &Route, subnet_file: &SubnetFile, bridge: Opt
     }
     let own = |net: ipnet::IpNet| route.prefix.is_some_and(|prefix| net.contains(&prefix));
     env.subnets.iter().any(|net| own(net.trunc()))
-}
-
-fn unspecified(address: IpAddr) -> IpAddr {
-    if address.is_ipv4() { [0, 0, 0, 0].into() } else { [0; 16].into() }
 }

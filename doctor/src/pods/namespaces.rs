@@ -12,6 +12,9 @@ use weft_netlink::rtnl::Rtnl;
 
 use crate::processes::{Id, Processes, id};
 
+/// Where container runtimes and other programs keep the names of network namespaces.
+pub const NAMES: &str = "/run/netns";
+
 /// A network namespace other than our own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Namespace {
