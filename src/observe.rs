@@ -7,6 +7,7 @@ pub mod fault;
 pub mod fault_events;
 pub mod health;
 pub mod history;
+pub mod http;
 pub mod mesh;
 pub mod metrics;
 pub mod node_condition;

@@ -4,7 +4,6 @@
 //! It listens on 127.0.0.1 alone, reads, and never writes. The agent's socket is for root, so the page is not for every user of the host:
 //! its address contains a random word. A page of another site cannot read it either, because the Host header must name this host.
 
-use std::convert::Infallible;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -15,11 +14,9 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue};
-use hyper::service::service_fn;
+use hyper::header::{HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::Instant;
 use weft_doctor::explain::facts::Packet;
@@ -29,6 +26,7 @@ use crate::cli::questions::UiTask;
 use crate::commands::{explain, mesh};
 use crate::observe::clients_by_age::ClientsByAge;
 use crate::observe::history::Query;
+use crate::observe::http::{self, RequestLimits};
 use crate::observe::mesh::cluster::Cluster;
 use crate::observe::mesh::svg;
 use crate::observe::socket;
@@ -56,8 +54,8 @@ const HEADERS: [(&str, &str); 6] = [
 const EXPLAIN: &str = "explain/";
 /// All nodes are asked at most once in this time, however many pages are open.
 const LIFETIME: Duration = Duration::from_secs(5);
-/// Time limit for receiving a request.
-const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+/// The limits of a request. A browser sends the cookies of all pages of its host.
+const REQUEST: RequestLimits = RequestLimits { time: Duration::from_secs(2), size: 400 << 10 };
 /// Time limit for a request and its answer. All nodes may be asked for it.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Maximum number of clients that are answered at once.
@@ -93,31 +91,19 @@ pub async fn run(task: UiTask) -> anyhow::Result<ExitCode> {
 
 async fn serve(listener: TcpListener, ui: Arc<Ui>) -> anyhow::Result<ExitCode> {
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            // The usual reason is that there are no file descriptors left.
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
+        let (stream, _) = http::accept(&listener).await;
         // The lock is held until the client is in the list, so that it cannot leave the list before.
         let mut strangers = ui.strangers.lock().unwrap_or_else(PoisonError::into_inner);
         let ui = ui.clone();
         let client = tokio::spawn(async move {
-            let _ = tokio::time::timeout(LIMIT, client(stream, &ui)).await;
+            let answer = |request: Request<Incoming>| {
+                let ui = &ui;
+                async move { ui.answer(&request).await }
+            };
+            let _ = tokio::time::timeout(LIMIT, http::serve(stream, REQUEST, answer)).await;
         });
         strangers.add(client.abort_handle());
     }
-}
-
-async fn client(stream: TcpStream, ui: &Ui) {
-    let service =
-        service_fn(|request: Request<Incoming>| async move { Ok::<_, Infallible>(ui.answer(&request).await) });
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_LIMIT)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service);
-    // A browser that closes its connection is no error.
-    let _ = connection.await;
 }
 
 /// Where the page gets what it shows.
@@ -166,7 +152,7 @@ impl Ui {
             return text(StatusCode::SERVICE_UNAVAILABLE, "weft ui is ending\n");
         };
         if let Some((_, kind, content)) = FILES.iter().find(|(file, ..)| *file == name) {
-            return reply(StatusCode::OK, kind, Bytes::from_static(content.as_bytes()));
+            return with_headers(http::reply(StatusCode::OK, kind, content.as_bytes()));
         }
         let json = match name {
             "mesh.json" => self.mesh().await,
@@ -179,7 +165,7 @@ impl Ui {
             _ => return text(StatusCode::NOT_FOUND, "there is no such file\n"),
         };
         match json {
-            Ok(json) => reply(StatusCode::OK, "application/json", json),
+            Ok(json) => with_headers(http::reply(StatusCode::OK, "application/json", json)),
             Err(error) => text(StatusCode::BAD_GATEWAY, format!("{error:#}\n")),
         }
     }
@@ -271,16 +257,13 @@ fn is_this_host(host: &str) -> bool {
 }
 
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    reply(status, "text/plain; charset=utf-8", body.into())
+    with_headers(http::text(status, body))
 }
 
-fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+/// Adds what a browser must know.
+fn with_headers(mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
     for (name, value) in HEADERS {
-        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+        response.headers_mut().insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     response
 }
@@ -288,6 +271,7 @@ fn reply(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full<B
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     use super::*;
 

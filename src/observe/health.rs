@@ -7,34 +7,30 @@
 //! there are too many clients, it disconnects the oldest one, so that new clients are always answered.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::observe::clients_by_age::ClientsByAge;
+use crate::observe::http::{self, RequestLimits, reply, text};
 use crate::observe::mesh::page::{MeshPage, MeshPageError};
 use crate::observe::metrics::Metrics;
 
-/// Time limit for receiving a request.
-const REQUEST_LIMIT: Duration = Duration::from_secs(1);
+/// The limits of a request.
+const REQUEST: RequestLimits = RequestLimits { time: Duration::from_secs(1), size: 8192 };
 /// Time limit for a request and its answer.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Time between attempts to listen on the port.
 const LISTEN_RETRY: Duration = Duration::from_secs(5);
 /// Maximum number of clients. A further client disconnects the oldest one.
 const MAX_CLIENTS: usize = 32;
-/// Maximum size of the request line and the headers in bytes.
-const MAX_REQUEST: usize = 8192;
 
 /// The reasons why the node is not ready, as sentences. The agent writes them and the server reads them. The node is
 /// ready if there are none.
@@ -112,15 +108,7 @@ pub async fn serve_on(listener: TcpListener, pages: Pages) {
     let mut clients = JoinSet::new();
     let mut by_age = ClientsByAge::new(MAX_CLIENTS);
     loop {
-        let (stream, address) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // The usual reason is that there are no file descriptors left. Wait, so that the loop does not spin.
-                tracing::debug!(%error, "accept a health check");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
+        let (stream, address) = http::accept(&listener).await;
         while clients.try_join_next().is_some() {}
         let pages = pages.clone();
         by_age.add(clients.spawn(async move {
@@ -131,25 +119,16 @@ pub async fn serve_on(listener: TcpListener, pages: Pages) {
 
 async fn client(stream: TcpStream, address: IpAddr, pages: Pages) {
     let pages = &pages;
-    let service = service_fn(|request: Request<Incoming>| async move {
+    let answer = |request: Request<Incoming>| async move {
         let accepted = request.headers().get(hyper::header::ACCEPT).and_then(|value| value.to_str().ok());
         let open = accepted.is_some_and(|kinds| kinds.contains("application/openmetrics-text"));
         let is_read = request.method() == Method::GET || request.method() == Method::HEAD;
         if is_read && request.uri().path() == "/mesh" {
-            return Ok::<_, Infallible>(mesh(pages.mesh.read(address).await));
+            return mesh(pages.mesh.read(address).await);
         }
-        Ok(answer(request.method(), (request.uri().path(), open), &pages.readiness, &pages.metrics))
-    });
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_LIMIT)
-        .max_buf_size(MAX_REQUEST)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
-    if let Err(error) = served {
-        tracing::trace!(%error, "serve a health check");
-    }
+        answer(request.method(), (request.uri().path(), open), &pages.readiness, &pages.metrics)
+    };
+    http::serve(stream, REQUEST, answer).await;
 }
 
 /// Returns the answer for a path. `open` is true if the client understands OpenMetrics.
@@ -160,12 +139,12 @@ fn answer(
     metrics: &Metrics,
 ) -> Response<Full<Bytes>> {
     if method != Method::GET && method != Method::HEAD {
-        return text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n".to_owned());
+        return text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n");
     }
     match path {
-        "/healthz" => text(StatusCode::OK, "flanneld is running".to_owned()),
+        "/healthz" => text(StatusCode::OK, "flanneld is running"),
         "/readyz" => match readiness.reasons() {
-            reasons if reasons.is_empty() => text(StatusCode::OK, "flanneld is ready".to_owned()),
+            reasons if reasons.is_empty() => text(StatusCode::OK, "flanneld is ready"),
             reasons => {
                 let body = format!("flanneld is not ready yet\n{}\n", reasons.join("\n"));
                 text(StatusCode::SERVICE_UNAVAILABLE, body)
@@ -178,7 +157,7 @@ fn answer(
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             reply(StatusCode::OK, kind, metrics.render(Instant::now()))
         }
-        _ => text(StatusCode::NOT_FOUND, "there is /healthz, /readyz, /metrics and /mesh\n".to_owned()),
+        _ => text(StatusCode::NOT_FOUND, "there is /healthz, /readyz, /metrics and /mesh\n"),
     }
 }
 
@@ -188,17 +167,6 @@ fn mesh(row: Result<Bytes, MeshPageError>) -> Response<Full<Bytes>> {
         Err(error @ MeshPageError::Stranger(_)) => text(StatusCode::FORBIDDEN, format!("{error}\n")),
         Err(error @ MeshPageError::Ending) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
     }
-}
-
-fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
-    reply(status, "text/plain; charset=utf-8", body)
-}
-
-fn reply(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(hyper::header::CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-    response
 }
 
 #[cfg(test)]
