@@ -85,7 +85,7 @@ pub struct Plan {
     assigned: bool,
     /// Grows whenever a lease is planned or leaves the plan.
     peers_version: u64,
-    /// How often it was logged that two leases have one public address.
+    /// How often it was logged that two leases have one published address.
     shared_logged: usize,
     /// Number of leases that were planned so far.
     #[cfg(test)]

@@ -161,7 +161,7 @@ pub fn pick(choice: &UplinkChoice, candidates: &Candidates<'_>) -> Result<Picked
 }
 
 /// Decides whether the uplink in use stays. It stays as long as the interface and its addresses exist, even if the flags would choose another
-/// one now. Another address of the same interface is used at once, unless peers may not reach it, and given up when the public address of the
+/// one now. Another address of the same interface is used at once, unless peers may not reach it, and given up when the published address of the
 /// flags, by which the interface was chosen, comes back. Everything else is used only if the loss lasts.
 ///
 /// # Errors
@@ -244,7 +244,7 @@ fn is_named(choice: &UplinkChoice) -> bool {
     !choice.ifaces.is_empty() || !choice.regexes.is_empty() || choice.can_reach.is_some()
 }
 
-/// Returns the interface that has the public address of the flags, and this address.
+/// Returns the interface that has the published address of the flags, and this address.
 fn with_public_address<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Option<(&'a LinkInfo, IpAddr)> {
     let (v4, v6) = candidates.families;
     let public = choice.public_ip.map(IpAddr::V4).filter(|_| v4);
@@ -252,7 +252,7 @@ fn with_public_address<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -
     Some((candidates.link_with(ip)?, ip))
 }
 
-/// Chooses without these flags: first the interface that has the public address, then the one that was in use, then that of the default
+/// Chooses without these flags: first the interface that has the published address, then the one that was in use, then that of the default
 /// routes.
 fn implicit<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Result<Found<'a>, PickError> {
     let families = candidates.families;

@@ -230,7 +230,7 @@ pub trait Backend {
     fn end_change(&self, _found: &Found<'_>, _accepted: bool) -> Result<(), Skip> {
         Ok(())
     }
-    /// Returns the ports that our lease will name, if several nodes may share one public address.
+    /// Returns the ports that our lease will name, if several nodes may share one published address.
     fn ports(&self, _host: &Host) -> PublicPorts {
         [None, None]
     }

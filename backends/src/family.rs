@@ -10,7 +10,7 @@ use weft_subnet::cidr::{Family, family};
 use crate::host::Host;
 use crate::state::{Key, Name, Route, State, Value};
 
-/// Returns the name of the lease's member that contains the public address.
+/// Returns the name of the lease's member that contains the published address.
 pub fn public_member(family: Family) -> &'static str {
     match family {
         Family::V4 => "PublicIP",
@@ -34,7 +34,7 @@ pub fn label(family: Family) -> &'static str {
     }
 }
 
-/// Returns the public address of a lease in this family.
+/// Returns the published address of a lease in this family.
 pub fn public(attrs: &Attrs, family: Family) -> Option<IpAddr> {
     match family {
         Family::V4 => attrs.public_ip.map(IpAddr::V4),
@@ -58,7 +58,7 @@ pub fn published(host: &Host, family: Family) -> Option<IpAddr> {
     }
 }
 
-/// Puts our public address of one family into the lease.
+/// Puts our published address of one family into the lease.
 pub fn publish(attrs: &mut Attrs, address: IpAddr) {
     match address {
         IpAddr::V4(v4) => attrs.public_ip = Some(v4),

@@ -55,7 +55,7 @@ pub struct BackendType {
     pub identities: fn(&Attrs) -> PublicIdentities,
     /// Returns the annotations of a Node for a lease of this type.
     pub annotations: fn(&Attrs) -> Annotations,
-    /// The ports that a lease of this type names, if several nodes may share one public address.
+    /// The ports that a lease of this type names, if several nodes may share one published address.
     pub ports: fn(&Attrs) -> PublicPorts,
     /// False if something else makes the routes to the peers ([`Backend::makes_routes`]).
     pub makes_routes: bool,

@@ -31,8 +31,8 @@ impl TunnelPeers {
         self.listed = true;
     }
 
-    /// Returns the addresses from which this peer's packets may come: the address of its tunnel device, and its public address. Behind a
-    /// 1:1 address translation the packets come from the public address, and on the near side of it from the address of the device.
+    /// Returns the addresses from which this peer's packets may come: the address of its tunnel device, and its published address. Behind a
+    /// 1:1 address translation the packets come from the published address, and on the near side of it from the address of the device.
     pub fn peer(&mut self, lease: &Lease) -> State {
         let Attrs { public_ip, public_ipv6, tunnel_ip, tunnel_ipv6, .. } = &lease.attrs;
         let is_stated =
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(chains(&peers), State::new(), "before the list");
         peers.listed();
         assert_eq!(chains(&peers).len(), 1);
-        // Behind an address translation the packets come from the public address.
+        // Behind an address translation the packets come from the published address.
         let both = addresses(&["10.0.0.2", "198.51.100.1"]);
         assert_eq!(peers.peer(&lease("a", "198.51.100.1", Some("10.0.0.2"))), both);
         assert_eq!(peers.peer(&lease("b", "198.51.100.2", None)), addresses(&["198.51.100.2"]));

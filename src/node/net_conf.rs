@@ -21,7 +21,7 @@ pub(super) struct NetConf {
     pub(super) text: String,
     /// Why the net-conf in the store is not in force: it needs a restart, cannot be read, or cannot be applied on this node.
     pub(super) not_applied: Option<String>,
-    /// The public addresses that the store has chosen for this node.
+    /// The published addresses that the store has chosen for this node.
     pub(super) chosen: [Option<IpAddr>; 2],
 }
 

@@ -96,7 +96,7 @@ enum OwnRecord<'a> {
     AsHeld,
     /// It is our lease, and somebody has changed the VTEP MAC in it.
     OtherIdentity(&'a Lease),
-    /// It is our lease, and the administrator has chosen another public address for it. That is no contest.
+    /// It is our lease, and the administrator has chosen another published address for it. That is no contest.
     OtherAddress,
     /// It is our lease, and somebody has changed something else in it.
     Changed(&'a Lease),

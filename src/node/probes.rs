@@ -208,15 +208,15 @@ impl<K: Kernel> Node<K> {
         let uplink = &self.plan.host().uplink;
         match (cause, target.published) {
             (Cause::Underlay, Some(published)) => format!(
-                "neither its tunnel address {address} nor its public address {published} answers: the node is down or cut off, or \
+                "neither its tunnel address {address} nor its published address {published} answers: the node is down or cut off, or \
                  {published} is the address of a wrong interface (give that node --iface or --public-ip)"
             ),
             (Cause::Underlay | Cause::Tunnel, None) => format!(
-                "its public address {address} does not answer: the node is down or cut off, or {address} is the address of a wrong \
+                "its published address {address} does not answer: the node is down or cut off, or {address} is the address of a wrong \
                  interface (give that node --iface or --public-ip)"
             ),
             (Cause::Tunnel, Some(published)) => format!(
-                "its public address {published} answers, its tunnel address {address} does not: a firewall between the nodes, or on \
+                "its published address {published} answers, its tunnel address {address} does not: a firewall between the nodes, or on \
                  one of them, drops {outer}"
             ),
             (Cause::OneDirection, published) => format!(
@@ -295,7 +295,7 @@ impl<K: Kernel> Node<K> {
             |family| if families.clone().count() > 1 { format!(" over {}", label(family)) } else { String::new() };
         let unanswered = silent.map(|(family, silent)| {
             format!(
-                "no peer has answered an echo request{} since the start, neither through the tunnel nor at its public address ({silent} \
+                "no peer has answered an echo request{} since the start, neither through the tunnel nor at its published address ({silent} \
                  were asked several times): either ICMP is filtered in this network (--probe=off turns probes off), or this node is cut \
                  off from all others: check its uplink {} and its firewall",
                 of_family(family),

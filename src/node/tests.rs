@@ -71,7 +71,7 @@ struct ScriptedStore {
     /// What each call of `acquire` asked for, and what it said our lease was before.
     requests: RefCell<Vec<(Attrs, Option<Attrs>)>>,
     taken: RefCell<bool>,
-    /// The public address that an administrator chose.
+    /// The published address that an administrator chose.
     overwrite: Cell<Option<std::net::Ipv4Addr>>,
     is_assigned: Cell<bool>,
     /// Number of tasks that renew the lease.

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn peer(number: u8, state: PeerState, probe: Option<PeerProbe>) -> Peer {
-        let reason = (state == PeerState::Unreachable).then(|| "its public address does not answer".to_owned());
+        let reason = (state == PeerState::Unreachable).then(|| "its published address does not answer".to_owned());
         let (subnet, public) = (format!("10.5.{number}.0/24"), format!("192.168.0.{number}"));
         Peer {
             subnet,
@@ -171,7 +171,7 @@ n1 (10.5.1.0/24): 5 ways, 4 probed, 1 broken; MTU 1450
 
 TO           PUBLIC       STATE         LOSS        RTT    MTU
 10.5.5.0/24  192.168.0.5  unreachable  100 %          -      -
-    its public address does not answer
+    its published address does not answer
 10.5.7.0/24  192.168.0.7  programmed    25 %    0.10 ms   1450
 10.5.6.0/24  192.168.0.6  programmed     0 %   12.34 ms   1450
 10.5.2.0/24  192.168.0.2  programmed     0 %    0.25 ms   1450

@@ -25,7 +25,7 @@ pub fn problems(plan: &Plan) -> Vec<String> {
 /// Describes why a peer may be unreachable although it has all its entries: another lease claims its address.
 pub fn remark(plan: &Plan, lease: &Lease) -> Option<String> {
     let other = plan.peers().sharing(lease)?;
-    Some(format!("its public address is that of {}, too: one of the two nodes is not reached", describe(other)))
+    Some(format!("its published address is that of {}, too: one of the two nodes is not reached", describe(other)))
 }
 
 fn shortened(mut all: Vec<String>) -> Vec<String> {

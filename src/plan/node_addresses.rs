@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Collects the nodes' public addresses, which are exceptions from masquerading (`MasqueradeToNodes: false`). Several
+//! Collects the nodes' published addresses, which are exceptions from masquerading (`MasqueradeToNodes: false`). Several
 //! leases may name the same address, so the addresses are counted. A change of one lease takes logarithmic time.
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use weft_subnet::lease::Lease;
 
-/// The public addresses of all valid leases.
+/// The published addresses of all valid leases.
 #[derive(Debug, Default)]
 pub struct NodeAddresses {
     /// Number of leases that name each address.

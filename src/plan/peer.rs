@@ -18,7 +18,7 @@ use weft_subnet::text::Shown;
 use super::change::Reached;
 use super::{Plan, clear_text};
 
-/// Maximum number of leases that are logged because they share a public address with another one. The status names all of them.
+/// Maximum number of leases that are logged because they share a published address with another one. The status names all of them.
 const MAX_SHARED_LOGGED: usize = 10;
 
 /// An identity that a lease claims.
@@ -223,7 +223,7 @@ impl Plan {
         leases.iter().flat_map(|lease| self.plan_alone(lease)).collect()
     }
 
-    /// Logs that a lease has the public address of another one, when that is new.
+    /// Logs that a lease has the published address of another one, when that is new.
     pub(super) fn log_shared_address(&mut self, before: Option<&Lease>, lease: &Lease) {
         let public = |lease: &Lease| (lease.attrs.public_ip, lease.attrs.public_ipv6, (TYPES.ports)(&lease.attrs));
         if self.shared_logged >= MAX_SHARED_LOGGED || before.is_some_and(|before| public(before) == public(lease)) {

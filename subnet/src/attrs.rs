@@ -30,7 +30,7 @@ pub struct Attrs {
     pub backend_data: Option<Box<str>>,
     /// `BackendV6Data` as raw JSON, exactly as in the store.
     pub backend_v6_data: Option<Box<str>>,
-    /// `TunnelIP`: the source address of this node's tunnel packets, if it is not the public address. The tunnel guard and the backend udp of
+    /// `TunnelIP`: the source address of this node's tunnel packets, if it is not the published address. The tunnel guard and the backend udp of
     /// peers need it. flannel has no such member.
     pub tunnel_ip: Option<Ipv4Addr>,
     /// `TunnelIPv6`: the same over IPv6.
@@ -101,24 +101,24 @@ fn text(members: &Members, name: &str) -> Option<Box<str>> {
 }
 
 impl Attrs {
-    /// Returns the public addresses, that of IPv4 first.
+    /// Returns the published addresses, that of IPv4 first.
     pub fn published(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.public_ip.map(IpAddr::V4).into_iter().chain(self.public_ipv6.map(IpAddr::V6))
     }
 
-    /// Returns true if two leases of one node differ at most in their public addresses. A store may publish others than those of the host,
+    /// Returns true if two leases of one node differ at most in their published addresses. A store may publish others than those of the host,
     /// because an administrator chose them.
     pub fn same_but_addresses(&self, other: &Attrs) -> bool {
         let published = (other.public_ip, other.public_ipv6);
         Attrs { public_ip: published.0, public_ipv6: published.1, ..self.clone() } == *other
     }
 
-    /// Returns the public addresses, each as a network of one address.
+    /// Returns the published addresses, each as a network of one address.
     pub fn public_addresses(&self) -> Subnets {
         Subnets { v4: self.public_ip.map(Ipv4Net::from), v6: self.public_ipv6.map(Ipv6Net::from) }
     }
 
-    /// Returns the public address by which people know the node.
+    /// Returns the published address by which people know the node.
     pub fn owner(&self) -> String {
         match (self.public_ip, self.public_ipv6) {
             (Some(v4), _) => v4.to_string(),

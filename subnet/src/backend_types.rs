@@ -37,7 +37,7 @@ impl fmt::Display for PublicIdentity {
 /// The public identities of a node's devices, of IPv4 and of IPv6; `None` where there is no device, or one without an identity.
 pub type PublicIdentities = [Option<PublicIdentity>; 2];
 
-/// The UDP ports at which a node is reached at its public addresses, IPv4 and IPv6. `None` where the address alone says which node it is.
+/// The UDP ports at which a node is reached at its published addresses, IPv4 and IPv6. `None` where the address alone says which node it is.
 pub type PublicPorts = [Option<u16>; 2];
 
 /// What a lease puts into the annotations of a Node besides its type (docs/flannel-formats.md, "Nodes in Kubernetes"). A family
@@ -71,7 +71,7 @@ pub struct BackendTypes {
     pub identities: fn(&Attrs) -> PublicIdentities,
     /// Returns the annotations of a Node for this lease.
     pub annotations: fn(&Attrs) -> Annotations,
-    /// Returns the ports that this lease names. They are `None` unless several nodes with this type may share one public address, each with a
+    /// Returns the ports that this lease names. They are `None` unless several nodes with this type may share one published address, each with a
     /// port of its own.
     pub ports: fn(&Attrs) -> PublicPorts,
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides which lease in the store is ours. All stores use this one pure function; docs/adr/004-which-lease-is-ours.md has the reasons.
 //!
-//! A lease in flannel's format does not name its node. It names a public address, and an address can move to another machine, be copied,
+//! A lease in flannel's format does not name its node. It names a published address, and an address can move to another machine, be copied,
 //! or be given to two machines. So a node also compares the subnet that its pods use now, and the identity of its tunnel device (with
 //! vxlan, the VTEP MAC). The address alone counts only where nothing contradicts it.
 
@@ -13,7 +13,7 @@ use crate::cidr::Subnets;
 use crate::lease::{Id, Lease};
 use crate::old_defects::{Defect, is_back};
 
-/// The public addresses of a node, IPv4 and IPv6.
+/// The published addresses of a node, IPv4 and IPv6.
 pub type Public = (Option<Ipv4Addr>, Option<Ipv6Addr>);
 
 /// What this node knows about itself.

@@ -188,7 +188,7 @@ impl KubeStore {
                     if publication.addresses.as_ref() == Some(&now) {
                         return Ok(publish::with_addresses(lease, &wanted));
                     }
-                    Err(Unreadable::new(format!("node {}: somebody else wrote the public address", record.id)))
+                    Err(Unreadable::new(format!("node {}: somebody else wrote the published address", record.id)))
                 });
             }
             record.lease = record.lease.map(|lease| own_node::in_families_of(&publication.network.networks, lease));

@@ -35,7 +35,7 @@ pub struct Network {
 pub struct MasqueradeExceptions {
     /// `MasqueradeExcept`: destinations outside the cluster's network.
     pub except: Vec<IpNet>,
-    /// `MasqueradeToNodes: false`: the public addresses of all nodes are such destinations.
+    /// `MasqueradeToNodes: false`: the published addresses of all nodes are such destinations.
     pub except_nodes: bool,
 }
 

@@ -6,16 +6,16 @@
 //! Network, our subnet, our LAN, our addresses. If it is possible, the lease has a claim to its subnets and addresses (`claims.rs`).
 //!
 //! Second, does the claim hold against other claims? Two claims conflict if their subnets overlap, or if the subnet of one contains the
-//! public address of the other. A claim is believed if it conflicts with no older claim that is believed. After a change, the younger
+//! published address of the other. A claim is believed if it conflicts with no older claim that is believed. After a change, the younger
 //! claims that conflict with the changed one are judged again, oldest first. If a judgement changes, the claims that conflict with that one
 //! follow. After each call every claim is settled, so the result depends only on the set of records, and never on the order in which
 //! they came.
 //!
-//! A lease whose subnet contains the public addresses of two or more other possible leases is set aside, whatever its age. Otherwise one
+//! A lease whose subnet contains the published addresses of two or more other possible leases is set aside, whatever its age. Otherwise one
 //! lie, or one mistake, would cut off all of those nodes.
 //!
-//! If subnets are assigned (Kubernetes), a node chooses its public address but not its subnet. There an old node could push a younger
-//! one aside by publishing an address inside its subnet. So in this case age does not count: a lease whose public address lies in the
+//! If subnets are assigned (Kubernetes), a node chooses its published address but not its subnet. There an old node could push a younger
+//! one aside by publishing an address inside its subnet. So in this case age does not count: a lease whose published address lies in the
 //! subnet of another lease is set aside.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -72,7 +72,7 @@ pub enum Error {
     Taken {
         /// The subnet.
         subnet: Subnets,
-        /// The public address of the owner, for messages.
+        /// The published address of the owner, for messages.
         owner: String,
     },
     /// There is no free subnet between SubnetMin and SubnetMax.
@@ -116,7 +116,7 @@ impl LeaseRequest {
     /// Chooses a subnet of each enabled family: the previous one if it is free and net-conf allows it, then that of a lease that is ours
     /// (`ours`), otherwise a random free one. So pods keep their IPv4 addresses when net-conf turns IPv6 on or off.
     ///
-    /// The chosen subnet contains no public address of `nodes`, which are the other leases. Otherwise those nodes would set our lease aside,
+    /// The chosen subnet contains no published address of `nodes`, which are the other leases. Otherwise those nodes would set our lease aside,
     /// or we would cut them off.
     pub(crate) fn choose<'a>(
         &self,
@@ -304,7 +304,7 @@ pub trait Source {
             }
         })
     }
-    /// Returns the public addresses (IPv4, IPv6) that an administrator has set for this node in the store. They take precedence over
+    /// Returns the published addresses (IPv4, IPv6) that an administrator has set for this node in the store. They take precedence over
     /// `--public-ip`. The agent calls this before it chooses the uplink.
     fn chosen(&self) -> Local<'_, Result<[Option<IpAddr>; 2], Error>> {
         Box::pin(async { Ok([None, None]) })

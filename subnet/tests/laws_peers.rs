@@ -167,8 +167,8 @@ fn each_reason_why_a_lease_is_impossible() {
         (us(), lease("10.5.0.0-23", "192.168.0.2", 1), "overlaps our own 10.5.1.0/24"),
         (dual(), lease("10.5.2.0-24&fd00:0:0:1::-64", "192.168.0.2", 1), "overlaps our own"),
         (dual(), lease("10.5.2.0-24&fd01::-64", "192.168.0.2", 1), "fd01::/64 is outside our Network fd00::/48"),
-        (us(), lease("10.5.2.0-24", "", 1), "no public address"),
-        (us(), with_v6(lease("10.5.2.0-24", "", 1), "fd99::2"), "no public address of a family in use"),
+        (us(), lease("10.5.2.0-24", "", 1), "no published address"),
+        (us(), with_v6(lease("10.5.2.0-24", "", 1), "fd99::2"), "no published address of a family in use"),
         (us(), lease("10.5.2.0-24", "192.168.0.1", 1), "PublicIP 192.168.0.1 is our own address: two nodes publish it"),
         (
             Us { uplink: vec!["10.9.0.1".parse().unwrap()], ..us() },
@@ -354,13 +354,13 @@ fn of_a_subnet_and_a_public_address_inside_it_the_older_lease_is_believed() {
     assert_eq!(reason(&peers), "PublicIP 10.5.64.2 lies inside 10.5.64.0/22 of the older lease 10.5.64.0-22");
     assert_eq!(ids(&peers), ["10.5.64.0-22"]);
     let moved = lease("10.5.2.0-24", "192.168.0.2", 5);
-    assert_eq!(peers.put(record(moved)).len(), 1, "with another public address it is believed again");
+    assert_eq!(peers.put(record(moved)).len(), 1, "with another published address it is believed again");
     assert_eq!(peers.put(node()).len(), 1);
     assert_eq!(peers.remove(&"10.5.64.0-22".into()).len(), 2, "and without the other lease, too");
     assert_eq!((ids(&peers), peers.set_aside().count()), (vec!["10.5.2.0-24"], 0));
 }
 
-/// An old lease that overlaps the LAN of many nodes is set aside. A single public address inside its subnet has no such effect.
+/// An old lease that overlaps the LAN of many nodes is set aside. A single published address inside its subnet has no such effect.
 #[test]
 fn a_subnet_that_contains_public_addresses_of_two_others_is_set_aside_at_any_age() {
     let mut peers = Peers::new(us());
@@ -375,7 +375,7 @@ fn a_subnet_that_contains_public_addresses_of_two_others_is_set_aside_at_any_age
     let changes = peers.put(node(6, "10.5.67.6"));
     assert_eq!(changes.len(), 5);
     assert_eq!(ids(&peers), ["10.5.2.0-24", "10.5.3.0-24", "10.5.4.0-24", "10.5.5.0-24", "10.5.6.0-24"]);
-    assert_eq!(reason(&peers), "subnet 10.5.64.0/22 contains the public addresses of two other leases or more");
+    assert_eq!(reason(&peers), "subnet 10.5.64.0/22 contains the published addresses of two other leases or more");
     assert_eq!(peers.beaten_by(&"10.5.64.0-22".into()), None);
     assert_eq!(peers.remove(&"10.5.2.0-24".into()).len(), 1, "another lease has that address still");
     assert_eq!(peers.remove(&"10.5.3.0-24".into()).len(), 4, "one address is left");
@@ -399,7 +399,7 @@ fn a_public_address_inside_a_subnet_counts_in_ipv6_as_in_ipv4() {
     assert_eq!(reason(&peers), format!("PublicIPv6 fd00:0:0:64::2 lies inside {subnets} of the older lease {older}"));
     // With the addresses of two other nodes inside, its age does not count.
     peers.put(node(4, "fd00:0:0:65::4"));
-    assert_eq!(reason(&peers), "subnet fd00:0:0:64::/62 contains the public addresses of two other leases or more");
+    assert_eq!(reason(&peers), "subnet fd00:0:0:64::/62 contains the published addresses of two other leases or more");
     assert_eq!(ids(&peers), ["10.5.2.0-24", "10.5.4.0-24"]);
     peers.remove(&"10.5.4.0-24".into());
     assert_eq!(ids(&peers), [older]);
@@ -428,7 +428,7 @@ fn many_subnets_that_contain_many_public_addresses_do_not_cost_quadratic_time() 
     assert!(judged < 20_000, "{judged} verdicts for 2,000 leases");
 }
 
-/// In Kubernetes, a node chooses its public address but not its subnet. So an old node must not be able to set a younger one aside.
+/// In Kubernetes, a node chooses its published address but not its subnet. So an old node must not be able to set a younger one aside.
 #[test]
 fn if_subnets_are_assigned_a_public_address_does_not_set_a_subnet_aside() {
     let mut peers = Peers::new(Us { assigned: true, ..us() });
@@ -640,19 +640,19 @@ fn claimed(us: &Us, lease: &Lease) -> Subnets {
     Subnets { v4: lease.subnets.v4.filter(|_| v4), v6: lease.subnets.v6.filter(|_| v6) }
 }
 
-/// Returns the public addresses of a lease in the enabled families.
+/// Returns the published addresses of a lease in the enabled families.
 fn published(us: &Us, lease: &Lease) -> Vec<IpAddr> {
     let is_on = |ip: &IpAddr| if ip.is_ipv4() { us.networks.v4.is_some() } else { us.networks.v6.is_some() };
     lease.attrs.published().filter(is_on).collect()
 }
 
-/// Returns true if a public address of the first lease lies in a subnet of the second.
+/// Returns true if a published address of the first lease lies in a subnet of the second.
 fn stands_in(us: &Us, one: &Lease, other: &Lease) -> bool {
     let is_inside = |ip: &IpAddr| claimed(us, other).iter().any(|net| net.contains(ip));
     one.id != other.id && published(us, one).iter().any(is_inside)
 }
 
-/// Returns true if a subnet of this lease contains two or more public addresses of other leases.
+/// Returns true if a subnet of this lease contains two or more published addresses of other leases.
 fn covers_others(us: &Us, lease: &Lease, leases: &[&Lease]) -> bool {
     let own = published(us, lease);
     let others = leases.iter().filter(|other| other.id != lease.id).flat_map(|other| published(us, other));
@@ -660,9 +660,9 @@ fn covers_others(us: &Us, lease: &Lease, leases: &[&Lease]) -> bool {
     claimed(us, lease).iter().any(|net| others.iter().filter(|ip| net.contains(*ip)).count() > 1)
 }
 
-/// The simplest definition of the leases that are believed. The possible leases whose subnet does not contain public addresses of several
+/// The simplest definition of the leases that are believed. The possible leases whose subnet does not contain published addresses of several
 /// others are taken in the order of their age. Each is believed if it conflicts with none that was believed before. If subnets are
-/// assigned, a lease whose public address lies in the subnet of any possible lease is set aside instead. Whether a lease is possible is
+/// assigned, a lease whose published address lies in the subnet of any possible lease is set aside instead. Whether a lease is possible is
 /// found with a set that contains only this lease.
 fn model(us: &Us, records: &BTreeMap<Id, Record>) -> BTreeSet<Id> {
     let possible = |record: &&Record| {

@@ -98,7 +98,7 @@ pub const BEHIND_A_ROUTER: u32 = 240;
 pub struct Lease {
     /// The third part of the subnet.
     pub number: u32,
-    /// The last part of the public addresses. From [`BEHIND_A_ROUTER`] on they are not on the link of the uplink.
+    /// The last part of the published addresses. From [`BEHIND_A_ROUTER`] on they are not on the link of the uplink.
     pub host: u32,
     /// The last byte of the VTEP MACs.
     pub mac: u32,

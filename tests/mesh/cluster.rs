@@ -105,7 +105,7 @@ fn nodes_that_do_not_answer_are_named_and_strangers_get_no_row() {
         ensure!(
             refused.contains(" 403 ")
                 && refused
-                    .ends_with("192.168.77.1 is not the public address of a node: only nodes may read this page\n"),
+                    .ends_with("192.168.77.1 is not the published address of a node: only nodes may read this page\n"),
             "{refused}"
         );
         Ok(())

@@ -95,7 +95,7 @@ fn a_port_that_is_dropped_in_one_direction_is_named_and_forgotten_when_it_is_ope
         let reason = unreachable((n1, n2), "one-direction").await?;
         ensure!(reason.contains("drops UDP port 8472 from this node to 192.168.77.12"), "{reason}");
         let reason = unreachable((n2, n1), "tunnel").await?;
-        ensure!(reason.contains("its public address 192.168.77.11 answers"), "{reason}");
+        ensure!(reason.contains("its published address 192.168.77.11 answers"), "{reason}");
         ensure!(reason.contains("drops UDP port 8472"), "{reason}");
         let (seen, code) = mesh(n1).await?;
         ensure!(code == Some(2) && seen.ways[0].public == "192.168.77.12", "the worst way is first: {seen:#?}");

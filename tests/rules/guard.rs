@@ -231,7 +231,7 @@ async fn behind_other_addresses(guard: &[&str], before: impl AsyncFnOnce(&Site))
 /// Adds no address translation.
 async fn no_translation(_: &Site) {}
 
-/// Returns the lease with this public address.
+/// Returns the lease with this published address.
 fn lease(site: &Site, public: &str) -> serde_json::Value {
     let Store::Dir(path) = &site.lab.store else { panic!("not a directory store") };
     let files = std::fs::read_dir(path.join("subnets")).unwrap().map(|entry| entry.unwrap().path());
@@ -255,7 +255,7 @@ fn the_lease_of_a_node_with_another_public_address_names_the_source_of_its_packe
     });
 }
 
-/// Translates the sources of n2's tunnel packets to its public addresses, as a 1:1 address translation at the border of its site does.
+/// Translates the sources of n2's tunnel packets to its published addresses, as a 1:1 address translation at the border of its site does.
 async fn translate(site: &Site) {
     let rule = |l3: &str, from: &str, to: &str| {
         let table = format!("{l3} border");

@@ -65,7 +65,7 @@ pub(super) enum LeaseFault {
     NoOwnKey,
     #[error("this node has no {family} address on {uplink} to send from")]
     NoLocal { family: &'static str, uplink: Name },
-    #[error("its public address {address} lies inside Network {network}, so its tunnel would lead into itself")]
+    #[error("its published address {address} lies inside Network {network}, so its tunnel would lead into itself")]
     Loop { address: IpAddr, network: IpNet },
 }
 

@@ -75,7 +75,7 @@ impl Batcher {
         Ok(())
     }
 
-    /// Adds the entries that change when the peer's public address changes.
+    /// Adds the entries that change when the peer's published address changes.
     ///
     /// # Errors
     /// As [`Peer::subnet`].

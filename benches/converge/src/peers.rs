@@ -118,12 +118,12 @@ impl Backend {
 pub struct Peer {
     /// Its number, below [`MOST`].
     pub number: usize,
-    /// True if its public address has changed.
+    /// True if its published address has changed.
     pub moved: bool,
 }
 
 impl Peer {
-    /// Returns a peer with its first public address.
+    /// Returns a peer with its first published address.
     pub fn new(number: usize) -> Peer {
         Peer { number, moved: false }
     }
@@ -159,7 +159,7 @@ impl Peer {
         Mac([2, if v6 { 6 } else { 4 }, 0, a, b, c])
     }
 
-    /// Returns its public address, to which the backend sends packets.
+    /// Returns its published address, to which the backend sends packets.
     pub fn outer(self, v6: bool) -> IpAddr {
         self.public(v6)
     }

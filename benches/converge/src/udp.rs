@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures agents with the backend udp. It has no entries in the kernel, so a peer counts as reached when a packet for its subnet leaves the
-//! node in a datagram for its public address.
+//! node in a datagram for its published address.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
@@ -35,7 +35,7 @@ type Figures = Vec<(&'static str, f64)>;
 /// A namespace, etcd or an agent fails, or an agent does not reach its peers in time.
 pub fn run(options: &UdpOptions) -> Result<bool> {
     site::build()?;
-    // The fabric has the public addresses of all peers.
+    // The fabric has the published addresses of all peers.
     site::command("ip", &["route", "add", "local", "172.16.0.0/13", "dev", "lo"])?;
     let fabric = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).context("bind the port of the peers")?;
     fabric.set_read_timeout(Some(AGAIN)).context("bound a read")?;

@@ -167,7 +167,7 @@ struct Case {
     store: bool,
     /// The Network and the first address of the subnet in subnet.env, if that file exists.
     env: Option<[&'static str; 2]>,
-    /// The public address of our lease, in the store and in the file.
+    /// The published address of our lease, in the store and in the file.
     published: &'static str,
     /// The other ways to reach this node that our lease in the store names.
     others: Vec<Attrs>,

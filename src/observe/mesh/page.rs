@@ -21,7 +21,7 @@ pub enum MeshPageError {
     #[error("the agent is ending")]
     Ending,
     /// The client is not a node.
-    #[error("{0} is not the public address of a node: only nodes may read this page")]
+    #[error("{0} is not the published address of a node: only nodes may read this page")]
     Stranger(IpAddr),
 }
 

@@ -60,7 +60,7 @@ pub(super) fn changes(attrs: &Attrs, types: BackendTypes, node: &Node, prefix: &
     all
 }
 
-/// The public addresses of a Node, as text: IPv4 and IPv6.
+/// The published addresses of a Node, as text: IPv4 and IPv6.
 pub(super) type Addresses = [Option<String>; 2];
 
 /// Returns the addresses that a Node publishes.

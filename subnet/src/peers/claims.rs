@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An index of which lease claims which subnets and public addresses. Two prefixes are nested or disjoint. So the prefixes that overlap a
+//! An index of which lease claims which subnets and published addresses. Two prefixes are nested or disjoint. So the prefixes that overlap a
 //! given one are its ancestors (one look-up for each length in use) and its descendants (one range).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ pub(super) type Slot = u32;
 pub(super) struct Claim {
     /// Its subnets.
     pub(super) subnets: Subnets,
-    /// Its public addresses, as networks of one address.
+    /// Its published addresses, as networks of one address.
     pub(super) public: Subnets,
 }
 
@@ -50,7 +50,7 @@ fn member(ip: &IpNet) -> &'static str {
     }
 }
 
-/// All claims. Two claims conflict if their subnets overlap, or if the subnet of one contains the public address of the other, because
+/// All claims. Two claims conflict if their subnets overlap, or if the subnet of one contains the published address of the other, because
 /// then packets for one node would be sent to the other.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
@@ -59,7 +59,7 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// Adds a claim. Returns its public addresses that no other lease claims.
+    /// Adds a claim. Returns its published addresses that no other lease claims.
     pub(super) fn insert(&mut self, claim: &Claim, slot: Slot) -> Subnets {
         let new = self.unclaimed(&claim.public);
         self.subnets.insert(&claim.subnets, slot);
@@ -67,7 +67,7 @@ impl Claims {
         new
     }
 
-    /// Removes a claim. Returns its public addresses that no lease claims any more.
+    /// Removes a claim. Returns its published addresses that no lease claims any more.
     pub(super) fn remove(&mut self, claim: &Claim, slot: Slot) -> Subnets {
         self.subnets.remove(&claim.subnets, slot);
         self.publics.remove(&claim.public, slot);
@@ -81,7 +81,7 @@ impl Claims {
         }
     }
 
-    /// Returns a subnet of this claim that contains two or more public addresses of other leases. The address of this claim itself does not
+    /// Returns a subnet of this claim that contains two or more published addresses of other leases. The address of this claim itself does not
     /// count.
     pub(super) fn covering(&self, claim: &Claim) -> Option<IpNet> {
         let (subnets, own) = (&claim.subnets, &claim.public);
@@ -93,8 +93,8 @@ impl Claims {
         v4.map(IpNet::V4).or_else(|| v6().map(IpNet::V6))
     }
 
-    /// Returns the leases whose verdict may change because these public addresses were added or removed: their subnets contain one of them,
-    /// and only few other public addresses.
+    /// Returns the leases whose verdict may change because these published addresses were added or removed: their subnets contain one of them,
+    /// and only few other published addresses.
     pub(super) fn covering_any_of(&self, addresses: &Subnets) -> impl Iterator<Item = Slot> {
         let v4 = addresses.v4.into_iter().flat_map(|ip| self.subnets.v4.around(ip, &self.publics.v4));
         v4.chain(addresses.v6.into_iter().flat_map(|ip| self.subnets.v6.around(ip, &self.publics.v6)))
@@ -106,12 +106,12 @@ impl Claims {
         self.subnets.overlapping(&claim.subnets)
     }
 
-    /// Returns the leases whose subnets contain the public address of this claim.
+    /// Returns the leases whose subnets contain the published address of this claim.
     pub(super) fn around(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.subnets.overlapping(&claim.public)
     }
 
-    /// Returns the leases whose public address lies in the subnets of this claim.
+    /// Returns the leases whose published address lies in the subnets of this claim.
     pub(super) fn inside(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.publics.overlapping(&claim.subnets)
     }
@@ -121,7 +121,7 @@ impl Claims {
         self.subnets.overlapping(&net.into())
     }
 
-    /// Returns the leases whose public address lies in this network.
+    /// Returns the leases whose published address lies in this network.
     pub(super) fn published_in(&self, net: IpNet) -> impl Iterator<Item = Slot> {
         self.publics.overlapping(&net.into())
     }
@@ -131,12 +131,12 @@ impl Claims {
         self.overlapping(claim).chain(self.around(claim)).chain(self.inside(claim))
     }
 
-    /// Returns the leases with the same public address.
+    /// Returns the leases with the same published address.
     pub(super) fn sharing(&self, claim: &Claim) -> impl Iterator<Item = Slot> {
         self.publics.overlapping(&claim.public)
     }
 
-    /// Returns every public address with its lease, sorted by address.
+    /// Returns every published address with its lease, sorted by address.
     pub(super) fn publics(&self) -> impl Iterator<Item = (IpAddr, Slot)> {
         let v4 = self.publics.v4.set.iter().map(|(net, slot)| (IpAddr::V4(net.addr()), *slot));
         v4.chain(self.publics.v6.set.iter().map(|(net, slot)| (IpAddr::V6(net.addr()), *slot)))
@@ -221,7 +221,7 @@ impl<P> Default for Prefixes<P> {
     }
 }
 
-/// If a subnet contains this many public addresses, one more or less cannot change the verdict: two of other leases, that of the owner,
+/// If a subnet contains this many published addresses, one more or less cannot change the verdict: two of other leases, that of the owner,
 /// and the one in question.
 const DECIDED: usize = 4;
 
@@ -235,7 +235,7 @@ impl<P: Prefix> Prefixes<P> {
         std::iter::successors(first, move |found| next(Bound::Excluded((*found, Slot::MAX))))
     }
 
-    /// Returns the leases with a prefix around this address. Prefixes with so many public addresses that this one does not matter are
+    /// Returns the leases with a prefix around this address. Prefixes with so many published addresses that this one does not matter are
     /// left out.
     fn around(&self, ip: P, publics: &Prefixes<P>) -> impl Iterator<Item = Slot> {
         let ancestors = self.lengths.keys().map(move |len| ip.ancestor(*len));

@@ -27,7 +27,7 @@ pub(super) enum Judgement {
     Impossible(Box<Reason>),
     /// The claim conflicts with that of this slot, which is believed. `None` while the claim waits to be judged.
     Beaten(Option<Box<(Slot, Reason)>>),
-    /// The subnet contains public addresses of several other leases.
+    /// The subnet contains published addresses of several other leases.
     Covers(Box<Reason>),
     /// The claim conflicts with no older one that is believed.
     Believed,

@@ -39,7 +39,7 @@ impl Peers {
         self.changes(before)
     }
 
-    /// Returns the believed leases with a public address in this network, in no particular order. A lease may occur twice.
+    /// Returns the believed leases with a published address in this network, in no particular order. A lease may occur twice.
     pub fn published_in(&self, net: IpNet) -> impl Iterator<Item = &Arc<Lease>> {
         self.claims.published_in(net).filter_map(|slot| self.entries[slot as usize].believed())
     }

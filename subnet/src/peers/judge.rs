@@ -29,7 +29,7 @@ pub(super) enum Impossible {
     ContainsAddress { net: IpNet, ip: IpAddr, link: String },
     #[error("subnet {net} overlaps {connected}, to which this node is connected by {link}")]
     OverlapsConnected { net: IpNet, connected: IpNet, link: String },
-    #[error("has no public address of a family in use")]
+    #[error("has no published address of a family in use")]
     NoPublicAddress,
     #[error("{field} {ip} lies inside our own subnet {own}")]
     InsideOurSubnet { field: &'static str, ip: IpAddr, own: IpNet },
@@ -96,7 +96,7 @@ fn check_network(us: &Us, net: IpNet) -> Result<(), Impossible> {
     }
 }
 
-/// Checks the public addresses of the families that the network uses. What a flannel node publishes for the other family has no meaning:
+/// Checks the published addresses of the families that the network uses. What a flannel node publishes for the other family has no meaning:
 /// an IPv6-only one publishes 0.0.0.0.
 fn check_public_addresses(us: &Us, ports: PortsOf, lease: &Lease) -> Result<(), Impossible> {
     let v4 = lease.attrs.public_ip.map(IpAddr::V4).filter(|_| us.networks.of(Family::V4).is_some());

@@ -34,7 +34,7 @@ impl Peers {
             self.believed -= 1;
             self.claims.rivals(&claim).for_each(|other| requeue(other, queue));
         } else if self.us.assigned {
-            // A claim with its public address in this subnet was set aside, although this claim was not believed.
+            // A claim with its published address in this subnet was set aside, although this claim was not believed.
             self.claims.inside(&claim).for_each(|other| requeue(other, queue));
         }
     }
@@ -56,15 +56,15 @@ impl Peers {
         let new = self.claims.insert(&claim, slot);
         self.queue_covering(&new, queue);
         if self.us.assigned {
-            // The public addresses of these leases now lie in the subnet of another lease. It does not matter whether that is believed.
+            // The published addresses of these leases now lie in the subnet of another lease. It does not matter whether that is believed.
             for other in self.claims.inside(&claim).filter(|other| *other != slot) {
                 self.entries[other as usize].queue(other, queue);
             }
         }
     }
 
-    /// Queues the claims whose subnets contain these public addresses, which are new or have gone. Such a subnet may now contain several
-    /// public addresses of others, or no longer.
+    /// Queues the claims whose subnets contain these published addresses, which are new or have gone. Such a subnet may now contain several
+    /// published addresses of others, or no longer.
     fn queue_covering(&self, addresses: &Subnets, queue: &mut Queue) {
         if !self.us.assigned {
             self.claims.covering_any_of(addresses).for_each(|other| self.entries[other as usize].queue(other, queue));
@@ -87,7 +87,7 @@ impl Peers {
             let judgement = match (covered, self.blocker(slot, &claim, (&age, &id))) {
                 _ if is_back(Defect::LanLeasesBelieved) => Judgement::Believed,
                 (Some(net), _) => {
-                    let reason = format!("subnet {net} contains the public addresses of two other leases or more");
+                    let reason = format!("subnet {net} contains the published addresses of two other leases or more");
                     Judgement::Covers(Box::new(Reason(reason.into())))
                 }
                 (None, None) => Judgement::Believed,
@@ -118,7 +118,7 @@ impl Peers {
     }
 
     /// Returns the lease because of which this claim does not hold: an older conflicting one that is believed. If subnets are assigned,
-    /// it is any lease whose subnet contains the public address of this claim.
+    /// it is any lease whose subnet contains the published address of this claim.
     fn blocker(&self, asking: Slot, claim: &Claim, rank: (&Age, &Id)) -> Option<(Slot, &Arc<Lease>)> {
         let older = |slot: Slot| {
             let lease = self.entries[slot as usize].believed()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds public addresses that several leases publish. This does no harm to other nodes, but one of the two nodes cannot be reached, so
+//! Finds published addresses that several leases publish. This does no harm to other nodes, but one of the two nodes cannot be reached, so
 //! it is reported.
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use crate::lease::Lease;
 /// How many leases with the same address are named.
 const NAMED: usize = 3;
 
-/// A public address that several believed leases publish.
+/// A published address that several believed leases publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shared<'a> {
     /// The address.
@@ -26,7 +26,7 @@ pub struct Shared<'a> {
 }
 
 impl Peers {
-    /// Returns another believed lease with the same public address, and not with another port there. Takes time that grows with the
+    /// Returns another believed lease with the same published address, and not with another port there. Takes time that grows with the
     /// logarithm of the number of peers.
     pub fn sharing(&self, lease: &Lease) -> Option<&Arc<Lease>> {
         let (own, claim) = (self.slots.get(&lease.id), judge::claim(&self.us, lease));
@@ -42,7 +42,7 @@ impl Peers {
         v4 || (addresses.v6.is_some() && addresses.v6 == others.v6 && !differ(ports[1], other_ports[1]))
     }
 
-    /// Returns every public address that several believed leases publish. Reads all leases.
+    /// Returns every published address that several believed leases publish. Reads all leases.
     pub fn shared(&self) -> Vec<Shared<'_>> {
         let believed = |slot: Slot| self.entries[slot as usize].believed();
         let all: Vec<(IpAddr, &Lease)> =
@@ -65,7 +65,7 @@ impl Peers {
         (count > 1).then(|| Shared { ip, count, leases: leases.into_iter().take(NAMED).collect() })
     }
 
-    /// Returns the leases of other nodes that publish one of our public addresses, and not with another port, with that address, sorted by
+    /// Returns the leases of other nodes that publish one of our published addresses, and not with another port, with that address, sorted by
     /// id. Reads all leases.
     pub fn naming_us(&self) -> impl Iterator<Item = (IpAddr, &Lease)> {
         self.set_aside().filter_map(|(_, _, lease)| {

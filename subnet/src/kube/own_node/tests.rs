@@ -396,7 +396,7 @@ async fn an_address_chosen_by_an_admin_leads_to_a_new_publication() {
     let chosen = lease_of(FakeNode::new(1, 7).with("public-ip-overwrite", "198.51.100.7")).unwrap();
     assert_eq!(chosen.attrs.public_ip, Some([198, 51, 100, 7].into()), "this is not the address of our lease");
     let clone = lease_of(FakeNode::new(1, 7).with("public-ip", "198.51.100.8")).unwrap_err();
-    assert_eq!(clone.as_str(), "node n1: somebody else wrote the public address");
+    assert_eq!(clone.as_str(), "node n1: somebody else wrote the published address");
     let other = FakeNode::new(2, 8).with("public-ip-overwrite", "198.51.100.7");
     assert!(lease_of(other).is_ok(), "an annotation of another Node concerns that node's agent");
 }
