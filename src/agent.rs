@@ -144,7 +144,7 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let find_saved_file = || SavedFile::of(&*store, options.state_dir.as_deref(), &options.subnet_file);
     // If the API server does not answer, this takes long.
     let Some(saved_file) = unless(shutdown.as_mut(), find_saved_file()).await else { return Ok(ended_early()) };
-    // Finding out which firewall the node uses runs programs. They run while the agent waits for its lease.
+    // Finding out which packet filter the node uses runs programs. They run while the agent waits for its lease.
     let survey = traffic_rules.then(|| firewall::choice::Survey::begin(options.rules.firewall));
     let secrets = SecretFiles::new(options.state_dir.as_deref())
         .with_wireguard_keys(&options.wireguard_key, &options.subnet_file);
@@ -275,7 +275,7 @@ async fn run_loop<K: Kernel, M: Monitor>(
                 Ok(notices) => node.kernel_changed(notices).await,
                 Err(error) => {
                     if log_limit.due(&error.to_string(), Instant::now()) {
-                        tracing::error!("read the netlink monitor: {error}: everything is looked at instead");
+                        tracing::error!("read the netlink monitor: {error}: everything is compared instead");
                     }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     node.kernel_changed(vec![Notice::Lost]).await;

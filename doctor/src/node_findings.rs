@@ -112,7 +112,7 @@ pub const CHECKS: [Check; 36] = [
     Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: ipv6 },
     Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack },
     Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours },
-    Check { name: "cni", about: "CNI configurations or plugins are missing, broken or others", decide: cni_files::cni },
+    Check { name: "cni", about: "CNI configurations or plugins are missing, broken, or not those of weft", decide: cni_files::cni },
     Check { name: "addresses", about: "pods share addresses, or nearly all are taken", decide: cni_files::addresses },
     Check { name: "disk", about: "a directory of the agent or of CNI cannot be written", decide: limits::disk },
     Check { name: "limits", about: "inotify, open files or threads are at the limit", decide: limits::limits },

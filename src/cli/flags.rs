@@ -278,7 +278,7 @@ pub struct RuleFlags {
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "true",
         value_parser = boolean, action = ArgAction::Set, value_name = "BOOL")]
     pub iptables_forward_rules: bool,
-    /// Which firewall gets the traffic rules; auto = as EnableNFTables in net-conf says, or else what this machine uses.
+    /// Which packet filter gets the traffic rules; auto = as EnableNFTables in net-conf says, or else what this machine uses.
     #[arg(long, value_enum, default_value_t = Choice::Auto, value_name = "KIND", help_heading = OURS)]
     pub firewall: Choice,
 }

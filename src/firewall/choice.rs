@@ -28,7 +28,7 @@ const CHECK_AGAIN: Duration = Duration::from_secs(60);
 /// A survey that is older than this is made again, because kube-proxy may have started in the meantime.
 const VALID: Duration = Duration::from_secs(10);
 
-/// Which firewall gets the traffic rules (`--firewall`). The comments of the values are shown by `--help`.
+/// Which packet filter gets the traffic rules (`--firewall`). The comments of the values are shown by `--help`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
     /// As EnableNFTables in net-conf says, or else what kube-proxy and this machine use.

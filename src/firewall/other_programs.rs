@@ -50,7 +50,7 @@ enum Warning {
          {LOAD_BR_NETFILTER}"
     )]
     NoBrNetfilter,
-    #[error("rules of the other mode could not be removed: {0}")]
+    #[error("the traffic rules in the packet filter that is not in use could not be removed: {0}")]
     OtherMode(FirewallError),
     #[error("the tables of flannel in nftables could not be removed: {0}")]
     FlannelTables(io::Error),
@@ -194,7 +194,7 @@ impl OtherPrograms {
             Mode::Iptables => Nft::new(&self.instance).remove().await,
         };
         match other_mode {
-            Ok(true) => tracing::info!("removed the rules of the other mode"),
+            Ok(true) => tracing::info!("removed the traffic rules from the packet filter that is not in use"),
             Ok(false) => {}
             Err(error) => warnings.push(Warning::OtherMode(error)),
         }

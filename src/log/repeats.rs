@@ -98,13 +98,13 @@ impl Repeated {
         let (within, ago) = (words(self.within), words(self.ago));
         match self.level {
             Level::ERROR => {
-                tracing::error!(target: TARGET, "{text} (said {times} more {unit} in the last {within}, last {ago} ago)");
+                tracing::error!(target: TARGET, "{text} (logged {times} more {unit} within {within}, the last time {ago} ago)");
             }
             Level::WARN => {
-                tracing::warn!(target: TARGET, "{text} (said {times} more {unit} in the last {within}, last {ago} ago)");
+                tracing::warn!(target: TARGET, "{text} (logged {times} more {unit} within {within}, the last time {ago} ago)");
             }
             _ => {
-                tracing::info!(target: TARGET, "{text} (said {times} more {unit} in the last {within}, last {ago} ago)");
+                tracing::info!(target: TARGET, "{text} (logged {times} more {unit} within {within}, the last time {ago} ago)");
             }
         }
     }

@@ -179,7 +179,7 @@ impl<K: Kernel> Node<K> {
                 break;
             }
             if self.plan.lease_log.due(&winner, now) {
-                tracing::info!(lease = %winner, by = %id, "held peer removed: a lease in the store claims the same");
+                tracing::info!(lease = %winner, by = %id, "held peer removed: a lease in the store claims its subnet or address");
             }
             changed.extend(self.plan.remove(&winner));
         }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The examination of a peer that did not answer a packet of full size. It is a state machine without a clock and without sockets.
 //!
-//! First, small packets show whether the peer is reached at all. If not, a TCP connection shows whether only ICMP is dropped, and then its
-//! published address is asked. If so, and packets of full size
-//! get lost again, the largest size that arrives is searched by bisection. Packets that get lost at random mislead the search. So the size that it
-//! found must arrive several times, and the next larger one must get lost as often. After that, the peer is asked from time to time until it is
-//! reached again.
+//! First, small packets show whether the peer is reached at all. If they are lost, a TCP connection shows whether only ICMP is dropped, and
+//! then the published address of the peer is asked. If a small packet is answered and packets of full size get lost again, the largest size
+//! that arrives is searched by bisection. Packets that get lost at random mislead the search. So the size that it found must arrive several
+//! times, and the next larger one must get lost as often. After that, the peer is asked from time to time until it is reached again.
 
 use super::cause::Cause;
 
@@ -80,7 +79,7 @@ impl Examination {
         Examination { stage: Stage::Small(1), mtu, has_tunnel, heard: 0 }
     }
 
-    /// Begins anew with one small packet before the TCP connection, because the peer answered a connection before and no echo request. If it
+    /// Begins again with one small packet before the TCP connection, because the peer answered a connection before and no echo request. If it
     /// answers the small packet now, it has another fault.
     pub fn begin_briefly(&mut self) {
         self.stage = Stage::Small(LOSSES - 1);

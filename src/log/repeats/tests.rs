@@ -46,7 +46,7 @@ async fn repeats_are_counted_and_one_line_says_how_many_there_were() {
     }
     assert_eq!(log.take(), [r#"WARN kernel refused reason="no buffer""#]);
     sleep(6 * SECOND).await;
-    let wanted = r#"WARN kernel refused reason="no buffer" (said 4 more times in the last 10 s, last 6 s ago)"#;
+    let wanted = r#"WARN kernel refused reason="no buffer" (logged 4 more times within 10 s, the last time 6 s ago)"#;
     assert_eq!(log.take(), [wanted]);
 }
 
@@ -60,14 +60,14 @@ async fn each_window_is_twice_as_long_up_to_ten_minutes() {
     let lines = log.take();
     let windows: Vec<&str> = lines
         .iter()
-        .filter_map(|line| line.split_once("in the last ")?.1.split_once(','))
+        .filter_map(|line| line.split_once(" within ")?.1.split_once(','))
         .map(|(time, _)| time)
         .collect();
     let wanted = ["10 s", "20 s", "40 s", "80 s", "2 minutes", "5 minutes", "10 minutes"];
     let wanted: Vec<&str> = wanted.into_iter().chain(["10 minutes"; 3]).collect();
     assert_eq!(windows, wanted, "{lines:#?}");
     assert_eq!(lines.len(), 1 + wanted.len());
-    assert!(lines[9].contains("(said 600 more times in the last 10 minutes, last "), "{lines:#?}");
+    assert!(lines[9].contains("(logged 600 more times within 10 minutes, the last time "), "{lines:#?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -78,7 +78,7 @@ async fn a_message_that_comes_once_a_minute_is_counted_after_a_while() {
         sleep(60 * SECOND).await;
     }
     let lines = log.take();
-    let plain = lines.iter().take_while(|line| !line.contains("(said")).count();
+    let plain = lines.iter().take_while(|line| !line.contains("(logged")).count();
     assert!(plain == 4 && lines.len() < 15, "{lines:#?}");
 }
 
@@ -134,7 +134,7 @@ async fn the_end_of_the_agent_loses_no_count() {
     log.repeats.log_all();
     assert_eq!(
         log.take(),
-        [r#"WARN kernel refused reason="no buffer" (said 1 more time in the last 0 s, last 0 s ago)"#]
+        [r#"WARN kernel refused reason="no buffer" (logged 1 more time within 0 s, the last time 0 s ago)"#]
     );
     log.repeats.log_all();
     assert!(log.take().is_empty());
@@ -157,7 +157,7 @@ async fn the_number_of_messages_and_the_length_of_their_texts_are_bounded() {
     assert_eq!(log.repeats.messages().len(), MAX_MESSAGES);
     let lines = log.take();
     assert!(
-        lines[0].contains("first") && lines[0].contains("said 1 more time"),
+        lines[0].contains("first") && lines[0].contains("logged 1 more time"),
         "a count is logged before it is forgotten"
     );
     assert!(lines[1].len() < MAX_TEXT + 100 && lines.len() == 2, "{lines:#?}");
