@@ -162,7 +162,8 @@ enum Command {
     Plan(questions::QuestionFlags),
     /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
     History(questions::HistoryFlags),
-    /// Show which peers packets reach, from this node or between all nodes, with loss, round trip and path MTU, the worst first; the exit code is 2 if a way is broken.
+    /// Show which peers packets reach, from this node or between all nodes, with loss, round trip and path MTU, the worst first; the exit
+    /// code is 2 if a way is broken.
     Mesh(questions::MeshFlags),
     /// Show the mesh, the leases, the nodes and the history as a page for a browser of this host; it only reads.
     Ui(questions::UiFlags),

@@ -198,7 +198,7 @@ pub(crate) mod tests {
     }
 
     /// Makes a FIFO at this path, and returns what the function returns. Opening a FIFO for reading waits for a writer, and the agent has
-    /// one thread, so it would hang: the function must end all the same.
+    /// one thread, so it would hang: the function must end anyway.
     pub(crate) fn with_fifo<T: Send + 'static>(path: &Path, function: impl FnOnce() -> T + Send + 'static) -> T {
         nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
         let (send, receive) = std::sync::mpsc::channel();

@@ -67,7 +67,7 @@ impl Task {
 /// Removes all rules of an agent from nftables and iptables, and its tunnel guard. Returns true if there were some. For `weft cleanup`.
 ///
 /// # Errors
-/// One error for each part that could not be removed; the other parts are removed all the same.
+/// One error for each part that could not be removed; the other parts are removed anyway.
 pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<error::FirewallError>> {
     let (mut removed, mut errors) = (false, Vec::new());
     let mut note = |done: Result<bool, error::FirewallError>| match done {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Probes: asks the peers, a few each second, whether packets reach them (docs/adr/026-probes.md).
 //!
-//! A healthy peer gets one echo request of the size of the MTU in each round, over IPv4 in one round and over IPv6 in the next, if it has both. If it does not answer, it is examined step by step
-//! ([`examine`]) until it is known what is wrong. Probes change nothing in the kernel and decide nothing. Their results are shown.
+//! A healthy peer gets one echo request of the size of the MTU in each round, over IPv4 in one round and over IPv6 in the next, if it has
+//! both. If it does not answer, it is examined step by step ([`examine`]) until it is known what is wrong. Probes change nothing in the
+//! kernel and decide nothing. Their results are shown.
 
 pub mod cause;
 pub mod connection;

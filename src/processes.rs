@@ -36,7 +36,8 @@ impl fmt::Display for AgentProcess {
     }
 }
 
-/// Returns all agents in our network namespace, except this process. An agent whose namespace cannot be read counts as one of them. This reads /proc and blocks.
+/// Returns all agents in our network namespace, except this process. An agent whose namespace cannot be read counts as one of them. This
+/// reads /proc and blocks.
 ///
 /// # Errors
 /// /proc cannot be read.

@@ -362,8 +362,8 @@ fn every_line_of_a_json_log_is_an_object_up_to_the_error_that_ends_the_agent() {
     });
 }
 
-/// Nobody reads the log, and the pipe is full. This keeps the agent's only thread inside a system call, as a disk that hangs would, so that nothing in
-/// the agent can act on a signal.
+/// Nobody reads the log, and the pipe is full. This keeps the agent's only thread inside a system call, as a disk that hangs would, so that
+/// nothing in the agent can act on a signal.
 #[test]
 fn a_second_signal_ends_an_agent_that_cannot_act_on_the_first() {
     in_namespace(|| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The plan of each case in `golden/*.json` is compared with the expected one, which is the file `.plan` of the same name. `UPDATE_GOLDEN=1`
-//! writes the expected plans anew.
+//! writes the expected plans again.
 
 // Helpers outside test functions panic like the tests themselves.
 #![allow(clippy::unwrap_used)]

@@ -129,8 +129,8 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The same explanation, with a service that the packet meets first. If it is not known where that sends the packet, the end is open, unless the packet is
-    /// lost before.
+    /// The same explanation, with a service that the packet meets first. If it is not known where that sends the packet, the end is open,
+    /// unless the packet is lost before.
     #[must_use]
     pub fn behind(mut self, service: Step) -> Explanation {
         if service.state == State::Unknown && self.verdict == Verdict::Works {

@@ -69,8 +69,8 @@ fn held(paths: &[PathBuf]) -> Vec<HeldLock> {
     paths.iter().filter_map(one).collect()
 }
 
-/// Returns the process that holds the lock of a file, and how many wait for it. `text` is /proc/locks, of which each line is
-/// `NUMBER: FLOCK ADVISORY WRITE PID FILE FIRST LAST`. Those that wait have `->` behind the number (Documentation/filesystems/locks.rst of the kernel).
+/// Returns the process that holds the lock of a file, and how many wait for it. `text` is /proc/locks, of which each line is `NUMBER: FLOCK
+/// ADVISORY WRITE PID FILE FIRST LAST`. Those that wait have `->` behind the number (Documentation/filesystems/locks.rst of the kernel).
 fn holder(text: &str, file: &str) -> Option<(u32, usize)> {
     let (mut holder, mut waiting) = (None, 0);
     for line in text.lines() {

@@ -107,14 +107,14 @@ pub(super) fn leftovers(facts: &NodeFacts) -> Vec<NodeFinding> {
                 "{network} does not run on this node, and {program} still leads packets to its chains (`{rule}`), which may drop those of pods"
             );
             let remedy = format!(
-                "{program}-save | grep -v -e {prefix} | {program}-restore; or start the node anew, after {network} was removed from the cluster"
+                "{program}-save | grep -v -e {prefix} | {program}-restore; or restart the node, after {network} was removed from the cluster"
             );
             findings.push(finding(evidence, remedy));
         }
         if let Some(first) = links.first() {
             let evidence =
                 format!("{network} does not run on this node, and its links are still there: {}", links.join(", "));
-            findings.push(finding(evidence, format!("ip link del {first}, and so on; or start the node anew")));
+            findings.push(finding(evidence, format!("ip link del {first}, and so on; or restart the node")));
         }
     }
     findings

@@ -108,8 +108,8 @@ pub fn read((links, addrs): (&[Link], &[Addr]), subnets: &[IpNet], to_peers: &[(
     facts
 }
 
-/// Lists the tables of one family: those of iptables-nft, or these of iptables-legacy. Where the program with the flavour in its name is missing, the plain one
-/// may be of this flavour.
+/// Lists the tables of one family: those of iptables-nft, or these of iptables-legacy. Where the program with the flavour in its name is
+/// missing, the plain one may be of this flavour.
 fn saved(family: Family, legacy: Option<&str>) -> Result<SavedRules, ProgramError> {
     let in_nftables = legacy.is_none();
     let with = |program: String| {

@@ -122,7 +122,8 @@ impl Flow {
 }
 
 /// Follows packets of the tunnel between this node and each of these peers, and those between pods of this node and of peers, through all
-/// firewalls. `tunnel` contains the peers and what the packets to them are, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this node.
+/// firewalls. `tunnel` contains the peers and what the packets to them are, if the backend has a tunnel. Each rule is reported once.
+/// `subnets` are those of this node.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -207,8 +208,8 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, T
     vec![incoming, outgoing]
 }
 
-/// Returns a packet of the tunnel that any node may have sent, over the link of the default route: that of IPv4, if there is one. As long as no peer is
-/// known, nodes that have it are expected to use it.
+/// Returns a packet of the tunnel that any node may have sent, over the link of the default route: that of IPv4, if there is one. As long
+/// as no peer is known, nodes that have it are expected to use it.
 fn from_any_node(kernel: &mut Kernel, devices: &[Device], port: u16) -> io::Result<Option<Flow>> {
     for is_ipv4 in [true, false] {
         let routes = kernel.main_table(is_ipv4)?.into_iter();

@@ -320,7 +320,7 @@ fn no_listener(who_answers: &str, port: u16, device: &str) -> NodeFinding {
         "{who_answers} that nothing listens on UDP port {port} there: its {device} is down or gone, its agent uses another Port, or a rule there rejects the packets"
     );
     let remedy = format!(
-        "on that node: `ip -d link show {device}` shows the state and the port, `weft status` the problems of its agent; restart the agent, which makes the device anew"
+        "on that node: `ip -d link show {device}` shows the state and the port, `weft status` the problems of its agent; restart the agent, which makes the device again"
     );
     finding(evidence, remedy)
 }

@@ -123,8 +123,8 @@ impl Watcher {
         given_up.collect()
     }
 
-    /// Returns the machines whose agent was started without the store and is ready with a lease that has ended. An agent that runs when its lease ends
-    /// goes on, because its pods need their network.
+    /// Returns the machines whose agent was started without the store and is ready with a lease that has ended. An agent that runs when its
+    /// lease ends goes on, because its pods need their network.
     fn ended_leases(&mut self, Moment { cluster, pods, .. }: &Moment<'_>) -> Vec<String> {
         let mut wrong = Vec::new();
         for machine in &cluster.machines {

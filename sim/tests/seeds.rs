@@ -94,8 +94,8 @@ fn changes_of_net_conf_lose_no_packet() {
     }
 }
 
-/// The second machine does not hear that the backend changes, so the first one must keep the earlier backend. It is started again after Network became
-/// wider, too.
+/// The second machine does not hear that the backend changes, so the first one must keep the earlier backend. It is started again after
+/// Network became wider, too.
 #[test]
 fn a_restart_after_two_changes_of_net_conf_loses_no_packet() {
     let changes = [Event::NetConf(Edit::Backend("host-gw".to_owned())), Event::NetConf(Edit::Wide(true))];

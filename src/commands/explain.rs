@@ -73,8 +73,8 @@ pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
     })
 }
 
-/// Looks for what sends the packet on to an endpoint of a service, if its destination is not the address of a pod. A service may have a port of this node
-/// itself.
+/// Looks for what sends the packet on to an endpoint of a service, if its destination is not the address of a pod. A service may have a
+/// port of this node itself.
 async fn service(facts: &Facts) -> anyhow::Result<Option<(Step, Option<Endpoint>)>> {
     let Some(way) = facts.ways.first() else { return Ok(None) };
     Ok(match facts.to {

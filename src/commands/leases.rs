@@ -74,7 +74,7 @@ fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow:
     if !published.iter().any(|ip| ours.contains(ip)) {
         let list: Vec<String> = published.iter().map(IpAddr::to_string).collect();
         anyhow::bail!(
-            "the lease of {subnets} belongs to {}, which is no address of this machine: if it is ours all the same, give --public-ip",
+            "the lease of {subnets} belongs to {}, which is no address of this machine: if it is ours anyway, give --public-ip",
             list.join(", ")
         );
     }

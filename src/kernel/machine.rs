@@ -91,7 +91,8 @@ pub struct Machine {
     pub addrs: Vec<AddrInfo>,
     /// The routes of the main table that do not have the agent's protocol.
     pub routes: Vec<RouteInfo>,
-    /// The answer about the address that [`Kernel::machine_towards`](super::Kernel::machine_towards) was called with. `None` if the kernel has no route to it.
+    /// The answer about the address that [`Kernel::machine_towards`](super::Kernel::machine_towards) was called with. `None` if the kernel
+    /// has no route to it.
     pub lookup: Option<RouteLookup>,
 }
 

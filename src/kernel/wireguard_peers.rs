@@ -224,11 +224,11 @@ impl LinuxKernel {
     }
 }
 
-/// Returns what was read of a device. `None` if the kernel refuses to describe it: then everything else is compared all the same, and the
+/// Returns what was read of a device. `None` if the kernel refuses to describe it: then everything else is compared anyway, and the
 /// writes to this device show in the status what the kernel refuses.
 ///
 /// # Errors
-/// The answer could not be read. Nothing is known of the peers then, and writing them anew could replace endpoints that they have learned.
+/// The answer could not be read. Nothing is known of the peers then, and writing them again could replace endpoints that they have learned.
 pub(super) fn unless_refused(
     name: Name,
     read: Result<WireGuardEntries, WireGuardError>,

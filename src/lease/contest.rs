@@ -190,7 +190,7 @@ mod tests {
             assert!(agent.writes >= 24 * 3600 / 600, "{} in a day: it does not give up", agent.writes);
             assert_eq!((agent.noticed, agent.contest.rival()), (1, Some("10.0.0.2")));
         }
-        // One of them is started again: it remembers nothing, and notices all the same.
+        // One of them is started again: it remembers nothing, and notices anyway.
         agents[1] = Agent::default();
         fight(&mut agents, start + 24 * HOUR, start + 26 * HOUR);
         assert!(agents[1].writes < 40 && agents[1].contest.rival().is_some(), "{}", agents[1].writes);

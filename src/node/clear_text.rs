@@ -47,7 +47,7 @@ impl ClearTextTime {
 
 impl<K: Kernel> Node<K> {
     /// Begins the time of clear text, or ends it, because our lease names another backend since this moment. Another option of a backend that
-    /// encrypts is no such change, so it does not begin the time anew.
+    /// encrypts is no such change, so it does not begin the time again.
     pub(super) fn clear_text_after_change(&mut self, now: Instant) {
         self.change.clear_text = self.plan.has_clear_text().then(|| ClearTextTime::begin(now));
     }
@@ -77,7 +77,7 @@ impl<K: Kernel> Node<K> {
         self.schedule.audit_by(now, "the time for clear text is over");
     }
 
-    /// Returns what is saved, so that a restart does not begin the time anew.
+    /// Returns what is saved, so that a restart does not begin the time again.
     pub(super) fn saved_clear_text(&self, now: Instant) -> Option<ClearText> {
         let time = self.change.clear_text.filter(|_| self.plan.has_clear_text())?;
         let leases = self.plan.waiting_in_clear_text().map(ToString::to_string).collect();

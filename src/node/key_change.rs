@@ -2,8 +2,8 @@
 //! A change of the node's key while the agent runs: `weft rotate-key` (docs/adr/017-wireguard.md).
 //!
 //! 1. Our lease is written once as it is. So the store answers, and accepts our writes. No file has the new key yet, so a restart forgets it.
-//! 2. The new key is kept beside the one in use, and the device gets it. The kernel goes on receiving in the sessions of the old key, but sends nothing in them any more, and
-//!    holds back up to 128 packets for each peer.
+//! 2. The new key is kept beside the one in use, and the device gets it. The kernel goes on receiving in the sessions of the old key, but
+//!    sends nothing in them any more, and holds back up to 128 packets for each peer.
 //! 3. Our lease names the new key. Each peer moves our subnet to it, and begins a session, in which the packets that were held back go.
 //! 4. When the store has accepted the lease, the new key replaces the old one in its files.
 //!

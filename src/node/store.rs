@@ -128,7 +128,7 @@ impl<K: Kernel> Node<K> {
                 }
             }
         }
-        // A peer of udp or alloc has no entries, but is saved all the same.
+        // A peer of udp or alloc has no entries, but is saved anyway.
         if full_pass || !changed.is_empty() || peers_version != self.plan.peers_version() {
             self.save_later();
         }

@@ -142,7 +142,7 @@ async fn a_route_of_flannel_is_removed_although_the_kernel_refuses_it_once() {
     assert!(kernel.entries().contains_key(&key));
 }
 
-/// Without its device the node has no network, so each full pass repairs it. The conflict must be reported all the same.
+/// Without its device the node has no network, so each full pass repairs it. The conflict must be reported anyway.
 #[tokio::test]
 async fn a_program_that_fights_over_the_device_or_its_address_is_reported() {
     let (plan, mut passer, kernel) = bench();
@@ -226,7 +226,7 @@ async fn an_event_removes_nothing_while_removals_are_held() {
         kernel.disturb(wanted, None, false);
         passer.noticed(&plan, news()).await.unwrap();
         assert!(kernel.entries().contains_key(&stale), "held, {until:?}");
-        assert!(kernel.entries().contains_key(&wanted), "repaired all the same, {until:?}");
+        assert!(kernel.entries().contains_key(&wanted), "repaired anyway, {until:?}");
     }
     passer.keep_stale_until = None;
     passer.noticed(&plan, HashMap::from([(stale, Some(seen))])).await.unwrap();

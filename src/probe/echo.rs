@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One ICMP echo request and its answer.
 //!
-//! An answer counts if it has the identifier, the sequence number, the random number and the size of the request. For IPv4 it must come from
-//! the address that was asked. The socket is connected then, so the kernel hands out only packets of the peer. For IPv6 it may have another
-//! source: the address that is asked is the first one of a subnet. Where a link of the peer has this subnet, too, as the bridge of the pods does, this
-//! is also the subnet-router anycast address (RFC 4291, section 2.6.1). Linux answers requests to such an address from another one of its
-//! addresses (net.ipv6.anycast_src_echo_reply of Documentation/networking/ip-sysctl.rst), if that link had the address before the tunnel device.
+//! An answer counts if it has the identifier, the sequence number, the random number and the size of the request. For IPv4 it must come
+//! from the address that was asked. The socket is connected then, so the kernel hands out only packets of the peer. For IPv6 it may have
+//! another source: the address that is asked is the first one of a subnet. Where a link of the peer has this subnet, too, as the bridge of
+//! the pods does, this is also the subnet-router anycast address (RFC 4291, section 2.6.1). Linux answers requests to such an address from
+//! another one of its addresses (net.ipv6.anycast_src_echo_reply of Documentation/networking/ip-sysctl.rst), if that link had the address
+//! before the tunnel device.
 //!
 //! The kernel sets the DF bit of IPv4 packets, because they are not larger than the MTU of the device.
 

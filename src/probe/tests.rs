@@ -147,8 +147,8 @@ fn a_node_that_nobody_has_answered_asks_less_often_until_somebody_does() {
     };
     packets(&mut cluster);
     assert!(cluster.prober.is_full());
-    let seldom = packets(&mut cluster);
-    assert!((90..=105).contains(&seldom), "{seldom} packets, five are sent every 5 s");
+    let rarely = packets(&mut cluster);
+    assert!((90..=105).contains(&rarely), "{rarely} packets, five are sent every 5 s");
     cluster.path = &|outgoing| if outgoing.target.place == 3 { LOST } else { ANSWERED };
     let often = packets(&mut cluster);
     assert!(often > 400, "{often} packets after the first answer");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Messages: docs/messages.md and docs/operations.md quote them with X, N or FILE for what varies. The rest of a quoted message must be in the source.
+//! Messages: docs/messages.md and docs/operations.md quote them with X, N or FILE for what varies. The rest of a quoted message must be in
+//! the source.
 
 use std::fs;
 use std::path::Path;

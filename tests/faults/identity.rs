@@ -87,7 +87,7 @@ fn a_single_address_in_use_stays_until_a_restart(kind: Kind) {
     site.stop(Signal::SIGTERM);
     site.start();
     site.own.host = 200;
-    site.healed("a restart, which chooses anew");
+    site.healed("a restart, which chooses again");
 }
 
 fn problems(site: &Site) -> String {
@@ -139,7 +139,7 @@ fn away(uplink: &str) {
         wait_until_read(&mut site, "the address of the uplink away and back");
         assert_eq!(site.own_lease(), before, "nothing was published");
         let same = |text: &str| text.split(':').next().map(str::to_owned);
-        assert_eq!(same(&ip("-o link show flannel.1")), same(&index), "the device was not made anew");
+        assert_eq!(same(&ip("-o link show flannel.1")), same(&index), "the device was not made again");
     });
 }
 

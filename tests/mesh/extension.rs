@@ -147,7 +147,8 @@ fn pods_wait_for_the_command_after_the_lease() {
     });
 }
 
-/// A command that writes its arguments, its variables and its input into a file. The name of the file contains the address of the node and the first argument.
+/// A command that writes its arguments, its variables and its input into a file. The name of the file contains the address of the node and
+/// the first argument.
 const RECORDER: &str = r#"#!/bin/sh
 file="$0.$(ip -4 -o addr show dev eth0 | sed 's/.*inet \([0-9.]*\).*/\1/').$1"
 {

@@ -250,7 +250,7 @@ fn a_peer_whose_device_is_younger_than_its_bridge_is_reached_over_ipv6() {
         ns.ip("link del flannel-v6.1").await?;
         let is_back = async || ns.ip("-6 route show dev flannel-v6.1").await.is_ok_and(|text| text.contains("via"));
         wait_for("the device and its route", LIMIT, is_back).await?;
-        // What n1 knows of n2 begins anew.
+        // What n1 knows of n2 begins again.
         lab.nodes[0].stop(Signal::SIGTERM).await?;
         lab.nodes[0].start()?;
         lab.nodes[0].ready().await?;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The alert rules in a real Prometheus that scrapes a lab: none fires while the lab is healthy, and each fires when it is provoked. The
-//! waiting times of the rules are shortened, because nobody waits ten minutes for a test. `WeftPeersNotEncrypted` needs WireGuard: promtool judges the
-//! rule (tests/deploy/monitoring.rs), and a virtual machine shows that the metric rises and falls (tests/vm/wireguard-change.sh).
+//! waiting times of the rules are shortened, because nobody waits ten minutes for a test. `WeftPeersNotEncrypted` needs WireGuard: promtool
+//! judges the rule (tests/deploy/monitoring.rs), and a virtual machine shows that the metric rises and falls
+//! (tests/vm/wireguard-change.sh).
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -42,7 +42,7 @@ pub enum Error {
     Adopt(io::Error),
     /// A TUN device has another framing.
     #[error(
-        "cannot take over the TUN device {name}: its flags are {flags:#x}; delete it (ip link del {name}), and it is created anew"
+        "cannot take over the TUN device {name}: its flags are {flags:#x}; delete it (ip link del {name}), and it is created again"
     )]
     Framing {
         /// Name of the device.

@@ -373,7 +373,7 @@ fn nothing_is_lost_while_somebody_keeps_the_descriptors() {
     });
 }
 
-/// The kernel refuses packets together if one of them is too long for the uplink. Those that are short enough must leave all the same.
+/// The kernel refuses packets together if one of them is too long for the uplink. Those that are short enough must leave anyway.
 #[test]
 fn packets_that_fit_are_sent_although_others_beside_them_are_too_long() {
     two_nodes(|one, two| async move {

@@ -68,7 +68,8 @@ impl Drop for Path {
     }
 }
 
-/// Measures a veth pair between two pods with nothing in between, each way on one node, and each way from node to node. Returns the paths in this order.
+/// Measures a veth pair between two pods with nothing in between, each way on one node, and each way from node to node. Returns the paths
+/// in this order.
 pub fn measure(site: &Site, ways: &[Way]) -> Vec<Path> {
     second_node(site);
     let mut paths = vec![pair_alone(site)];

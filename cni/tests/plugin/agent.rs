@@ -110,7 +110,7 @@ fn add_asks_the_agent_if_it_has_a_socket() {
     });
 }
 
-/// A store that is down for hours keeps the agent from becoming ready. Pods are added all the same, long before the time is over that
+/// A store that is down for hours keeps the agent from becoming ready. Pods are added anyway, long before the time is over that
 /// a missing subnet.env is waited for.
 #[test]
 fn add_continues_after_three_seconds_with_an_agent_that_is_not_ready() {

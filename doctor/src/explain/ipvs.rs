@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Services that IPVS carries. kube-proxy gives their addresses to the link kube-ipvs0, so that the kernel delivers the packets to this host, where IPVS
-//! takes them. Its table is not read here.
+//! Services that IPVS carries. kube-proxy gives their addresses to the link kube-ipvs0, so that the kernel delivers the packets to this
+//! host, where IPVS takes them. Its table is not read here.
 
 use std::net::SocketAddr;
 

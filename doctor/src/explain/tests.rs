@@ -281,7 +281,7 @@ fn what_the_probes_of_the_agent_found_counts_after_everything_that_the_kernel_sh
         (peer.state, peer.reason) = ("unreachable".to_owned(), Some("a firewall drops UDP port 8472".to_owned()));
     };
     broken("a firewall drops UDP port 8472", unreachable);
-    // The node itself may be reached all the same: the fault is in the tunnel.
+    // The node itself may be reached anyway: the fault is in the tunnel.
     let to_the_node = explain(|facts| {
         unreachable(facts);
         facts.packet.to = "192.168.0.2".parse().unwrap();

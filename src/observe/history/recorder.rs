@@ -84,7 +84,7 @@ impl Recorder {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {} s: does its disk hang?", LIMIT.as_secs()),
         };
-        tracing::warn!("history: read {name}: {error}: it begins anew");
+        tracing::warn!("history: read {name}: {error}: it begins again");
         recorder
     }
 

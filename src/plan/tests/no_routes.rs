@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A backend that makes no routes: what the plan leaves out because of it, and what it shows all the same.
+//! A backend that makes no routes: what the plan leaves out because of it, and what it shows anyway.
 
 use weft_backends::backend::Planned;
 use weft_backends::state::{Route, State};
@@ -90,7 +90,7 @@ fn peers_of_any_type_are_believed_and_have_no_entries_and_no_fault() {
     let mut outside = lease(6, 1);
     outside.subnets = Subnets::from_key("10.6.6.0-24").unwrap();
     plan.put(Record { id: outside.id.clone(), lease: Ok(outside) });
-    assert_eq!((plan.peers().len(), plan.set_aside_count()), (4, 1), "they are judged all the same");
+    assert_eq!((plan.peers().len(), plan.set_aside_count()), (4, 1), "they are judged anyway");
 }
 
 /// flannel's host-gw and an administrator write the same routes.

@@ -290,8 +290,8 @@ impl Pool {
                 (Err(fault), Some(index)) => {
                     let stale = matches!(&fault, Fault::Etcd(error) if is_about_auth(error));
                     if stale && !renewed {
-                        // The client itself replaces a token that etcd does not know any more. It does not replace one that etcd has signed and that is
-                        // older than the last change of the users. Log in again at the same endpoint, once.
+                        // The client itself replaces a token that etcd does not know any more. It does not replace one that etcd has signed
+                        // and that is older than the last change of the users. Log in again at the same endpoint, once.
                         renewed = true;
                         *self.endpoints[index].client.borrow_mut() = None;
                         continue;

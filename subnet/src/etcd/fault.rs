@@ -116,7 +116,8 @@ pub(super) fn may_be_done(error: &Error) -> bool {
     }
 }
 
-/// Returns true if the answer was larger than [`super::client::MESSAGE_LIMIT`]. It was not read into memory, and another endpoint would send the same.
+/// Returns true if the answer was larger than [`super::client::MESSAGE_LIMIT`]. It was not read into memory, and another endpoint would
+/// send the same.
 pub(super) fn too_large(error: &Error) -> bool {
     let Error::Unavailable { source: Some(source), .. } = error else { return false };
     matches!(source.downcast_ref::<Fault>(), Some(Fault::Etcd(error)) if message_too_large(error))

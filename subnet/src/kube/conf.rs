@@ -56,7 +56,7 @@ impl Conf {
         }
     }
 
-    /// Reads net-conf as it is now. [`Conf::follow`] reports a change all the same. Returns `None` if it cannot be read or is not valid.
+    /// Reads net-conf as it is now. [`Conf::follow`] reports a change anyway. Returns `None` if it cannot be read or is not valid.
     pub(super) fn network(&self) -> Option<Network> {
         Network::parse(&self.read_file().ok()?).ok()
     }

@@ -322,7 +322,7 @@ impl Fake {
     }
 }
 
-/// A stopped clock that the test moves on. Sockets work all the same. With tokio's own paused clock they do not: it jumps to the next
+/// A stopped clock that the test moves on. Sockets work anyway. With tokio's own paused clock they do not: it jumps to the next
 /// timeout whenever the program waits for the network.
 pub(super) struct Clock {
     _hold: std::sync::mpsc::Sender<()>,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The watch of all Nodes: a list, then its changes.
 //!
-//! Where the server can do that, the list is the beginning of the watch ("streaming list", `sendInitialEvents`). Otherwise a list
-//! in pages precedes the watch. A watch that ends is resumed at the last version that was seen. If that version is too old for the server, the list is read again.
+//! Where the server can do that, the list is the beginning of the watch ("streaming list", `sendInitialEvents`). Otherwise a list in pages
+//! precedes the watch. A watch that ends is resumed at the last version that was seen. If that version is too old for the server, the list
+//! is read again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -581,7 +581,7 @@ async fn renewals_and_the_watch_continue_after_an_endpoint_fails() {
             while !matches!(timeout(LIMIT, keeps.recv()).await.unwrap(), Some(Event::Renewed(Some(_)))) {}
         }
         live.store().remove(&other.id).await.unwrap();
-        let Event::Changes(changes) = next(&mut events).await else { panic!("the watch is resumed, not begun anew") };
+        let Event::Changes(changes) = next(&mut events).await else { panic!("the watch is resumed, not begun again") };
         assert_eq!(changes, [RecordChange::Removed(other.id)]);
         assert!(live.store().own(&booted(1)).await.unwrap().is_some_and(|own| own.age == lease.age), "it never ended");
     };

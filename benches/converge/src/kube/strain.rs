@@ -47,7 +47,7 @@ impl Bench<'_> {
         self.cluster.calm(ATTACKER)
     }
 
-    /// The server starts anew with a newer version than the agent's: it refuses the old one (410), and the agent lists again.
+    /// The server starts again with a newer version than the agent's: it refuses the old one (410), and the agent lists again.
     fn list_again(&mut self, agent: &Agent, node: &Node, peers: usize) -> Result<()> {
         let lists = agent.logged(FORGOTTEN)?;
         agent.forget_peak()?;
