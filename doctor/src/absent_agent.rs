@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use weft_backends::owner;
 use weft_netlink::rtnl::Link;
 
+use super::finding::{NodeFinding, finding};
 use super::node::{AgentAnswer, NodeSources};
-use super::node_findings::{NodeFinding, finding};
 
 /// flannel's program. weft may run under this name, too.
 const FLANNELD: &str = "flanneld";

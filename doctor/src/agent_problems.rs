@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::node_findings::{NodeFinding, finding};
+use super::finding::{NodeFinding, finding};
 
 /// The programs that undo again and again what the agent writes.
 const FIND: &str = "find the program that does it: cron, networkd, NetworkManager, a VPN, a firewall, a second agent";

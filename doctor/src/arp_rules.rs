@@ -4,8 +4,8 @@
 
 use std::fs;
 
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
 use super::programs::{LIMIT, run};
 
 /// Where the kernel lists the tables of arptables-legacy.

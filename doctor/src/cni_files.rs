@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::cni_plugins;
+use super::finding::{NodeFinding, finding};
 use super::node::{AgentAnswer, NodeFacts};
-use super::node_findings::{NodeFinding, env, finding};
 use super::pod_addresses;
 
 /// Files with these endings are configurations.
@@ -206,7 +206,7 @@ fn is_link(facts: &NodeFacts, conf: &Conf) -> bool {
 /// Pods share addresses, or host-local has given nearly all addresses of the own subnet to pods.
 pub(super) fn addresses(facts: &NodeFacts) -> Vec<NodeFinding> {
     let mut findings = pod_addresses::found(facts);
-    let Some(subnet) = env(facts).and_then(|env| env.subnets.v4) else { return findings };
+    let Some(subnet) = facts.subnet_file.env().and_then(|env| env.subnets.v4) else { return findings };
     // The network, its broadcast address and the gateway are for no pod.
     let all = (1_usize << (32 - subnet.prefix_len())).saturating_sub(3);
     for (network, reserved) in &facts.cni.reserved {

@@ -11,9 +11,10 @@ use nix::errno::Errno;
 use serde_json::Value;
 use weft_subnet::env::USUAL_FILE;
 
+use super::base::SubnetFile;
 use super::cni_files::{Conf, OURS};
-use super::node::{AgentAnswer, NodeFacts, SubnetFile};
-use super::node_findings::{NodeFinding, finding};
+use super::finding::{NodeFinding, finding};
+use super::node::{AgentAnswer, NodeFacts};
 use super::programs::{ProgramError, output};
 
 /// The time limit for one plugin.

@@ -14,8 +14,8 @@ use nix::sys::socket::{LinkAddr, bind};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
 use weft_netlink::rtnl::{Addr, Link, mac_text};
 
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
 use super::underlay::Tables;
 use super::uplinks::PathLinks;
 

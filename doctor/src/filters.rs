@@ -9,8 +9,9 @@ use weft_netlink::rtnl::{Link, Qdisc};
 use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{attr, attr_after, attrs, i32_at, messages, text, u8_at, u32_at};
 
-use super::node::{BRIDGE, NodeFacts};
-use super::node_findings::{NodeFinding, finding};
+use super::base::BRIDGE;
+use super::finding::{NodeFinding, finding};
+use super::node::NodeFacts;
 
 /// Maximum number of links whose filters are read, and maximum number that are named.
 const MAX_LINKS: usize = 64;

@@ -3,8 +3,9 @@
 
 use weft_netlink::rtnl::{Link, Route};
 
-use super::node::{BRIDGE, NodeFacts, sysctl};
-use super::node_findings::{NodeFinding, env, finding};
+use super::base::{BRIDGE, sysctl};
+use super::finding::{NodeFinding, finding};
+use super::node::NodeFacts;
 use super::ways::is_ours;
 
 /// The sysctls of forwarding.
@@ -33,7 +34,7 @@ pub fn read(links: &[Link], routes: &[Route]) -> Forwarding {
 
 /// The kernel drops packets of pods instead of forwarding them.
 pub(super) fn forwarding(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let Some(env) = env(facts) else { return Vec::new() };
+    let Some(env) = facts.subnet_file.env() else { return Vec::new() };
     let found = |name: &str, what: &str| {
         let evidence = format!("{name} is 0: {what}");
         finding(

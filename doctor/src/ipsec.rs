@@ -11,8 +11,8 @@ use nix::libc;
 use weft_netlink::socket::{Netlink, absent};
 use weft_netlink::wire::{attr_after, i32_at, messages, u8_at, u16_at, u32_at};
 
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
 
 const XFRM_MSG_NEWPOLICY: u16 = 0x13;
 const XFRM_MSG_GETPOLICY: u16 = 0x15;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft doctor`: finds what is wrong with a node. [`node`] gathers facts, [`node_findings`] decides, without side effects.
+//! `weft doctor`: finds what is wrong with a node. [`node`] gathers facts, [`checks`] decides, without side effects.
 //!
 //! `weft explain`: follows one packet through this node ([`explain`]).
 //!
@@ -10,13 +10,16 @@
 pub mod absent_agent;
 pub mod agent_problems;
 mod arp_rules;
+mod base;
 mod certificates;
 mod chains;
+pub mod checks;
 pub mod cni_files;
 mod cni_plugins;
 pub mod duplicates;
 pub mod explain;
 mod filters;
+pub mod finding;
 mod forwarding;
 mod host_firewalls;
 pub mod ipsec;
@@ -26,7 +29,7 @@ mod limits;
 pub mod locks;
 pub mod lossy;
 pub mod node;
-pub mod node_findings;
+mod node_findings;
 pub mod offload;
 mod other_networks;
 pub mod other_rules;
@@ -53,6 +56,6 @@ pub mod ways;
 ///
 /// # Errors
 /// The kernel's tables or /proc cannot be read, so that nothing is known.
-pub fn examine_node(sources: &node::NodeSources, only: &[String]) -> anyhow::Result<node_findings::NodeReport> {
-    Ok(node_findings::decide(&node::read(sources)?, only))
+pub fn examine_node(sources: &node::NodeSources, only: &[String]) -> anyhow::Result<checks::NodeReport> {
+    Ok(checks::decide(&node::read(sources)?, only))
 }

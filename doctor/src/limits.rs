@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use super::node::{Fill, NodeFacts, unwritable};
-use super::node_findings::{NodeFinding, finding};
+use super::base::{Fill, unwritable};
+use super::finding::{NodeFinding, finding};
+use super::node::NodeFacts;
 use super::processes;
 
 /// A limit is reported from this share, in percent.

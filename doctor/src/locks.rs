@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::stat::{major, minor};
 
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
 use super::processes::Process;
 
 /// The lock of iptables (XT_LOCK_NAME of its sources).

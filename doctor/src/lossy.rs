@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Peers that only some packets reach, as the probes of the agent found.
 
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
 
 /// A peer that only some packets reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub(super) fn lossy(facts: &NodeFacts) -> impl Iterator<Item = NodeFinding> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::checks::decide;
     use super::super::node::AgentAnswer;
-    use super::super::node_findings::decide;
     use super::super::uplinks::{PathLink, PathLinks};
     use super::*;
 

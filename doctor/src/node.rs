@@ -2,29 +2,27 @@
 //! Reads what `weft doctor` examines: files, sysctls and the kernel's tables, without drawing conclusions.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use ipnet::IpNet;
-use nix::sys::statvfs::statvfs;
-use nix::unistd::{AccessFlags, access, geteuid};
+use nix::unistd::geteuid;
 use weft_netlink::rtnl::{Addr, Link, Neigh, Rtnl};
-use weft_subnet::env::SubnetEnv;
 
 use super::absent_agent::{self, AbsentAgent};
 use super::agent_problems::AgentProblem;
+use super::base::{BRIDGE, Fill, SubnetFile, read_subnet_file, sysctl, unwritable};
 use super::cni_files::{self, CniFiles, CniSources};
 use super::duplicates::{self, Duplicate, SameMac};
 use super::filters::{self, PodFilter};
+use super::finding::NodeFinding;
 use super::forwarding::{self, Forwarding};
 use super::ipsec::{self, Taken};
 use super::limits::{self, Limits};
 use super::locks::{self, HeldLock};
 use super::lossy::LossyPeer;
-use super::node_findings::NodeFinding;
 use super::offload::{self, Offloaded};
 use super::other_networks::{self, Leftover};
 use super::other_rules::{self, RuleFacts};
@@ -39,9 +37,6 @@ use super::tunnel_rules::{self, DroppingRule};
 use super::underlay::{self, Fault, PeerAddress, Tables};
 use super::uplinks::{self, PathLinks};
 use super::ways::{self, WayFacts};
-
-/// The bridge of flannel's CNI plugin.
-pub const BRIDGE: &str = "cni0";
 
 /// What is examined.
 #[derive(Debug, Default, Clone)]
@@ -99,28 +94,6 @@ pub enum AgentAnswer {
     Problems(Vec<AgentProblem>),
 }
 
-/// The subnet file.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub enum SubnetFile {
-    /// There is no file, as before the first start.
-    #[default]
-    Missing,
-    /// The file cannot be read, or names no subnet. The text says why.
-    Bad(String),
-    /// The content.
-    Good(SubnetEnv),
-}
-
-impl SubnetFile {
-    /// Returns the subnets of this node, if the file names them.
-    fn subnets(&self) -> Vec<IpNet> {
-        match self {
-            SubnetFile::Good(env) => env.subnets.iter().collect(),
-            SubnetFile::Missing | SubnetFile::Bad(_) => Vec::new(),
-        }
-    }
-}
-
 /// The bridge of the CNI plugin.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Bridge {
@@ -128,15 +101,6 @@ pub struct Bridge {
     pub mtu: u32,
     /// Its addresses whose scope is wider than the link.
     pub addrs: Vec<IpAddr>,
-}
-
-/// How full a table of the kernel is.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Fill {
-    /// Number of entries that count against the limit.
-    pub entries: u64,
-    /// The limit.
-    pub max: u64,
 }
 
 /// Everything that was read.
@@ -327,39 +291,6 @@ fn not_examined(sources: &NodeSources) -> Vec<(&'static str, String)> {
     }
     texts.extend(processes::unreadable().map(|text| ("port", text)));
     texts
-}
-
-/// Reads a number below /proc/sys/net. The kernel shows the namespace of the calling thread there.
-pub(crate) fn sysctl(name: &str) -> Option<u64> {
-    fs::read_to_string(Path::new("/proc/sys/net").join(name)).ok()?.trim().parse().ok()
-}
-
-pub(crate) fn read_subnet_file(path: &Path) -> SubnetFile {
-    match fs::read_to_string(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => SubnetFile::Missing,
-        Err(error) => SubnetFile::Bad(error.to_string()),
-        Ok(text) => match SubnetEnv::parse(&text) {
-            Some(env) => SubnetFile::Good(env),
-            None => SubnetFile::Bad("it names no valid subnet".to_owned()),
-        },
-    }
-}
-
-/// Returns why the agent could not write a file. It makes missing directories, so the nearest one that exists counts.
-pub(super) fn unwritable(path: &Path) -> Option<String> {
-    let mut dirs = path.ancestors().skip(1);
-    let dir = dirs.find(|dir| dir.exists()).filter(|dir| !dir.as_os_str().is_empty())?;
-    if !dir.is_dir() {
-        return Some(format!("{} is not a directory", dir.display()));
-    }
-    if let Err(error) = access(dir, AccessFlags::W_OK | AccessFlags::X_OK) {
-        return Some(format!("{}: {}", dir.display(), error.desc()));
-    }
-    let space = statvfs(dir).ok()?;
-    // A file system without a limit, such as overlayfs on some hosts, reports no blocks and no files at all.
-    let is_full = space.blocks() > 0 && space.blocks_available() == 0;
-    let lacks_files = space.files() > 0 && space.files_available() == 0;
-    (is_full || lacks_files).then(|| format!("{}: the file system is full", dir.display()))
 }
 
 /// Returns the IPv6 entries that are switched off: those of the links that pods' packets pass, and the one for links that are

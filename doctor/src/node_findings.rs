@@ -1,188 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides from the facts what is wrong with a node, without side effects.
-
-use std::fmt::Write;
-
-use serde_json::{Value, json};
-use weft_subnet::env::SubnetEnv;
+//! The checks that need nothing but the facts of [`super::node`], without side effects.
 
 use super::agent_problems::AgentProblem;
-use super::cni_files;
-use super::duplicates;
-use super::forwarding::forwarding;
-use super::ipsec;
-use super::limits;
-use super::locks;
+use super::base::{BRIDGE, Fill, SubnetFile};
+use super::finding::{NodeFinding, finding};
 use super::lossy;
-use super::node::{AgentAnswer, BRIDGE, NodeFacts, SubnetFile};
-use super::offload;
-use super::other_networks;
+use super::node::{AgentAnswer, NodeFacts};
 use super::pod_links;
-use super::rule_findings;
-use super::store_findings;
-use super::underlay;
-use super::uplinks;
-use super::way_findings;
 
 /// A table of the kernel is reported from this share of its limit, in percent. Bursts fill the rest.
 const FULL: u64 = 90;
 
-/// One check: its name for `--only`, what it looks for, and the function that decides.
-pub struct Check {
-    /// The name.
-    pub name: &'static str,
-    /// What it looks for, in one line.
-    pub about: &'static str,
-    decide: fn(&NodeFacts) -> Vec<NodeFinding>,
-}
-
-/// Something that is wrong with the node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeFinding {
-    /// The name of the check.
-    pub check: &'static str,
-    /// What was seen.
-    pub evidence: String,
-    /// What to do, in one line.
-    pub remedy: String,
-}
-
-/// Every check, in the order in which findings are shown.
-pub const CHECKS: [Check; 36] = [
-    Check { name: "agent", about: "problems that the agent reports, or no agent answers", decide: agent },
-    Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_networks::other_agent },
-    Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file },
-    Check {
-        name: "store",
-        about: "the store fails or is slow, or net-conf is not valid",
-        decide: store_findings::store,
-    },
-    Check {
-        name: "certificates",
-        about: "a certificate of the store ended or ends soon",
-        decide: store_findings::certificates,
-    },
-    Check { name: "clock", about: "the clock is before the start of a certificate", decide: store_findings::clock },
-    Check { name: "kernel", about: "the kernel lacks the module of the backend", decide: store_findings::kernel },
-    Check { name: "port", about: "another program uses the UDP port of the tunnel", decide: port },
-    Check { name: "device", about: "another vxlan device takes the packets of weft's", decide: way_findings::device },
-    Check {
-        name: "network",
-        about: "another program's route or network is inside Network",
-        decide: way_findings::network,
-    },
-    Check { name: "managed", about: "another program manages weft's devices", decide: way_findings::managed },
-    Check { name: "uplink", about: "a bridge or bond takes packets of a link, or ARP is off", decide: uplinks::uplink },
-    Check {
-        name: "underlay",
-        about: "packets to other nodes do not leave, or leave by a wrong way",
-        decide: underlay::underlay,
-    },
-    Check {
-        name: "duplicate-address",
-        about: "another host has an address of this node",
-        decide: duplicates::duplicate_address,
-    },
-    Check {
-        name: "traffic-control",
-        about: "netem, XDP programs, filters or rate limits of tc may drop packets",
-        decide: uplinks::traffic_control,
-    },
-    Check { name: "forwarding", about: "the kernel does not forward packets of pods", decide: forwarding },
-    Check { name: "bridge", about: "cni0 or links of pods are down or not connected", decide: pod_links::bridge },
-    Check { name: "bridge-subnet", about: "cni0 has an address of an old subnet", decide: bridge_subnet },
-    Check { name: "mtu", about: "cni0 or pods do not fit the size of packets in the tunnel", decide: mtu },
-    Check { name: "br-netfilter", about: "packets between pods of the bridge bypass the rules", decide: br_netfilter },
-    Check { name: "masquerade", about: "a rule hides pods from other nodes", decide: rule_findings::masquerade },
-    Check {
-        name: "services",
-        about: "kube-proxy's rules are gone, or do not fit this cluster",
-        decide: rule_findings::services,
-    },
-    Check { name: "firewall", about: "a firewall of this node drops tunnel packets", decide: rule_findings::firewall },
-    Check {
-        name: "leftovers",
-        about: "rules or links of another network for pods that does not run",
-        decide: other_networks::leftovers,
-    },
-    Check { name: "ipsec", about: "a policy of IPsec takes packets between pods", decide: ipsec::ipsec },
-    Check { name: "rp-filter", about: "the kernel drops packets from some nodes", decide: way_findings::rp_filter },
-    Check { name: "checksum", about: "packets arrive with wrong checksums", decide: way_findings::checksum },
-    Check { name: "offload", about: "a card is known to spoil checksums of tunnels", decide: offload::offload },
-    Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: ipv6 },
-    Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack },
-    Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours },
-    Check { name: "cni", about: "CNI configurations or plugins are missing, broken, or not those of weft", decide: cni_files::cni },
-    Check { name: "addresses", about: "pods share addresses, or nearly all are taken", decide: cni_files::addresses },
-    Check { name: "disk", about: "a directory of the agent or of CNI cannot be written", decide: limits::disk },
-    Check { name: "limits", about: "inotify, open files or threads are at the limit", decide: limits::limits },
-    Check { name: "locks", about: "a program holds the lock of iptables or host-local", decide: locks::locks },
-];
-
-/// The checks that look at rules of other programs.
-const OF_RULES: [&str; 4] = ["masquerade", "services", "firewall", "leftovers"];
-
-/// The result of an examination.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodeReport {
-    /// What is wrong.
-    pub findings: Vec<NodeFinding>,
-    /// What the chosen checks could not examine, for people.
-    pub not_examined: Vec<String>,
-}
-
-impl NodeReport {
-    /// Formats the report for people.
-    pub fn render(&self) -> String {
-        let mut text = String::new();
-        for finding in &self.findings {
-            let _ = writeln!(text, "{}: {}\n    {}", finding.check, finding.evidence, finding.remedy);
-        }
-        let count = self.findings.len();
-        let _ = writeln!(text, "{count} {}", if count == 1 { "finding" } else { "findings" });
-        for what in &self.not_examined {
-            let _ = writeln!(text, "not examined: {what}");
-        }
-        text
-    }
-
-    /// Formats the report for programs.
-    pub fn as_json(&self) -> Value {
-        let one =
-            |found: &NodeFinding| json!({"check": found.check, "evidence": found.evidence, "remedy": found.remedy});
-        let findings: Vec<Value> = self.findings.iter().map(one).collect();
-        json!({"findings": findings, "not_examined": self.not_examined})
-    }
-}
-
-/// Runs the checks. An empty `only` means all checks.
-pub fn decide(facts: &NodeFacts, only: &[String]) -> NodeReport {
-    let wanted = |check: &str| only.is_empty() || only.iter().any(|name| name == check);
-    let mut report = NodeReport::default();
-    for check in CHECKS.iter().filter(|check| wanted(check.name)) {
-        let found = (check.decide)(facts).into_iter();
-        report.findings.extend(found.map(|found| NodeFinding { check: check.name, ..found }));
-    }
-    let not_examined = facts.not_examined.iter().filter(|(check, _)| wanted(check));
-    report.not_examined = not_examined.map(|(_, text)| text.clone()).collect();
-    let of_rules = facts.rules.unreadable.iter().filter(|_| OF_RULES.iter().any(|check| wanted(check)));
-    report.not_examined.extend(of_rules.map(|why| format!("rules of other programs: {why}")));
-    report
-}
-
-pub(super) fn finding(evidence: String, remedy: String) -> NodeFinding {
-    NodeFinding { check: "", evidence, remedy }
-}
-
-/// Returns the content of the subnet file, if there is any.
-pub(super) fn env(facts: &NodeFacts) -> Option<&SubnetEnv> {
-    match &facts.subnet_file {
-        SubnetFile::Good(env) => Some(env),
-        SubnetFile::Missing | SubnetFile::Bad(_) => None,
-    }
-}
-
-fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
+pub(super) fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
     match &facts.agent {
         AgentAnswer::None => facts.absent_agent.iter().cloned().collect(),
         AgentAnswer::Failed { why, stopped } => {
@@ -200,7 +29,7 @@ fn agent(facts: &NodeFacts) -> Vec<NodeFinding> {
     }
 }
 
-fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
+pub(super) fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
     let path = facts.path.display();
     let mut findings = Vec::new();
     if let SubnetFile::Bad(why) = &facts.subnet_file {
@@ -215,7 +44,7 @@ fn subnet_file(facts: &NodeFacts) -> Vec<NodeFinding> {
     findings
 }
 
-fn port(facts: &NodeFacts) -> Vec<NodeFinding> {
+pub(super) fn port(facts: &NodeFacts) -> Vec<NodeFinding> {
     let port = facts.port;
     let one = |user: &String| {
         let remedy = format!("stop {user}, or choose another Port in the net-conf of the whole cluster");
@@ -224,8 +53,8 @@ fn port(facts: &NodeFacts) -> Vec<NodeFinding> {
     facts.port_users.iter().map(one).collect()
 }
 
-fn bridge_subnet(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let (Some(env), Some(bridge)) = (env(facts), &facts.bridge) else { return Vec::new() };
+pub(super) fn bridge_subnet(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let (Some(env), Some(bridge)) = (facts.subnet_file.env(), &facts.bridge) else { return Vec::new() };
     let mut findings = Vec::new();
     for subnet in env.subnets.iter() {
         let same_family = bridge.addrs.iter().filter(|addr| addr.is_ipv4() == subnet.addr().is_ipv4());
@@ -240,8 +69,8 @@ fn bridge_subnet(facts: &NodeFacts) -> Vec<NodeFinding> {
     findings
 }
 
-fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let (Some(env), Some(bridge)) = (env(facts), &facts.bridge) else {
+pub(super) fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let (Some(env), Some(bridge)) = (facts.subnet_file.env(), &facts.bridge) else {
         return pod_links::mtu(facts).into_iter().collect();
     };
     // The kernel gives a bridge without ports the MTU 1500, and one with ports the smallest of theirs, unless somebody set it.
@@ -254,8 +83,8 @@ fn mtu(facts: &NodeFacts) -> Vec<NodeFinding> {
     vec![finding(evidence, remedy)]
 }
 
-fn br_netfilter(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let has_v6 = env(facts).is_some_and(|env| env.subnets.v6.is_some());
+pub(super) fn br_netfilter(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let has_v6 = facts.subnet_file.env().is_some_and(|env| env.subnets.v6.is_some());
     let (sysctl, evidence) = match (facts.bridge_calls_iptables, facts.bridge_calls_ip6tables) {
         (None, _) => ("iptables", "the module br_netfilter is not loaded"),
         (Some(0), _) => ("iptables", "net.bridge.bridge-nf-call-iptables is 0"),
@@ -270,8 +99,8 @@ fn br_netfilter(facts: &NodeFacts) -> Vec<NodeFinding> {
     vec![finding(evidence, format!("modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-{sysctl}=1"))]
 }
 
-fn ipv6(facts: &NodeFacts) -> Vec<NodeFinding> {
-    if env(facts).is_none_or(|env| env.subnets.v6.is_none()) {
+pub(super) fn ipv6(facts: &NodeFacts) -> Vec<NodeFinding> {
+    if facts.subnet_file.env().is_none_or(|env| env.subnets.v6.is_none()) {
         return Vec::new();
     }
     let one = |name: &String| {
@@ -282,7 +111,7 @@ fn ipv6(facts: &NodeFacts) -> Vec<NodeFinding> {
     facts.ipv6_disabled.iter().map(|name| name.replace('.', "/")).map(|name| one(&name)).collect()
 }
 
-fn conntrack(facts: &NodeFacts) -> Vec<NodeFinding> {
+pub(super) fn conntrack(facts: &NodeFacts) -> Vec<NodeFinding> {
     let Some(fill) = facts.conntrack.filter(|fill| fill.entries * 100 >= fill.max * FULL && fill.max > 0) else {
         return Vec::new();
     };
@@ -293,66 +122,12 @@ fn conntrack(facts: &NodeFacts) -> Vec<NodeFinding> {
     vec![finding(evidence, format!("sysctl -w net.netfilter.nf_conntrack_max={}", fill.max * 2))]
 }
 
-fn neighbours(facts: &NodeFacts) -> Vec<NodeFinding> {
+pub(super) fn neighbours(facts: &NodeFacts) -> Vec<NodeFinding> {
     let full = facts.neighbours.iter().filter(|(_, fill)| fill.entries * 100 >= fill.max * FULL);
-    let one = |(name, fill): &(&str, super::node::Fill)| {
+    let one = |(name, fill): &(&str, Fill)| {
         let limit = format!("net.{name}.neigh.default.gc_thresh3");
         let evidence = format!("{} neighbours count against {limit}, which is {}", fill.entries, fill.max);
         finding(evidence, format!("sysctl -w {limit}={}", fill.max.max(512) * 2))
     };
     full.map(one).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::node::Fill;
-    use super::*;
-
-    fn checks(facts: &NodeFacts) -> Vec<&'static str> {
-        decide(facts, &[]).findings.iter().map(|finding| finding.check).collect()
-    }
-
-    #[test]
-    fn a_node_before_the_first_start_has_no_findings() {
-        assert_eq!(checks(&NodeFacts::default()), [""; 0]);
-    }
-
-    #[test]
-    fn a_table_is_reported_from_nine_tenths_of_its_limit() {
-        for (entries, found) in [(899, false), (900, true), (1000, true)] {
-            let fill = Fill { entries, max: 1000 };
-            let facts = NodeFacts { conntrack: Some(fill), ..NodeFacts::default() };
-            assert_eq!(checks(&facts) == ["conntrack"], found, "{entries}");
-            let facts = NodeFacts { neighbours: vec![("ipv6", fill)], ..NodeFacts::default() };
-            assert_eq!(checks(&facts) == ["neighbours"], found, "{entries}");
-        }
-        let facts = NodeFacts { conntrack: Some(Fill::default()), ..NodeFacts::default() };
-        assert_eq!(checks(&facts), [""; 0], "a limit of 0 means that there is no limit");
-    }
-
-    #[test]
-    fn only_the_chosen_checks_run_and_problems_of_the_agent_are_findings() {
-        let agent = AgentAnswer::Problems(vec![AgentProblem::new("no lease")]);
-        let not_examined = vec![("port", "other users".to_owned())];
-        let port_users = vec!["nc (pid 7)".to_owned()];
-        let facts = NodeFacts { agent, port_users, not_examined, ..NodeFacts::default() };
-        assert_eq!(checks(&facts), ["agent", "port"]);
-        let only = decide(&facts, &["agent".to_owned()]);
-        assert_eq!(only.findings.len(), 1);
-        assert_eq!(only.findings[0].evidence, "the agent reports: no lease");
-        assert_eq!(only.not_examined, [""; 0], "this concerns another check");
-        assert_eq!(decide(&facts, &["port".to_owned()]).not_examined, ["other users"]);
-    }
-
-    #[test]
-    fn each_check_of_rules_says_which_rules_were_not_read() {
-        let mut facts = NodeFacts::default();
-        facts.rules.unreadable = Some("iptables-nft-save is not installed".to_owned());
-        let text = ["rules of other programs: iptables-nft-save is not installed"];
-        for check in ["masquerade", "services", "firewall", "leftovers"] {
-            assert_eq!(decide(&facts, &[check.to_owned()]).not_examined, text, "{check}");
-        }
-        assert_eq!(decide(&facts, &["port".to_owned()]).not_examined, [""; 0]);
-        assert_eq!(decide(&facts, &[]).not_examined, text, "once for all of them");
-    }
 }

@@ -11,8 +11,8 @@ use std::path::Path;
 use weft_netlink::ethtool::{self, TX_CHECKSUM};
 use weft_netlink::rtnl::Link;
 
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
 use super::uplinks::PathLinks;
 use super::ways::is_ours;
 

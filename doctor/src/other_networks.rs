@@ -4,8 +4,8 @@
 use weft_cni::iptables::{Saved, target, words};
 use weft_netlink::rtnl::Link;
 
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
 use super::other_rules::SavedRules;
 use super::processes;
 

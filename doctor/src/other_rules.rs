@@ -7,12 +7,12 @@ use std::io;
 use std::path::Path;
 
 use super::arp_rules;
+use super::base::BRIDGE;
 use super::explain::ipvs::LINK;
 use super::kernel::entries::Packet;
 use super::kernel::nft;
 use super::kernel::rules::{Fate, Tested};
 use super::legacy_tables::side_tables;
-use super::node::BRIDGE;
 use super::processes::{self, Process, net_namespace};
 use super::programs::{LIMIT, ProgramError, run};
 use ipnet::IpNet;

@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use nix::libc;
 
-use super::node::{BRIDGE, NodeFacts};
-use super::node_findings::{NodeFinding, finding};
+use super::base::BRIDGE;
+use super::finding::{NodeFinding, finding};
+use super::node::NodeFacts;
 use super::pod_links::PodLinks;
 use super::way_findings::{may_be_of_flannel, protocol};
 use super::ways::OtherRoute;

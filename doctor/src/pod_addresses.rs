@@ -8,8 +8,8 @@ use std::path::Path;
 use ipnet::IpNet;
 use weft_netlink::rtnl::Link;
 
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, finding};
 use super::pods;
 use super::processes::{self, Processes};
 

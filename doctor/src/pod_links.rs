@@ -9,8 +9,9 @@ use weft_cni::veth::ALIAS;
 use weft_netlink::rtnl::{Addr, BridgePort, Link, Route};
 use weft_subnet::env::gateway;
 
-use super::node::{BRIDGE, NodeFacts};
-use super::node_findings::{NodeFinding, env, finding};
+use super::base::BRIDGE;
+use super::finding::{NodeFinding, finding};
+use super::node::NodeFacts;
 use super::own_subnet;
 use super::ways::is_ours;
 
@@ -157,7 +158,7 @@ pub(super) fn bridge(facts: &NodeFacts) -> Vec<NodeFinding> {
     }
     findings.extend(ports_that_drop(pods));
     findings.extend(strays_found(pods));
-    let Some(env) = env(facts) else { return findings };
+    let Some(env) = facts.subnet_file.env() else { return findings };
     if let Some(first) = pods.orphans.first() {
         let evidence = format!(
             "{} veth pairs of pods are connected to no bridge ({}), as after `ip link del {BRIDGE}`: these pods have no network",
@@ -265,7 +266,7 @@ fn two_links(pods: &PodLinks, subnet: IpNet) -> Option<NodeFinding> {
 
 /// Pods send packets that are larger than what the way to other nodes carries.
 pub(super) fn mtu(facts: &NodeFacts) -> Option<NodeFinding> {
-    let mtu = env(facts)?.mtu;
+    let mtu = facts.subnet_file.env()?.mtu;
     let large = || facts.pods.links.iter().filter(|link| mtu > 0 && link.mtu > mtu);
     let first = large().next()?;
     let evidence = format!(
@@ -281,7 +282,7 @@ pub(super) fn mtu(facts: &NodeFacts) -> Option<NodeFinding> {
 /// The bridge carries smaller packets than its pods send and expect. The kernel gives a bridge the smallest MTU of its ports, unless
 /// somebody set it.
 pub(super) fn small_bridge(facts: &NodeFacts, bridge: u32) -> Option<NodeFinding> {
-    let mtu = env(facts)?.mtu;
+    let mtu = facts.subnet_file.env()?.mtu;
     let mut ports = facts.pods.links.iter().filter(|link| link.port.is_some());
     let pod = ports.find(|link| bridge < mtu && link.mtu > bridge)?;
     let evidence = format!(

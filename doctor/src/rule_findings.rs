@@ -8,15 +8,15 @@ use weft_cni::iptables::{value, words};
 
 use super::chains::{PodPacket, masquerading_rule};
 use super::explain::ipvs::LINK;
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, env, finding};
 use super::other_rules::{NftRule, SavedRules};
 use super::pod_links;
 use super::tunnel_rules::DroppingRule;
 
 /// A rule of another program that hides the addresses of pods from other nodes.
 pub(super) fn masquerade(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let Some(env) = env(facts) else { return Vec::new() };
+    let Some(env) = facts.subnet_file.env() else { return Vec::new() };
     let routed = facts.ways.reverse_path.iter().map(|path| path.link.as_str());
     let devices = facts.ways.vxlan.iter().filter(|device| device.ours).map(|device| device.name.as_str());
     let mut links: Vec<&str> = routed.chain(devices).collect();
@@ -122,7 +122,7 @@ fn net(word: &str) -> Option<IpNet> {
 
 /// kube-proxy has another range for pods than this cluster, so it takes pods for strangers.
 fn cluster_cidr(facts: &NodeFacts) -> Option<NodeFinding> {
-    let env = env(facts)?;
+    let env = facts.subnet_file.env()?;
     let not_from = |words: Vec<String>| {
         let at = words.windows(2).position(|two| two == ["!", "-s"])?;
         net(words.get(at + 2)?)
@@ -149,7 +149,7 @@ fn cluster_cidr(facts: &NodeFacts) -> Option<NodeFinding> {
 
 /// A service has an address of a pod.
 fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
-    let env = env(facts)?;
+    let env = facts.subnet_file.env()?;
     // A map of nftables has several services in a line; the key of each ends before `: goto`.
     let in_map = |line: &'_ str| -> Vec<IpAddr> {
         let keys = line.split(" : goto service-").take(line.matches(" : goto service-").count());
@@ -184,7 +184,7 @@ pub(super) fn firewall(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::node::SubnetFile;
+    use super::super::base::SubnetFile;
     use super::super::ways::ReversePath;
     use super::*;
     use weft_cni::iptables::Saved;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use weft_subnet::cidr::Subnets;
 
 use super::certificates::{CertificateFact, date};
+use super::finding::{NodeFinding, finding};
 use super::node::NodeFacts;
-use super::node_findings::{NodeFinding, env, finding};
 use super::store::StoreAnswer;
 
 /// A store that takes longer for one answer is slow. A sound etcd answers within milliseconds.
@@ -49,7 +49,7 @@ pub(super) fn store(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// net-conf has other networks than this node. It may be that of another cluster.
 fn other_cluster(facts: &NodeFacts) -> Option<NodeFinding> {
-    let (Some(Ok(net_conf)), env) = (&facts.store.net_conf, env(facts)?) else { return None };
+    let (Some(Ok(net_conf)), env) = (&facts.store.net_conf, facts.subnet_file.env()?) else { return None };
     if net_conf.networks == env.networks {
         return None;
     }

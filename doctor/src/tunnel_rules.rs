@@ -9,13 +9,13 @@ use weft_cni::iptables::{Table, builtin_chain};
 use weft_netlink::nftables::{self, BaseChain, Hook, base_chains, link_chains};
 use weft_netlink::socket::{Netlink, absent};
 
+use super::base::BRIDGE;
 use super::host_firewalls::HostFirewall;
 use super::kernel::Kernel;
 use super::kernel::entries::{Device, Lookup, Packet, Proto, RouteKind};
 use super::kernel::links::{Point, drops};
 use super::kernel::nft;
 use super::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
-use super::node::BRIDGE;
 use super::other_rules::{FILTER, SavedRules, is_listed};
 use super::tunnel::Tunnel;
 use super::ways::unspecified;

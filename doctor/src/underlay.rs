@@ -10,10 +10,10 @@ use nix::libc;
 use weft_backends::backend::makes_routes;
 use weft_netlink::rtnl::{Addr, Link, Neigh, Route, mac_text};
 
+use super::finding::{NodeFinding, finding};
 use super::kernel::Kernel;
 use super::kernel::entries::{self, Lookup, Packet, RouteKind};
 use super::node::{NodeFacts, NodeSources};
-use super::node_findings::{NodeFinding, finding};
 use super::peer_port;
 use super::policy_rules::PolicyRules;
 use super::way_findings::main_rule;

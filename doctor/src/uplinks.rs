@@ -8,9 +8,10 @@ use std::net::IpAddr;
 use weft_netlink::rtnl::{Addr, Link, Qdisc, Route};
 
 use super::arp_rules;
+use super::base::{BRIDGE, sysctl};
 use super::filters;
-use super::node::{BRIDGE, NodeFacts, sysctl};
-use super::node_findings::{NodeFinding, finding};
+use super::finding::{NodeFinding, finding};
+use super::node::NodeFacts;
 use super::ways::is_ours;
 
 /// The queueing discipline that delays and drops packets, for tests.

@@ -8,8 +8,8 @@ use nix::libc;
 use weft_backends::backend::makes_routes;
 use weft_backends::vxlan::USUAL_VNI;
 
+use super::finding::{NodeFinding, finding};
 use super::node::{AgentAnswer, NodeFacts};
-use super::node_findings::{NodeFinding, env, finding};
 use super::own_subnet;
 use super::policy_rules::Marked;
 use super::ways::{Bypass, Instead, OtherRoute};
@@ -54,8 +54,9 @@ pub(super) fn network(facts: &NodeFacts) -> Vec<NodeFinding> {
     }
     // Before the first start, net-conf has the networks.
     let net_conf = facts.store.net_conf.as_ref().and_then(|net_conf| net_conf.as_ref().ok());
-    let networks = env(facts).map(|env| &env.networks).or_else(|| net_conf.map(|net_conf| &net_conf.networks));
-    let own: Vec<IpNet> = env(facts).map(|env| env.subnets.iter().collect()).unwrap_or_default();
+    let networks =
+        facts.subnet_file.env().map(|env| &env.networks).or_else(|| net_conf.map(|net_conf| &net_conf.networks));
+    let own: Vec<IpNet> = facts.subnet_file.env().map(|env| env.subnets.iter().collect()).unwrap_or_default();
     let in_own = |dst: &IpNet| own.iter().any(|subnet| subnet.trunc().contains(dst));
     let mut findings: Vec<NodeFinding> = facts.ways.bypasses.iter().map(bypass).collect();
     // Which packets get a mark is not known, so such a rule matters only while some are lost.
@@ -256,7 +257,7 @@ pub(super) fn checksum(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::node::SubnetFile;
+    use super::super::base::SubnetFile;
     use super::super::ways::{ChecksumErrors, ReversePath, VxlanDevice};
     use super::*;
     use weft_netlink::rtnl::Vxlan;

@@ -14,9 +14,9 @@ use weft_backends::owner::{self, PROTOCOL};
 use weft_cni::veth::ALIAS;
 use weft_netlink::rtnl::{Link, Route, Vxlan};
 
+use super::base::BRIDGE;
 use super::kernel::Kernel;
 use super::kernel::entries::{Lookup, Packet, RouteKind};
-use super::node::BRIDGE;
 use super::policy_rules::Marked;
 use super::underlay::Tables;
 
@@ -263,7 +263,7 @@ fn destination(route: &Route) -> Option<IpNet> {
 /// Adds the link of a route to an IPv4 destination, if it is a new one.
 fn add_path(all: &mut Vec<ReversePath>, link: &str, dst: IpNet) {
     if dst.addr().is_ipv4() && all.iter().all(|path| path.link != link) {
-        let one = |name: &str| super::node::sysctl(&format!("ipv4/conf/{name}/rp_filter")).unwrap_or_default();
+        let one = |name: &str| super::base::sysctl(&format!("ipv4/conf/{name}/rp_filter")).unwrap_or_default();
         all.push(ReversePath { link: link.to_owned(), value: one("all").max(one(link)) });
     }
 }

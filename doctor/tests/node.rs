@@ -24,8 +24,8 @@ use std::time::Instant;
 
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
+use weft_doctor::finding::NodeFinding;
 use weft_doctor::node::NodeSources;
-use weft_doctor::node_findings::NodeFinding;
 
 const ENV: &str = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 const ENV_V6: &str = "FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:7::1/64\n";

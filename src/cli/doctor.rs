@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Subcommand};
 
 use weft_backends::vxlan::LINUX_PORT;
+use weft_doctor::checks::CHECKS;
 use weft_doctor::cni_files::CniSources;
-use weft_doctor::node_findings::CHECKS;
 use weft_doctor::pods::Sources;
 
 use super::build::{self, Env};

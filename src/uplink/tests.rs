@@ -381,7 +381,11 @@ fn a_start_prefers_the_link_that_was_in_use() {
     let (kept, chosen) = ("eth0 10.0.0.1", "eth1 192.168.1.1");
     assert_eq!(restarted(&none, EarlierUse::default(), |_| {}), chosen, "a first start");
     assert_eq!(restarted(&none, eth0(), |_| {}), kept);
-    assert_eq!(restarted(&none, EarlierUse { same_flags: false, ..eth0() }, |_| {}), chosen, "other flags choose again");
+    assert_eq!(
+        restarted(&none, EarlierUse { same_flags: false, ..eth0() }, |_| {}),
+        chosen,
+        "other flags choose again"
+    );
     // The link that was saved stays, even without a default route.
     assert_eq!(
         restarted(&none, eth0(), |machine| machine.routes.retain(|route| route.dev != Some(name("eth0")))),

@@ -11,7 +11,7 @@ use super::facts::{Device, DeviceKind, Facts, Lookup, Place, Pod, Read, Way};
 use super::rule_steps::TRANSLATED;
 use super::steps::down;
 use super::{State, Step};
-use crate::node::SubnetFile;
+use crate::base::SubnetFile;
 
 /// The pod that sends the packet: its link, its route, its gateway, and the port of the bridge.
 pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {

@@ -12,9 +12,9 @@ use super::facts::{
     Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::pod::{self, Looked};
+use crate::base::{BRIDGE, SubnetFile, read_subnet_file, sysctl};
 use crate::kernel::Kernel;
 use crate::kernel::rules::Connection;
-use crate::node::{BRIDGE, SubnetFile, read_subnet_file, sysctl};
 use crate::ways::unspecified;
 
 /// Reads everything about a packet.

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::facts::{Agent, Device, DeviceKind, Difference, Facts, Peer, Place, RouteKind, Way};
 use super::{Explanation, State, Step, Verdict, pod_steps, route_steps};
-use crate::node::{BRIDGE, SubnetFile};
+use crate::base::{BRIDGE, SubnetFile};
 use crate::own_subnet::connect;
 
 /// What to do about an entry that weft should have written.

@@ -16,7 +16,7 @@ use weft_netlink::rtnl::Rtnl;
 
 use super::Sources;
 use super::namespaces::{self, Namespace};
-use crate::node::BRIDGE;
+use crate::base::BRIDGE;
 use crate::processes::{self, Processes};
 
 /// An address that host-local reserves.

@@ -9,8 +9,8 @@ use std::process::Command;
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::agent_problems::AgentProblem;
 use weft_doctor::cni_files::CniSources;
+use weft_doctor::finding::NodeFinding;
 use weft_doctor::node::{AgentAnswer, NodeSources};
-use weft_doctor::node_findings::NodeFinding;
 
 use super::{ENV, OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, sources};
 

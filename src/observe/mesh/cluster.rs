@@ -262,7 +262,8 @@ fn silent(out: &mut String, cluster: &Cluster) {
         wrapped(out, "  ", "  ", &format!("no row of {} ({}): {reason}", node.subnet, node.public));
     }
     if silent.len() > MAX_SILENT {
-        let _ = writeln!(out, "  no rows of {} more nodes: weft mesh --all -o json names them", silent.len() - MAX_SILENT);
+        let _ =
+            writeln!(out, "  no rows of {} more nodes: weft mesh --all -o json names them", silent.len() - MAX_SILENT);
     }
 }
 
