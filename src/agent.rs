@@ -18,7 +18,7 @@ use weft_backends::owner::PROTOCOL;
 use weft_subnet::outside::is_simulated;
 use weft_subnet::source::{Event, Source};
 
-use crate::conflist::Conflist;
+use crate::conflist::{self, Conflist};
 use crate::extension::FirstCommand;
 use crate::files::watch::FileWatch;
 use crate::files::{self, leftovers};
@@ -135,7 +135,7 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let mut helpers = JoinSet::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
-    remove_leftovers(&options);
+    prepare_files(&options);
     let recorder = open_history(&options).await;
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
@@ -200,6 +200,12 @@ async fn unless<T>(shutdown: Pin<&mut impl Future<Output = ()>>, future: impl Fu
 /// Goes on with the history of an earlier run.
 async fn open_history(options: &Options) -> Recorder {
     Recorder::open(options.state_dir.as_deref().map(|dir| recorder::file(dir, &options.subnet_file))).await
+}
+
+/// Brings files of an earlier run in order.
+fn prepare_files(options: &Options) {
+    conflist::withdraw_after_boot(options.cni.as_ref(), &options.subnet_file);
+    remove_leftovers(options);
 }
 
 /// Removes what interrupted writes left in the state directory. This goes on beside the loop, because the disk may hang.

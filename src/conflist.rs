@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Publishes the CNI configuration as soon as pods can be reached.
 //!
-//! A container runtime calls the network of a node ready as soon as it finds a readable configuration. So its directory contains only a
-//! symbolic link to a file beside subnet.env. The agent writes that file when pods can be reached. After a boot the directory of subnet.env
-//! is empty, so the link leads nowhere, and the node is not ready before the agent is.
+//! A container runtime calls the network of a node ready as soon as it finds a configuration. So the agent writes it into the runtime's
+//! directory when pods can be reached. A boot does not empty that directory. So at the start after a boot the agent removes what an
+//! earlier run published, until pods can be reached again. docs/adr/032-cni-configuration.md has the reasons.
 //!
-//! Runtimes read their directory again when inotify reports a change in it. inotify does not report a change of the file behind a link. So
-//! whenever the file is new, the link is replaced by a new one.
+//! A copy beside subnet.env says what was published since the boot. By this copy the agent tells its own file from one that another
+//! program has changed.
+
+mod list;
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::time::Instant;
 use weft_subnet::env::sibling_file;
 
+use self::list::{List, NotAList, is_of_multus};
 use crate::files;
 use crate::options::CniOptions;
 
-/// Name of the configuration in both directories. It is flannel's name, so that the link replaces flannel's file. An agent whose subnet file
+/// Name of the configuration in both directories. It is flannel's name, so that ours replaces flannel's file. An agent whose subnet file
 /// is not called `subnet.env` uses `10-flannel_NAME.conflist`. Runtimes use the first configuration in the order of names, which is this one.
 pub const NAME: &str = "10-flannel.conflist";
-/// Changes of the link or the file by other programs are repaired within this time.
+/// Changes of the file by other programs are noticed within this time.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// Publishes the configuration. Without [`CniOptions`] it does nothing.
@@ -33,9 +34,8 @@ pub struct Conflist {
     options: Option<CniOptions>,
     subnet_file: PathBuf,
     next: Option<Instant>,
-    /// This process made the link. A link of an earlier process may be older than the file, if that process died between the two.
-    linked: bool,
     problem: Option<String>,
+    remark: Option<String>,
 }
 
 impl Conflist {
@@ -54,6 +54,11 @@ impl Conflist {
         self.problem.clone()
     }
 
+    /// Returns what another program has added to the configuration. Nothing is wrong with that.
+    pub fn remark(&self) -> Option<String> {
+        self.remark.clone()
+    }
+
     /// Returns the time at which [`Conflist::keep`] checks again.
     pub fn next(&self) -> Option<Instant> {
         self.next.filter(|_| self.options.is_some())
@@ -64,8 +69,8 @@ impl Conflist {
         self.next = None;
     }
 
-    /// Writes the file and the link if they are not as they should be. This must be called only while pods can be reached. It checks at most
-    /// every ten seconds.
+    /// Writes the file if it is not as it should be. This must be called only while pods can be reached. It checks at most every ten
+    /// seconds.
     pub fn keep(&mut self, now: Instant) {
         if self.options.is_none() || self.next.is_some_and(|next| now < next) {
             return;
@@ -75,7 +80,16 @@ impl Conflist {
             return;
         }
         self.next = Some(now + EVERY);
-        let problem = self.publish().err().map(|error| error.to_string()).or_else(|| self.other_configurations());
+        let problem = match self.publish() {
+            Ok(remark) => {
+                if let Some(text) = remark.as_ref().filter(|_| self.remark != remark) {
+                    tracing::info!("{text}");
+                }
+                self.remark = remark;
+                self.other_configurations()
+            }
+            Err(error) => Some(error.to_string()),
+        };
         let problem = problem.map(|text| format!("CNI configuration: {text}"));
         if self.problem != problem
             && let Some(text) = &problem
@@ -85,15 +99,17 @@ impl Conflist {
         self.problem = problem;
     }
 
-    /// Describes configurations of other programs. CRI-O uses one of them after a boot, while our link leads nowhere, because it skips files
-    /// that it cannot read. containerd reports an error then. Every runtime uses one that comes before ours in the order of names.
+    /// Describes configurations of other programs. A runtime uses one of them after a boot, while ours is not there. Every runtime uses one
+    /// that comes before ours in the order of names.
     fn other_configurations(&self) -> Option<String> {
         let dir = &self.options.as_ref()?.dir;
-        let ours = link(dir, &self.subnet_file);
+        let ours = place(dir, &self.subnet_file);
         let names = fs::read_dir(dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let is_one = |name: &String| {
             let kind = Path::new(name).extension().and_then(|kind| kind.to_str());
-            Some(name.as_ref()) != ours.file_name() && matches!(kind, Some("conf" | "conflist" | "json"))
+            Some(name.as_ref()) != ours.file_name()
+                && matches!(kind, Some("conf" | "conflist" | "json"))
+                && !files::read(&dir.join(name)).is_ok_and(|text| is_of_multus(&text))
         };
         let mut others: Vec<String> = names.filter(is_one).collect();
         others.sort_unstable();
@@ -106,33 +122,88 @@ impl Conflist {
         })
     }
 
-    fn publish(&mut self) -> Result<(), PublishError> {
-        let Some(CniOptions { conf, dir }) = &self.options else { return Ok(()) };
+    /// Publishes the configuration, unless it is there. Returns a remark if another program has added plugins to it.
+    fn publish(&self) -> Result<Option<String>, PublishError> {
+        let Some(CniOptions { conf, dir }) = &self.options else { return Ok(None) };
         let text = files::read(conf).map_err(|error| PublishError::Read { path: conf.clone(), error })?;
-        check(&text).map_err(|error| PublishError::NotAList { path: conf.clone(), error })?;
-        let (file, link) = (published(&self.subnet_file), link(dir, &self.subnet_file));
-        let wrote = files::write(&file, &text).map_err(|error| PublishError::Write { path: file.clone(), error })?;
-        if !wrote && self.linked && leads_to(&link, &file) {
-            return Ok(());
+        let ours = List::parse(&text).map_err(|error| PublishError::NotAList { path: conf.clone(), error })?;
+        let (copy, place) = (copy(&self.subnet_file), place(dir, &self.subnet_file));
+        let (published, present) = (files::read(&copy).ok(), regular(&place));
+        let is_changed = present != published;
+        if let Some(list) = present.as_ref().filter(|_| is_changed).and_then(|present| List::parse(present).ok())
+            && let added = list.added_to(&ours)
+            && !added.is_empty()
+        {
+            if published.is_none() {
+                write(&copy, &text)?;
+            }
+            return Ok(Some(remark(&place, conf, &added, list.contains(&ours))));
         }
-        place(&link, &file).map_err(|error| PublishError::Link { link: link.clone(), dir: dir.clone(), error })?;
-        tracing::info!(link = %link.display(), file = %file.display(), "CNI configuration published");
-        self.linked = true;
-        Ok(())
+        if present.as_ref() != Some(&text) {
+            // This replaces also a link, which earlier versions made, and what is behind it stays as it is.
+            let failed = |error| PublishError::Publish { path: place.clone(), dir: dir.clone(), error };
+            files::replace(&place, &text, 0o644).map_err(failed)?;
+            tracing::info!(file = %place.display(), "CNI configuration published");
+        }
+        write(&copy, &text)?;
+        Ok(None)
+    }
+}
+
+/// At the start after a boot, removes the configuration that an earlier run of the agent published. So the node is not ready until pods can
+/// be reached. A boot empties the directory of subnet.env, so that neither subnet.env nor our copy is there. What another program has
+/// changed stays.
+pub fn withdraw_after_boot(options: Option<&CniOptions>, subnet_file: &Path) {
+    let Some(CniOptions { conf, dir }) = options else { return };
+    if subnet_file.exists() || copy(subnet_file).exists() {
+        return;
+    }
+    let place = place(dir, subnet_file);
+    let list = |text: io::Result<Vec<u8>>| List::parse(&text.ok()?).ok();
+    // Without a source nothing could be published again.
+    let Some((present, ours)) = regular(&place).and_then(|text| Some((list(Ok(text))?, list(files::read(conf))?)))
+    else {
+        return;
+    };
+    if !present.is_like(&ours) || !present.added_to(&ours).is_empty() {
+        return;
+    }
+    match files::remove(&place) {
+        Ok(()) => tracing::info!(file = %place.display(), "CNI configuration withdrawn until pods can be reached"),
+        Err(error) => {
+            tracing::warn!(file = %place.display(), %error, "cannot withdraw the CNI configuration: pods may start early");
+        }
     }
 }
 
 /// Where the manifests of weft and flannel mount the ConfigMap.
 const MOUNTED: &str = "/etc/kube-flannel";
 
-/// Returns what to do about a configuration that cannot be published.
-fn remedy(conf: &Path) -> String {
-    let what = if conf.starts_with(MOUNTED) {
+/// Names the file of `--cni-conf` as an operator edits it.
+fn name_of(conf: &Path) -> String {
+    if conf.starts_with(MOUNTED) {
         "cni-conf.json (ConfigMap kube-flannel-cfg)".to_owned()
     } else {
         conf.display().to_string()
-    };
-    format!("correct {what}; nothing new is published until then")
+    }
+}
+
+/// Returns what to do about a configuration that cannot be published.
+fn remedy(conf: &Path) -> String {
+    format!("correct {}; nothing new is published until then", name_of(conf))
+}
+
+/// Describes a file to which another program added plugins. `is_current`: all of our plugins are in it as they should be.
+fn remark(place: &Path, conf: &Path, added: &[&str], is_current: bool) -> String {
+    let (file, added) = (place.display(), added.join(", "));
+    let what = format!("CNI configuration: another program added {added} to {file}, so weft leaves the file alone");
+    if is_current {
+        return what;
+    }
+    format!(
+        "{what}; {} is different by now: to publish it, run `rm {file}`, and the other program adds its plugins again",
+        name_of(conf)
+    )
 }
 
 /// Why the configuration was not published.
@@ -144,85 +215,71 @@ enum PublishError {
     NotAList { path: PathBuf, error: NotAList },
     #[error("write {}: {error}", path.display())]
     Write { path: PathBuf, error: io::Error },
-    #[error("make the link {}: {error}{}", link.display(), files::remedy(error, dir))]
-    Link { link: PathBuf, dir: PathBuf, error: io::Error },
+    #[error("publish {}: {error}{}", path.display(), files::remedy(error, dir))]
+    Publish { path: PathBuf, dir: PathBuf, error: io::Error },
 }
 
-/// Removes the link and the file that an agent with this subnet file makes. Returns true if there was such a link.
+fn write(copy: &Path, text: &[u8]) -> Result<(), PublishError> {
+    files::write(copy, text).map_err(|error| PublishError::Write { path: copy.to_owned(), error })?;
+    Ok(())
+}
+
+/// Removes the configuration that an agent with this subnet file published since the boot, also if another program has added plugins to
+/// it, the link of an earlier version, and our copy. Returns true if there was such a configuration.
 ///
 /// # Errors
-/// The link or the file cannot be removed.
+/// The configuration or the copy cannot be removed.
 pub fn remove(dir: &Path, subnet_file: &Path) -> io::Result<bool> {
-    let (file, link) = (published(subnet_file), link(dir, subnet_file));
-    let ours = leads_to(&link, &file);
+    let (copy, place) = (copy(subnet_file), place(dir, subnet_file));
+    let is_link = fs::read_link(&place).is_ok_and(|to| to == copy);
+    let ours =
+        is_link || regular(&place).zip(files::read(&copy).ok()).is_some_and(|(present, ours)| is_of(&present, &ours));
     if ours {
-        fs::remove_file(&link)?;
+        files::remove(&place)?;
     }
-    files::remove(&file)?;
+    files::remove(&copy)?;
     Ok(ours)
 }
 
-/// Returns the path of the file. It is beside subnet.env, so a boot removes both. The path is absolute, because a link is not relative to the
-/// working directory of the agent.
-fn published(subnet_file: &Path) -> PathBuf {
+/// Returns the path of a configuration under our name that [`remove`] left, because nothing shows that weft wrote it.
+pub fn left(dir: &Path, subnet_file: &Path) -> Option<PathBuf> {
+    Some(place(dir, subnet_file)).filter(|place| regular(place).is_some())
+}
+
+/// True if this text was published, or if another program has only added plugins to it.
+fn is_of(present: &[u8], published: &[u8]) -> bool {
+    let lists = || List::parse(present).ok().zip(List::parse(published).ok());
+    present == published || lists().is_some_and(|(present, published)| !present.added_to(&published).is_empty())
+}
+
+/// Returns the path of our copy. It is beside subnet.env, so a boot removes both. The path is absolute, because earlier versions made a link
+/// to it.
+fn copy(subnet_file: &Path) -> PathBuf {
     let file = sibling_file(subnet_file, NAME, |name| format!("10-flannel_{name}.conflist"));
     std::path::absolute(&file).unwrap_or(file)
 }
 
-/// Returns the path of the link in the directory of the runtime. It has the name of the file.
-fn link(dir: &Path, subnet_file: &Path) -> PathBuf {
-    dir.join(published(subnet_file).file_name().unwrap_or_default())
+/// Returns the path of the configuration in the directory of the runtime. It has the name of the copy.
+fn place(dir: &Path, subnet_file: &Path) -> PathBuf {
+    dir.join(copy(subnet_file).file_name().unwrap_or_default())
 }
 
-fn leads_to(link: &Path, file: &Path) -> bool {
-    fs::read_link(link).is_ok_and(|to| to == file)
-}
-
-/// Replaces whatever file or link is there by a new link.
-fn place(link: &Path, file: &Path) -> io::Result<()> {
-    let dir = link.parent().unwrap_or(Path::new("/"));
-    files::make_directory(link)?;
-    let temporary = tempfile::Builder::new().prefix(".weft-").make_in(dir, |path| symlink(file, path))?;
-    temporary.into_temp_path().persist(link).map_err(|failed| failed.error)?;
-    files::sync_directory(link)
-}
-
-/// Why a runtime would not load a configuration.
-#[derive(Debug, thiserror::Error)]
-enum NotAList {
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
-    #[error("it has no `name`")]
-    NoName,
-    #[error("it has no `plugins`")]
-    NoPlugins,
-    #[error("plugin {0} has no `type`")]
-    NoType(usize),
-}
-
-/// Checks that a runtime would load this text. The runtime reports a fault only in its own log, so the agent reports it as well.
-fn check(text: &[u8]) -> Result<(), NotAList> {
-    let list: Value = serde_json::from_slice(text)?;
-    let named = |value: &Value, key: &str| value[key].as_str().is_some_and(|name| !name.is_empty());
-    if !named(&list, "name") {
-        return Err(NotAList::NoName);
-    }
-    match list["plugins"].as_array() {
-        Some(plugins) if !plugins.is_empty() => match plugins.iter().position(|plugin| !named(plugin, "type")) {
-            Some(at) => Err(NotAList::NoType(at + 1)),
-            None => Ok(()),
-        },
-        _ => Err(NotAList::NoPlugins),
-    }
+/// Returns the contents of a regular file. Links are not followed.
+fn regular(path: &Path) -> Option<Vec<u8>> {
+    fs::symlink_metadata(path).ok().filter(|about| about.is_file())?;
+    files::read(path).ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
 
     const LIST: &str = r#"{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{}}]}"#;
+    /// What istio-cni makes of it.
+    const CHAINED: &str =
+        r#"{"cniVersion":"0.3.1","name":"cbr0","plugins":[{"delegate":{},"type":"flannel"},{"type":"istio-cni"}]}"#;
 
     struct Place {
         dir: tempfile::TempDir,
@@ -230,16 +287,29 @@ mod tests {
     }
 
     impl Place {
-        fn new() -> Place {
+        /// A node after its boot.
+        fn booted() -> Place {
             let dir = tempfile::tempdir().unwrap();
             fs::create_dir(dir.path().join("run")).unwrap();
+            fs::create_dir(dir.path().join("net.d")).unwrap();
             fs::write(dir.path().join("conf.json"), LIST).unwrap();
-            let conflist = agent(dir.path());
+            let conflist = Conflist::new(Some(options(dir.path())), &dir.path().join("run/subnet.env"));
             Place { dir, conflist }
+        }
+
+        /// A node whose subnet.env is there.
+        fn new() -> Place {
+            let place = Place::booted();
+            fs::write(place.path("run/subnet.env"), "").unwrap();
+            place
         }
 
         fn path(&self, name: &str) -> PathBuf {
             self.dir.path().join(name)
+        }
+
+        fn file(&self) -> PathBuf {
+            self.path("net.d").join(NAME)
         }
 
         fn look(&mut self) {
@@ -247,25 +317,31 @@ mod tests {
             self.conflist.keep(Instant::now());
         }
 
-        /// Returns the link's inode, and what is read through it.
+        /// Returns the inode of the file and its contents. The file must be a regular one, because some programs see only its directory.
         fn seen(&self) -> (u64, String) {
-            let link = self.path("net.d").join(NAME);
-            let inode = fs::symlink_metadata(&link).unwrap();
-            assert!(inode.is_symlink());
-            (inode.ino(), fs::read_to_string(link).unwrap())
+            let about = fs::symlink_metadata(self.file()).unwrap();
+            assert!(about.is_file());
+            (about.ino(), fs::read_to_string(self.file()).unwrap())
+        }
+
+        fn withdraw(&self) {
+            withdraw_after_boot(Some(&options(self.dir.path())), &self.path("run/subnet.env"));
+        }
+
+        fn remove(&self) -> bool {
+            remove(&self.path("net.d"), &self.path("run/subnet.env")).unwrap()
         }
     }
 
-    fn agent(dir: &Path) -> Conflist {
-        let options = CniOptions { conf: dir.join("conf.json"), dir: dir.join("net.d") };
-        Conflist::new(Some(options), &dir.join("run/subnet.env"))
+    fn options(dir: &Path) -> CniOptions {
+        CniOptions { conf: dir.join("conf.json"), dir: dir.join("net.d") }
     }
 
     #[test]
     fn it_waits_for_subnet_env_and_then_writes_once() {
-        let mut place = Place::new();
+        let mut place = Place::booted();
         place.look();
-        assert!(!place.path("net.d").exists(), "nothing must be published before subnet.env");
+        assert!(!place.file().exists(), "nothing must be published before subnet.env");
         fs::write(place.path("run/subnet.env"), "").unwrap();
         place.conflist.keep(Instant::now());
         let first = place.seen();
@@ -274,28 +350,33 @@ mod tests {
         assert_eq!(place.seen(), first, "nothing changed, so nothing must be written");
         let left = fs::read_dir(place.path("net.d")).unwrap().count();
         assert_eq!(left, 1, "no temporary file must be left behind");
+        // Another agent with the same subnet file goes on.
+        place.conflist = Conflist::new(Some(options(place.dir.path())), &place.path("run/subnet.env"));
+        place.look();
+        assert_eq!(place.seen(), first);
     }
 
     #[test]
-    fn a_new_agent_makes_a_new_link() {
+    fn a_link_of_an_earlier_version_is_replaced_and_removed() {
         let mut place = Place::new();
-        fs::write(place.path("run/subnet.env"), "").unwrap();
-        place.look();
-        // This hard link keeps the inode, so that its number is not used again.
-        fs::hard_link(place.path("net.d").join(NAME), place.path("net.d/held")).unwrap();
-        let (inode, _) = place.seen();
-        place.conflist = agent(place.dir.path());
-        place.look();
-        assert_ne!(place.seen().0, inode, "the runtime may not have read the old link");
+        let target = place.path("run").join(NAME);
+        for text in [LIST, CHAINED] {
+            fs::write(&target, text).unwrap();
+            symlink(&target, place.file()).unwrap();
+            place.look();
+            assert_eq!(place.seen().1, LIST);
+            assert!(place.remove() && !place.file().exists() && !target.exists());
+        }
+        fs::write(&target, LIST).unwrap();
+        symlink(&target, place.file()).unwrap();
+        assert!(place.remove() && !place.file().is_symlink() && !target.exists());
     }
 
     #[test]
     fn edits_are_published_and_removals_repaired() {
         let mut place = Place::new();
-        fs::write(place.path("run/subnet.env"), "").unwrap();
         // flannel left this file.
-        fs::create_dir(place.path("net.d")).unwrap();
-        fs::write(place.path("net.d").join(NAME), "{}").unwrap();
+        fs::write(place.file(), "{}").unwrap();
         place.look();
         assert_eq!(place.seen().1, LIST);
         let edited = LIST.replace("cbr0", "other");
@@ -304,16 +385,90 @@ mod tests {
         assert_eq!(place.seen().1, edited);
         fs::remove_file(place.path("run").join(NAME)).unwrap();
         place.look();
-        assert_eq!(place.seen().1, edited, "the file came back");
-        fs::remove_file(place.path("net.d").join(NAME)).unwrap();
+        assert_eq!(fs::read_to_string(place.path("run").join(NAME)).unwrap(), edited, "the copy came back");
+        fs::remove_file(place.file()).unwrap();
         place.look();
-        assert_eq!(place.seen().1, edited, "the link came back");
+        assert_eq!(place.seen().1, edited, "the file came back");
+        fs::write(place.file(), edited.replace("delegate", "mistake")).unwrap();
+        place.look();
+        assert_eq!(place.seen().1, edited, "an edit in place is undone");
+    }
+
+    #[test]
+    fn what_another_program_added_stays_and_is_told() {
+        let mut place = Place::new();
+        place.look();
+        fs::write(place.file(), CHAINED).unwrap();
+        place.look();
+        assert_eq!(place.seen().1, CHAINED);
+        assert_eq!(place.conflist.problem(), None);
+        let remark = place.conflist.remark().unwrap();
+        assert!(remark.contains("added istio-cni to") && !remark.contains("rm "), "{remark}");
+        // It stays when our source changes, and the remark says what to do.
+        let edited = LIST.replace(r#""delegate":{}"#, r#""delegate":{"mtu":1400}"#);
+        fs::write(place.path("conf.json"), &edited).unwrap();
+        place.look();
+        assert_eq!(place.seen().1, CHAINED);
+        let remark = place.conflist.remark().unwrap();
+        let command = format!("rm {}", place.file().display());
+        assert!(remark.contains("conf.json is different by now") && remark.contains(&command), "{remark}");
+        fs::remove_file(place.file()).unwrap();
+        place.look();
+        assert_eq!((place.seen().1, place.conflist.remark()), (edited, None));
+    }
+
+    /// Only our copy tells this file from one to which another program added `portmap`.
+    #[test]
+    fn a_plugin_that_the_source_lost_goes() {
+        let mut place = Place::new();
+        let with_more = LIST.replace("}}]", r#"}},{"type":"portmap"}]"#);
+        fs::write(place.path("conf.json"), &with_more).unwrap();
+        place.look();
+        assert_eq!(place.seen().1, with_more);
+        fs::write(place.path("conf.json"), LIST).unwrap();
+        place.look();
+        assert_eq!((place.seen().1.as_str(), place.conflist.remark()), (LIST, None));
+    }
+
+    #[test]
+    fn after_a_boot_it_is_withdrawn_unless_another_program_changed_it() {
+        let place = Place::booted();
+        let edited = LIST.replace(r#""delegate":{}"#, r#""delegate":{"mtu":1400}"#);
+        for (text, stays) in
+            [(LIST, false), (&edited, false), (CHAINED, true), ("{", true), (&LIST.replace("cbr0", "another"), true)]
+        {
+            fs::write(place.file(), text).unwrap();
+            place.withdraw();
+            assert_eq!(place.file().exists(), stays, "{text}");
+        }
+        // No boot: subnet.env is there, of flannel for example, or our copy.
+        for file in ["run/subnet.env", "run/10-flannel.conflist"] {
+            fs::write(place.file(), LIST).unwrap();
+            fs::write(place.path(file), "").unwrap();
+            place.withdraw();
+            assert!(place.file().exists(), "{file}");
+            fs::remove_file(place.path(file)).unwrap();
+        }
+        fs::remove_file(place.path("conf.json")).unwrap();
+        place.withdraw();
+        assert!(place.file().exists(), "nothing could take its place");
+    }
+
+    #[test]
+    fn multus_is_no_other_network() {
+        let mut place = Place::new();
+        fs::write(place.path("net.d/00-multus.conf"), r#"{"name":"multus","type":"multus-shim"}"#).unwrap();
+        place.look();
+        assert_eq!(place.conflist.problem(), None);
+        fs::write(place.path("net.d/87-podman.conflist"), LIST).unwrap();
+        place.look();
+        let problem = place.conflist.problem().unwrap();
+        assert!(problem.contains(" has 87-podman.conflist too"), "{problem}");
     }
 
     #[test]
     fn a_configuration_that_no_runtime_would_load_is_not_published() {
         let mut place = Place::new();
-        fs::write(place.path("run/subnet.env"), "").unwrap();
         place.look();
         for (text, why) in [
             ("{", "EOF"),
@@ -351,24 +506,25 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_link_is_removed() {
+    fn only_what_an_agent_published_is_removed() {
         let mut place = Place::new();
-        fs::write(place.path("run/subnet.env"), "").unwrap();
-        place.look();
-        let (dir, env, link) = (place.path("net.d"), place.path("run/subnet.env"), place.path("net.d").join(NAME));
-        assert!(!remove(&dir, &place.path("other/subnet.env")).unwrap(), "that is the link of another instance");
-        assert!(link.exists());
-        assert!(remove(&dir, &env).unwrap());
-        assert!(!link.is_symlink() && !place.path("run").join(NAME).exists());
-        fs::write(&link, "{}").unwrap();
-        assert!(!remove(&dir, &env).unwrap(), "a regular file belongs to another program");
-        assert!(link.exists());
+        for (change, ours) in [(LIST, true), (CHAINED, true), ("{}", false), (&LIST.replace("cbr0", "cbr9"), false)] {
+            place.look();
+            fs::write(place.file(), change).unwrap();
+            assert_eq!(place.remove(), ours, "{change}");
+            assert_eq!(place.file().exists(), !ours, "{change}");
+            assert!(!place.path("run").join(NAME).exists());
+            let left = left(&place.path("net.d"), &place.path("run/subnet.env"));
+            assert_eq!(left, (!ours).then(|| place.file()));
+        }
+        fs::write(place.file(), LIST).unwrap();
+        assert!(!place.remove(), "without our copy it belongs to somebody else");
+        assert!(place.file().exists());
     }
 
     #[test]
     fn two_agents_with_one_directory_have_two_files() {
         let mut first = Place::new();
-        fs::write(first.path("run/subnet.env"), "").unwrap();
         fs::write(first.path("run/second.env"), "").unwrap();
         let edited = LIST.replace("cbr0", "cbr1");
         fs::write(first.path("second.json"), &edited).unwrap();
@@ -378,9 +534,9 @@ mod tests {
         let before = first.seen();
         second.keep(Instant::now());
         first.look();
-        assert_eq!(first.seen(), before, "the link and the file of the first agent must stay");
-        let link = first.path("net.d/10-flannel_second.env.conflist");
-        assert_eq!(fs::read_to_string(&link).unwrap(), edited);
+        assert_eq!(first.seen(), before, "the file of the first agent must stay");
+        let file = first.path("net.d/10-flannel_second.env.conflist");
+        assert_eq!(fs::read_to_string(&file).unwrap(), edited);
         let mut names: Vec<_> =
             fs::read_dir(first.path("net.d")).unwrap().map(|name| name.unwrap().file_name()).collect();
         names.sort();
@@ -391,6 +547,6 @@ mod tests {
         );
         assert!(remove(&first.path("net.d"), &first.path("run/second.env")).unwrap());
         assert_eq!(first.seen(), before);
-        assert!(!link.is_symlink());
+        assert!(!file.exists());
     }
 }

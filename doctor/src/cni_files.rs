@@ -153,7 +153,7 @@ pub(super) fn cni(facts: &NodeFacts) -> Vec<NodeFinding> {
     };
     let plugins = match &first.plugins {
         Ok(plugins) => plugins,
-        // Before the agent is ready, its link leads nowhere on purpose.
+        // The link of an earlier version leads nowhere on purpose before the agent is ready. A later version replaces it then.
         Err(_)
             if !matches!(&facts.agent, AgentAnswer::Problems(problems) if problems.is_empty())
                 && is_link(facts, first) =>

@@ -25,6 +25,9 @@ pub struct Status {
     pub ready: bool,
     /// Why the node is not ready, and what else is wrong.
     pub problems: Vec<Problem>,
+    /// What an operator should know although nothing is wrong.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
     /// The own subnets, such as `10.5.1.0/24,fd00::/64`. Empty before there is a lease.
     pub subnet: String,
     /// Seconds until the lease ends unless it is renewed. `None` if it does not end.

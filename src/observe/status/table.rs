@@ -18,6 +18,9 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     for problem in &status.problems {
         line(&mut out, "problem", &problem.text);
     }
+    for remark in &status.remarks {
+        line(&mut out, "remark", remark);
+    }
     let ttl = match (status.subnet.is_empty(), status.lease_ttl_s) {
         (true, _) => String::new(),
         (false, Some(seconds)) => format!(", ends in {} unless renewed", duration(seconds)),

@@ -141,6 +141,13 @@ fn rules_are_counted_in_one_line_and_listed_one_by_one() {
 }
 
 #[test]
+fn remarks_follow_the_problems() {
+    let problems = vec![Problem::new(ProblemKind::Fight, "another program")];
+    let text = render(&Status { problems, remarks: vec!["nothing is wrong".into()], ..status() }, 5_000);
+    assert!(text.contains("problem     another program\nremark      nothing is wrong\nlease "), "{text}");
+}
+
+#[test]
 fn an_agent_without_a_lease() {
     let problems = vec![Problem::new(ProblemKind::Start, "no net-conf in the store")];
     let status = Status { node: "n".into(), problems, ..Status::default() };
