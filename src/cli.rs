@@ -5,6 +5,7 @@
 
 mod argv;
 mod build;
+pub mod cleanup;
 pub mod doctor;
 pub mod drop_in;
 pub mod duration;
@@ -18,14 +19,15 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
-use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::log::Format;
 use crate::options::{Options, Store};
 use argv::Flags;
+use cleanup::{CleanupFlags, CleanupTask};
 use drop_in::{Copy, DockerOptions, InstallConf};
 use exit::{FAILURE, USAGE};
-use flags::{AgentFlags, CniDirFlag, InstallFlags, InstanceFlags, PlaceFlags, StoreFlags};
+use flags::{AgentFlags, InstallFlags, InstanceFlags, PlaceFlags, StoreFlags};
 
 /// The process ends without a task: what it prints, and its exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,21 +115,6 @@ pub struct AgentTask {
     pub notes: Vec<String>,
 }
 
-/// `weft cleanup`.
-#[derive(Debug)]
-pub struct CleanupTask {
-    /// The subnet file of the instance.
-    pub subnet_file: PathBuf,
-    /// The socket on which its agent would answer.
-    pub socket: PathBuf,
-    /// The directory that may contain its link to the CNI configuration.
-    pub cni_conf_dir: PathBuf,
-    /// The directory that may contain its saved peers.
-    pub state_dir: PathBuf,
-    /// Also remove devices that have flannel's names but not our mark.
-    pub flannel_devices: bool,
-}
-
 /// `weft release`.
 #[derive(Debug)]
 pub struct ReleaseTask {
@@ -201,17 +188,6 @@ struct VersionFlags {
     /// Print a JSON object that also says what this build contains.
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Args)]
-struct CleanupFlags {
-    #[command(flatten)]
-    place: PlaceFlags,
-    #[command(flatten)]
-    cni: CniDirFlag,
-    /// Also remove devices that flanneld made: flannel.<VNI>, flannel-v6.<VNI>, flannel.ipip.
-    #[arg(long, action = ArgAction::SetTrue)]
-    flannel_devices: bool,
 }
 
 #[derive(Args)]
@@ -320,13 +296,7 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
         Command::History(flags) => Task::History(flags.into()),
         Command::Mesh(flags) => Task::Mesh(flags.into()),
         Command::Ui(flags) => Task::Ui(flags.into()),
-        Command::Cleanup(flags) => Task::Cleanup(CleanupTask {
-            socket: flags.place.instance.socket(),
-            subnet_file: flags.place.instance.subnet_file,
-            cni_conf_dir: flags.cni.cni_conf_dir,
-            state_dir: PathBuf::from(flags.place.state_dir),
-            flannel_devices: flags.flannel_devices,
-        }),
+        Command::Cleanup(flags) => Task::Cleanup(flags.into()),
         Command::InstallCni(flags) => Task::InstallCni(flags),
         Command::Release(flags) => Task::Release(ReleaseTask {
             state_dir: PathBuf::from(flags.place.state_dir),

@@ -64,11 +64,11 @@ impl Task {
     }
 }
 
-/// Removes all rules of an agent from nftables and iptables, and its tunnel guard. Returns true if there were some. For `weft cleanup`.
+/// Removes all traffic rules of an agent from nftables and iptables. Returns true if there were some. For `weft cleanup`.
 ///
 /// # Errors
 /// One error for each part that could not be removed; the other parts are removed anyway.
-pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<error::FirewallError>> {
+pub async fn remove_rules(instance: &Instance) -> Result<bool, Vec<error::FirewallError>> {
     let (mut removed, mut errors) = (false, Vec::new());
     let mut note = |done: Result<bool, error::FirewallError>| match done {
         Ok(some) => removed |= some,
@@ -77,7 +77,6 @@ pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<error::Firewall
     match iptables_forward::remove(instance) {
         Ok(some) => {
             note(Ok(some));
-            note(guard::table::remove(instance).map_err(error::FirewallError::Nftables));
             note(Nft::new(instance).remove().await);
         }
         // A kernel without nftables has no rules in it.
@@ -86,4 +85,15 @@ pub async fn remove_all(instance: &Instance) -> Result<bool, Vec<error::Firewall
     }
     note(Iptables::new(instance).remove().await);
     if errors.is_empty() { Ok(removed) } else { Err(errors) }
+}
+
+/// Removes the tunnel guard of an agent. Returns true if there was one. For `weft cleanup`.
+///
+/// # Errors
+/// The kernel refused.
+pub fn remove_guard(instance: &Instance) -> Result<bool, error::FirewallError> {
+    match guard::table::remove(instance) {
+        Err(error) if nft::connection::is_unsupported(&error) => Ok(false),
+        done => done.map_err(error::FirewallError::Nftables),
+    }
 }

@@ -17,6 +17,8 @@ pub struct AgentProcess {
     pub pid: u32,
     /// The command line, as in /proc: each word ends with a zero byte.
     pub cmdline: Vec<u8>,
+    /// The file of its program. Empty if it cannot be read.
+    pub program: PathBuf,
     /// The environment, as in /proc. Empty if it cannot be read.
     pub environ: Vec<u8>,
     /// Its working directory. Empty if it cannot be read.
@@ -27,6 +29,12 @@ impl AgentProcess {
     /// Returns true for flannel's own program, and for weft under its name.
     pub fn is_flanneld(&self) -> bool {
         self.command.starts_with("flanneld")
+    }
+
+    /// Returns true for flannel's own program. Under flannel's name, weft is a link to the file `weft`.
+    pub fn is_flannels_own(&self) -> bool {
+        let program = self.program.file_name();
+        self.is_flanneld() && program.is_some_and(|name| name != "weft")
     }
 }
 
@@ -57,7 +65,8 @@ pub fn agent_processes() -> io::Result<Vec<AgentProcess>> {
         if is_agent(&command, &cmdline) && may_be_here() {
             let environ = fs::read(path.join("environ")).unwrap_or_default();
             let dir = fs::read_link(path.join("cwd")).unwrap_or_default();
-            found.push(AgentProcess { command, pid, cmdline, environ, dir });
+            let program = fs::read_link(path.join("exe")).unwrap_or_default();
+            found.push(AgentProcess { command, pid, cmdline, program, environ, dir });
         }
     }
     Ok(found)

@@ -68,6 +68,8 @@ fn bad_usage_is_exit_code_2_and_a_bad_margin_1() {
     refused(&["dance"], &[], 2, "dance");
     refused(&["agent", "-nonsense"], &[], 2, "--nonsense");
     refused(&["agent", "-public-ip=fd00::1"], &[], 2, "--public-ip");
+    refused(&["cleanup", "--only=devices"], &[], 2, "[possible values: rules, fence, guard]");
+    refused(&["cleanup", "--only=rules", "--flannel-devices"], &[], 2, "cannot be used with");
     let margin = "subnet-lease-renew-margin option, out of acceptable range";
     refused(&["agent", "-subnet-lease-renew-margin", "0"], &[], 1, margin);
     refused(&["agent", "--subnet-lease-renew-margin=1440"], &[], 1, margin);

@@ -358,7 +358,9 @@ fn each_flag_of_a_command_reaches_its_own_field() {
     };
     assert_eq!((task.subnet_file, task.socket), ("/run/a.env".into(), "/s".into()));
     assert_eq!((task.state_dir, task.cni_conf_dir), ("/state".into(), "/net.d".into()));
-    assert!(!task.flannel_devices);
+    assert!(!task.flannel_devices && task.only.is_empty());
+    let Ok(Task::Cleanup(task)) = run("weft cleanup --only=fence,guard") else { panic!("cleanup") };
+    assert_eq!(task.only, [cleanup::Part::Fence, cleanup::Part::Guard]);
     let Ok(Task::Release(task)) = run("weft release --state-dir /s --public-ip 1.2.3.4 --public-ipv6 fd00::4") else {
         panic!("release")
     };

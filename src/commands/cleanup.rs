@@ -14,8 +14,9 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 
 use super::Answer;
-use super::other_agents::other_agents;
-use crate::cli::{self, CleanupTask};
+use super::other_agents::{no_agent_of_weft, other_agents};
+use crate::cli;
+use crate::cli::cleanup::{CleanupTask, Part};
 use crate::instance::Instance;
 use crate::kernel::{Kernel, Outcome};
 use crate::lease::acquire::kept_wireguard_key;
@@ -45,35 +46,25 @@ struct CleanupReport {
     left: Vec<Name>,
 }
 
-/// Removes what the agent of this subnet file wrote: entries of the kernel, traffic rules, sysctls and files.
+/// Why the agent must not run.
+const AGAIN: &str = "it would write everything again";
+
+/// Removes what the agent of this subnet file wrote: entries of the kernel, traffic rules, sysctls and files. With `--only`, some parts of
+/// that.
 ///
 /// # Errors
 /// This agent runs, or what is its own cannot be told from that of another agent. If single entries cannot be removed, they are named on
 /// standard error, and the exit code is that of a failure.
 pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
-    let others = other_agents(&task.socket, &task.subnet_file, "it would write everything again")?;
-    let env = files::read_text(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
-    let networks = env.map(|env| env.networks).unwrap_or_default();
-    if let Some(other) = others.first() {
-        let (file, other) = (task.subnet_file.display(), &other.what);
-        // Without a network, the routes of all agents would be removed.
-        if networks == Subnets::default() {
-            anyhow::bail!(
-                "{file} names no network, so the routes of {other} cannot be told from those to remove: stop it first"
-            );
-        }
-        if task.flannel_devices {
-            anyhow::bail!("--flannel-devices would take the devices of {other}: stop it first");
-        }
+    if !task.only.is_empty() {
+        return remove_parts(task).await;
     }
+    let scope = scope(task)?;
     let mut kernel = agent::open_kernel(&task.subnet_file)?;
-    let scope = Scope { networks, flannel_devices: task.flannel_devices };
     let mut report = remove_entries(&mut kernel, &scope).context("clean up")?;
-    let rules = firewall::remove_all(&Instance::new(&task.subnet_file)).await.unwrap_or_else(|errors| {
-        report.failed.extend(errors.iter().map(ToString::to_string));
-        false
-    });
-    let unlinked = conflist::remove(&task.cni_conf_dir, &task.subnet_file).unwrap_or_else(|error| {
+    let rules = report.remove_rules(task).await;
+    let guard = report.remove_guard(task);
+    let unpublished = conflist::remove(&task.cni_conf_dir, &task.subnet_file).unwrap_or_else(|error| {
         report.failed.push(format!("remove the CNI configuration from {}: {error}", task.cni_conf_dir.display()));
         false
     });
@@ -89,19 +80,109 @@ pub async fn run(task: &CleanupTask) -> anyhow::Result<Answer> {
     if let Err(error) = extension::memory::remove(&task.state_dir, &task.subnet_file) {
         report.failed.push(format!("remove the peers of the commands of extension: {error}"));
     }
-    for name in &report.left {
-        eprintln!(
-            "weft: {name} was not made by this agent and stays: give --flannel-devices to remove it if flanneld made it"
-        );
-    }
-    if let Some(text) = key_that_stays(&task.state_dir, &task.subnet_file) {
-        eprintln!("weft: {}", printable(&text));
-    }
-    report.failed.iter().for_each(|text| eprintln!("weft: {}", printable(text)));
-    let also = [(rules, " and the traffic rules"), (unlinked, " and the CNI configuration")];
+    report.say_what_stays(task);
+    let also = [(rules || guard, " and the traffic rules"), (unpublished, " and the CNI configuration")];
     let also: String = also.iter().filter(|(done, _)| *done).map(|(_, text)| *text).collect();
-    let code = if report.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::exit::FAILURE) };
-    Ok(Answer { text: format!("removed {} entries{also}\n", report.removed), code })
+    Ok(report.answer(format!("removed {} entries{also}\n", report.removed)))
+}
+
+/// Removes the parts that `--only` names. They are told from those of flannel by their names, so flanneld may run.
+async fn remove_parts(task: &CleanupTask) -> anyhow::Result<Answer> {
+    no_agent_of_weft(&task.socket, &task.subnet_file, AGAIN)?;
+    let mut report = CleanupReport::default();
+    let mut removed = Vec::new();
+    if task.only.contains(&Part::Fence) {
+        let mut kernel = agent::open_kernel(&task.subnet_file)?;
+        let fence = kernel.fence().context("read the fence")?;
+        let ops: Vec<Op> = fence.into_iter().rev().map(|(key, seen)| Op::Remove(key, seen.value)).collect();
+        report.apply(&mut kernel, &ops);
+        removed.extend((report.removed > 0).then_some("the fence"));
+    }
+    if task.only.contains(&Part::Guard) {
+        removed.extend(report.remove_guard(task).then_some("the tunnel guard"));
+    }
+    if task.only.contains(&Part::Rules) {
+        removed.extend(report.remove_rules(task).await.then_some("the traffic rules"));
+    }
+    let removed = if removed.is_empty() { "nothing".to_owned() } else { removed.join(", ") };
+    Ok(report.answer(format!("removed {removed}\n")))
+}
+
+/// Returns what is to be removed, if that can be told from what other agents wrote.
+fn scope(task: &CleanupTask) -> anyhow::Result<Scope> {
+    let others = other_agents(&task.socket, &task.subnet_file, AGAIN)?;
+    let env = files::read_text(&task.subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
+    let networks = env.map(|env| env.networks).unwrap_or_default();
+    if let Some(other) = others.first() {
+        let (file, other) = (task.subnet_file.display(), &other.what);
+        // Without a network, the routes of all agents would be removed.
+        if networks == Subnets::default() {
+            anyhow::bail!(
+                "{file} names no network, so the routes of {other} cannot be told from those to remove: stop it first"
+            );
+        }
+        if task.flannel_devices {
+            anyhow::bail!("--flannel-devices would take the devices of {other}: stop it first");
+        }
+    }
+    Ok(Scope { networks, flannel_devices: task.flannel_devices })
+}
+
+impl CleanupReport {
+    /// Removes entries of the kernel.
+    fn apply(&mut self, kernel: &mut impl Kernel, ops: &[Op]) {
+        for outcome in kernel.apply(ops) {
+            match outcome {
+                Outcome::Done => self.removed += 1,
+                Outcome::Retry(text) | Outcome::Fatal(text) | Outcome::Partly { missing: text, .. } => {
+                    self.failed.push(text);
+                }
+            }
+        }
+    }
+
+    /// Removes the traffic rules. Returns true if there were some.
+    async fn remove_rules(&mut self, task: &CleanupTask) -> bool {
+        let done = firewall::remove_rules(&Instance::new(&task.subnet_file)).await;
+        done.unwrap_or_else(|errors| {
+            self.failed.extend(errors.iter().map(ToString::to_string));
+            false
+        })
+    }
+
+    /// Removes the tunnel guard. Returns true if there was one.
+    fn remove_guard(&mut self, task: &CleanupTask) -> bool {
+        firewall::remove_guard(&Instance::new(&task.subnet_file)).unwrap_or_else(|error| {
+            self.failed.push(error.to_string());
+            false
+        })
+    }
+
+    /// Says on standard error what was not removed on purpose.
+    fn say_what_stays(&self, task: &CleanupTask) {
+        for name in &self.left {
+            eprintln!(
+                "weft: {name} was not made by this agent and stays: give --flannel-devices to remove it if flanneld made it"
+            );
+        }
+        if let Some(file) = conflist::left(&task.cni_conf_dir, &task.subnet_file) {
+            let text = format!(
+                "{} stays, because no agent has published it since the last boot: remove it if no other program needs it",
+                file.display()
+            );
+            eprintln!("weft: {}", printable(&text));
+        }
+        if let Some(text) = key_that_stays(&task.state_dir, &task.subnet_file) {
+            eprintln!("weft: {}", printable(&text));
+        }
+    }
+
+    /// Says on standard error what failed, and returns the answer with the exit code.
+    fn answer(&self, text: String) -> Answer {
+        self.failed.iter().for_each(|text| eprintln!("weft: {}", printable(text)));
+        let code = if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::exit::FAILURE) };
+        Answer { text, code }
+    }
 }
 
 /// Names the private key of WireGuard, if there is one. It is kept, because a node that starts again must have the key that its peers know.
@@ -119,14 +200,7 @@ fn remove_entries(kernel: &mut impl Kernel, scope: &Scope) -> io::Result<Cleanup
     let observed = kernel.observe(&links)?;
     let (ops, left) = select(&observed, scope);
     let mut report = CleanupReport { left, ..CleanupReport::default() };
-    for outcome in kernel.apply(&ops) {
-        match outcome {
-            Outcome::Done => report.removed += 1,
-            Outcome::Retry(text) | Outcome::Fatal(text) | Outcome::Partly { missing: text, .. } => {
-                report.failed.push(text);
-            }
-        }
-    }
+    report.apply(kernel, &ops);
     Ok(report)
 }
 

@@ -3,7 +3,6 @@
 //! they remove.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -36,11 +35,6 @@ impl Running {
     }
 }
 
-/// Returns all agents in our network namespace, except this process.
-fn running_agents() -> io::Result<Vec<Running>> {
-    Ok(agent_processes()?.into_iter().map(Running::from).collect())
-}
-
 impl From<AgentProcess> for Running {
     fn from(agent: AgentProcess) -> Running {
         Running { what: agent.to_string(), subnet_file: subnet_file_of(&agent.cmdline, &agent.environ), dir: agent.dir }
@@ -67,10 +61,29 @@ fn subnet_file_of(cmdline: &[u8], environ: &[u8]) -> Option<PathBuf> {
 /// # Errors
 /// The agent of this subnet file runs. `why` says what it would do.
 pub fn other_agents(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<Vec<Running>> {
+    check(socket, subnet_file, why, |_| true)
+}
+
+/// Checks that no agent of weft with this subnet file runs. flannel's own agent may run.
+///
+/// # Errors
+/// As [`other_agents`].
+pub fn no_agent_of_weft(socket: &Path, subnet_file: &Path, why: &str) -> anyhow::Result<()> {
+    check(socket, subnet_file, why, |agent| !agent.is_flannels_own()).map(|_| ())
+}
+
+/// Returns the agents that count and have other subnet files, or an error if one of them may have this subnet file.
+fn check(
+    socket: &Path,
+    subnet_file: &Path,
+    why: &str,
+    counts: impl Fn(&AgentProcess) -> bool,
+) -> anyhow::Result<Vec<Running>> {
     if socket::answers(socket) {
         anyhow::bail!("an agent answers on {}: stop it first, {why}", socket.display());
     }
-    let agents = running_agents().context("look for running agents")?;
+    let agents = agent_processes().context("look for running agents")?.into_iter().filter(counts);
+    let agents: Vec<Running> = agents.map(Running::from).collect();
     if let Some(agent) = agents.iter().find(|agent| agent.may_have(subnet_file)) {
         anyhow::bail!("{} runs with the subnet file {}: stop it first, {why}", agent.what, subnet_file.display());
     }

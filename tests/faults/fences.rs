@@ -5,6 +5,10 @@ use std::collections::BTreeSet;
 
 use nix::sys::signal::Signal;
 use serde_json::Value as Json;
+use weft::firewall::nft::{connection, table};
+use weft::instance::Instance;
+use weft::saved;
+use weft_subnet::cidr::Family;
 
 use crate::site::{Kind, Site, array, each, fence, ip, observed, run};
 
@@ -15,6 +19,7 @@ each! {
     routes_of_an_earlier_version_are_replaced: VxlanDual HostGw;
     routes_of_an_earlier_version_do_not_wait_for_the_store: VxlanDual;
     the_fence_stays_without_an_agent_and_cleanup_removes_it: VxlanDual;
+    parts_are_removed_beside_flanneld_and_not_beside_the_agent: VxlanDual;
     the_fence_is_removed_when_it_is_not_wanted: VxlanDual;
     another_own_subnet_moves_its_fence: Vxlan;
     another_network_moves_its_fence_without_a_gap: Vxlan HostGw;
@@ -131,6 +136,60 @@ fn the_fence_stays_without_an_agent_and_cleanup_removes_it(kind: Kind) {
     let out = site.cleanup();
     assert!(out.status.success(), "{out:?}");
     assert_eq!(observed(), BTreeSet::new());
+}
+
+/// Runs `weft cleanup` with this flag. Returns what it says, or why it refuses.
+fn cleanup(site: &Site, flag: &str) -> Result<String, String> {
+    let mut weft = site.weft("cleanup");
+    weft.arg(format!("--subnet-file={}", site.env_file().display()));
+    weft.arg(format!("--state-dir={}", site.path("state").display())).arg(flag);
+    let out = weft.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    if out.status.success() { Ok(text(out.stdout)) } else { Err(text(out.stderr)) }
+}
+
+/// A node goes back to flannel, or its agent is down and somebody has deleted a rule of the fence.
+fn parts_are_removed_beside_flanneld_and_not_beside_the_agent(kind: Kind) {
+    let mut site = Site::new(kind);
+    site.flags.extend(["--ip-masq", "--firewall=nft", "--guard-tunnel"].map(str::to_owned));
+    let name = Instance::new(&site.env_file()).name;
+    let tables = |suffix: &str| {
+        let is_there = |family| table::head(&mut connection::open().unwrap(), family, &format!("{name}{suffix}"));
+        [Family::V4, Family::V6].map(|family| is_there(family).unwrap().is_some())
+    };
+    // The store of this test is a directory, for which an agent saves nothing.
+    let saved = saved::file(&site.path("state"), &site.env_file());
+    std::fs::create_dir(site.path("state")).unwrap();
+    std::fs::write(&saved, "something").unwrap();
+    site.start();
+    site.until("the rules and the guard", |_| (tables(""), tables("-guard")) == ([true; 2], [true; 2]));
+    site.until("the fence", |_| fences(&observed()).len() == 6);
+    let refused = cleanup(&site, "--only=rules,fence,guard").unwrap_err();
+    assert!(refused.contains("stop it first"), "{refused}");
+    site.stop(Signal::SIGKILL);
+    let before = observed();
+    let others: BTreeSet<String> = before.iter().filter(|line| !line.starts_with("fence: ")).cloned().collect();
+    assert_eq!(fences(&before).len(), 6);
+    for family in families(kind) {
+        ip(&format!("{family} rule del pref {}", numbers(family).0));
+    }
+    let flanneld = site.path("flanneld");
+    std::os::unix::fs::symlink("/bin/sleep", &flanneld).unwrap();
+    let mut flanneld = std::process::Command::new(flanneld).arg("600").spawn().unwrap();
+    let comm = format!("/proc/{}/comm", flanneld.id());
+    site.until("its name", |_| std::fs::read_to_string(&comm).unwrap() == "flanneld\n");
+    let refused = String::from_utf8(site.cleanup().stderr).unwrap();
+    assert!(refused.contains("flanneld (pid"), "{refused}");
+    assert_eq!(cleanup(&site, "--only=fence").unwrap(), "removed the fence\n");
+    assert_eq!(observed(), others, "devices, routes and the rest stay");
+    assert_eq!((tables(""), tables("-guard")), ([true; 2], [true; 2]));
+    assert_eq!(cleanup(&site, "--only=guard,rules").unwrap(), "removed the tunnel guard, the traffic rules\n");
+    assert_eq!((tables(""), tables("-guard")), ([false; 2], [false; 2]));
+    assert_eq!(cleanup(&site, "--only=rules,fence,guard").unwrap(), "removed nothing\n");
+    assert_eq!(observed(), others);
+    assert!(saved.exists() && site.env_file().exists());
+    flanneld.kill().unwrap();
+    flanneld.wait().unwrap();
 }
 
 fn the_fence_is_removed_when_it_is_not_wanted(kind: Kind) {
