@@ -102,7 +102,8 @@ fn uninstall(cluster: &Cluster) {
     cluster.helm("uninstall flannel --namespace kube-flannel");
     cluster.until("no agent", || cluster.items("-n kube-flannel pods").is_empty());
     // This way is for nodes without a login. Any image with chroot will do.
-    let debug = "debug node/n3 --image=weft-test:1 --profile=sysadmin --quiet -- /bin/busybox chroot /host";
+    let debug =
+        "debug -n kube-system node/n3 --image=weft-test:1 --profile=sysadmin --quiet -- /bin/busybox chroot /host";
     cluster.kubectl(&format!("{debug} {CLEANUP}"));
     for node in cluster.nodes() {
         if node == "n3" {
