@@ -63,6 +63,8 @@ before=$(main_pid)
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 chmod 755 /usr/sbin/policy-rc.d
 check "an upgrade where the administrator forbids restarts" dpkg -i /packages/old.deb
+# The postinst does not wait for a restart, so one may not have begun yet.
+check "no restart is queued" is "systemctl list-jobs | grep -c weft.service" 0
 check "the agent runs on" is main_pid "$before"
 rm /usr/sbin/policy-rc.d
 
