@@ -58,11 +58,8 @@ async fn each_window_is_twice_as_long_up_to_ten_minutes() {
         sleep(SECOND).await;
     }
     let lines = log.take();
-    let windows: Vec<&str> = lines
-        .iter()
-        .filter_map(|line| line.split_once(" within ")?.1.split_once(','))
-        .map(|(time, _)| time)
-        .collect();
+    let windows: Vec<&str> =
+        lines.iter().filter_map(|line| line.split_once(" within ")?.1.split_once(',')).map(|(time, _)| time).collect();
     let wanted = ["10 s", "20 s", "40 s", "80 s", "2 minutes", "5 minutes", "10 minutes"];
     let wanted: Vec<&str> = wanted.into_iter().chain(["10 minutes"; 3]).collect();
     assert_eq!(windows, wanted, "{lines:#?}");
