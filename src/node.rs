@@ -120,8 +120,7 @@ pub struct Node<K> {
 impl<K: Kernel> Node<K> {
     /// Creates a node that has just got its lease. Nothing is written to the kernel yet.
     pub fn new(mut context: NodeContext, mut passer: Passer<K>, mut tasks: LeaseTasks, started: Started) -> Node<K> {
-        let Started { network, config, backend, host, own, author, chosen, saved, wanted, earlier, clear_text, .. } =
-            started;
+        let Started { network, config, backend, host, own, author, chosen, saved, wanted, clear_text, .. } = started;
         passer.takeover = Takeover::new(author);
         if saved.is_none() {
             tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
@@ -129,7 +128,8 @@ impl<K: Kernel> Node<K> {
         }
         let (now, options) = (Instant::now(), &context.options);
         let plan = Plan::new(network, backend, host, own)
-            .with_earlier(earlier)
+            .with_earlier(started.earlier)
+            .sending_earlier(started.sends_earlier)
             .with_clear_text(clear_text.iter().flat_map(|saved| &saved.leases).map(|id| id.as_str().into()))
             .with_assigned_subnets(context.store.capabilities().assigned)
             .with_fences(options.rules.fences)

@@ -281,6 +281,7 @@ mod tests {
             uplink: None,
             clear_text: None,
             earlier: Vec::new(),
+            sends_earlier: false,
         }
     }
 

@@ -62,8 +62,10 @@ pub struct Started {
     /// The net-conf in the store, if it names another backend than our lease. The node begins with the backend of its lease, because
     /// peers reach its pods that way, and then changes to this one.
     pub wanted: Option<String>,
-    /// The earlier backends by which peers still reach this node.
+    /// The earlier backends by which peers still reach this node, in the order in which packets preferred them.
     pub earlier: Vec<ExtraBackend>,
+    /// Packets went by the earlier backends, because peers had not had the time yet to learn of our lease.
+    pub sends_earlier: bool,
     /// What an earlier run saved about packets in clear text, if one of these backends sends such packets and that of our lease encrypts.
     pub clear_text: Option<ClearText>,
 }
@@ -84,6 +86,7 @@ impl Started {
             saved: None,
             wanted: None,
             earlier: Vec::new(),
+            sends_earlier: false,
             clear_text: None,
         }
     }
@@ -184,7 +187,8 @@ fn started<K: Kernel>(
         Some(was) => earlier_backends::<K, StartError>(context, (&conf.1, &*conf.2), &leased.host, was)?,
         None => Vec::new(),
     };
-    Ok(Started { earlier, clear_text: context.memory.clear_text(), ..Started::new(conf, author, leased) })
+    let (sends_earlier, clear_text) = (context.memory.sent_earlier(&conf, &earlier), context.memory.clear_text());
+    Ok(Started { earlier, sends_earlier, clear_text, ..Started::new(conf, author, leased) })
 }
 
 /// Returns the earlier backends that this lease of ours names as other ways to reach this node. `backend` is that of the lease, and `host` has

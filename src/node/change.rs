@@ -191,7 +191,7 @@ impl<K: Kernel> Node<K> {
 
     /// Lets packets go the way that our lease names, some time after the store has accepted the lease.
     fn send_current_if_settled(&mut self, now: Instant) {
-        if !self.plan.sends_earlier() {
+        if !self.plan.is_settling() {
             return;
         }
         // Peers choose the way by what the lease says beside its addresses, which an administrator may have chosen.
@@ -203,8 +203,13 @@ impl<K: Kernel> Node<K> {
         let settling = self.context.options.change_grace / SETTLING;
         if *self.change.sends_at.get_or_insert(now + settling) <= now {
             self.change.sends_at = None;
-            tracing::info!(backend = self.plan.network().backend_type, "packets go by the new backend from now on");
+            // A change that was taken back at once left packets where they were.
+            if self.plan.sends_earlier() {
+                tracing::info!(backend = self.plan.network().backend_type, "packets go by the new backend from now on");
+            }
             self.plan.send_current();
+            // A restart must not let packets go the earlier way again.
+            self.save_now();
             self.schedule.audit_by(now, "packets go by the new backend from now on");
         }
     }
@@ -213,7 +218,8 @@ impl<K: Kernel> Node<K> {
     fn drop_unused(&mut self, now: Instant) {
         let earlier: Vec<u64> = self.plan.earlier().map(|(number, _)| number).collect();
         self.change.unused_since.retain(|number, _| earlier.contains(number));
-        if self.plan.sends_earlier() || !self.has_list() {
+        // Peers may send by an earlier backend as long as our lease, as they know it, names that one.
+        if self.plan.is_settling() || !self.has_list() {
             self.change.unused_since.clear();
             return;
         }
@@ -250,7 +256,7 @@ impl<K: Kernel> Node<K> {
     /// Names the peers that still need an earlier backend.
     pub(super) fn change_warnings(&self) -> Vec<String> {
         let refused = self.refused_warning();
-        if self.plan.sends_earlier() {
+        if self.plan.is_settling() {
             return refused.into_iter().collect();
         }
         let now = &self.plan.network().backend_type;

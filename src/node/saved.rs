@@ -118,6 +118,7 @@ impl<K: Kernel> Node<K> {
             expires,
             config: config.clone(),
             earlier: plan.earlier().map(|(_, text)| text.to_owned()).collect(),
+            sends_earlier: plan.sends_earlier(),
             own: plan.own().clone(),
             public: (plan.host().public_v4, plan.host().public_v6),
             chosen,

@@ -92,7 +92,7 @@ impl Plan {
     /// Returns true if packets to peers may take the default route, because one of several backends makes no routes. Then no device gets all
     /// packets to Network. When packets go the way of a backend that encrypts, its device does, and what has no way there is not sent in clear text.
     fn leaves_wide_routes_out(&self) -> bool {
-        let may_pass = self.extra_backends.next.is_some() || self.sends_earlier() || !self.refuses("");
+        let may_pass = self.extra_backends.next.is_some() || self.is_settling() || !self.refuses("");
         may_pass && self.all_backends().any(|(backend, ..)| !backend.makes_routes())
     }
 
@@ -183,49 +183,57 @@ impl Plan {
         Some((next.backend.kind(), devices, problem))
     }
 
-    /// Makes the next backend that of our lease. The one before becomes an earlier one, and packets still go its way. Returns the text of
-    /// net-conf that is in force now. A full pass is necessary afterwards.
+    /// Makes the next backend that of our lease. The one before becomes an earlier one. Packets still go the way that they went. Returns the
+    /// text of net-conf that is in force now. A full pass is necessary afterwards.
     pub fn switch_to_next(&mut self, text_before: String) -> Option<String> {
         let ExtraBackend { text, network, backend, host, .. } = self.extra_backends.next.take()?;
         self.begin_clear_text(&*backend);
-        self.extra_backends.earlier.retain(|extra| !extra.is_replaced_by(&*backend));
         let before = Host { identities: self.host.identities.clone(), ..host.clone() };
         let network = std::mem::replace(&mut self.network, network);
         let backend = std::mem::replace(&mut self.backend, backend);
         self.host = host;
-        self.add_earlier(ExtraBackend::new((text_before, network), backend, before));
-        self.extra_backends.earlier.rotate_right(1);
-        self.extra_backends.sends_earlier = true;
+        let before = ExtraBackend::new((text_before, network), backend, before);
+        self.extra_backends.switch(before, &*self.backend);
         self.plan_everything();
         Some(text)
     }
 
-    /// Adds backends that our lease had before the agent was started again. This must be called before the first [`Plan::put`].
+    /// Adds backends that our lease had before the agent was started again, in the order in which packets preferred them. This must be
+    /// called before the first [`Plan::put`].
     pub fn with_earlier(mut self, earlier: Vec<ExtraBackend>) -> Plan {
+        self.extra_backends.restore(earlier);
         // Peers do not know that our lease names the present backend, if it does not, as far as this node knows.
-        self.extra_backends.sends_earlier = !earlier.is_empty() && !self.backend.understands(&self.own.attrs);
-        earlier.into_iter().for_each(|extra| self.add_earlier(extra));
+        let is_unknown = !self.backend.understands(&self.own.attrs);
+        self.sending_earlier(is_unknown)
+    }
+
+    /// If `still` is true, lets packets go by the earlier backends until peers had the time to learn of our lease, as before the agent was started
+    /// again. This must be called after [`Plan::with_earlier`] and before the first [`Plan::put`].
+    pub fn sending_earlier(mut self, still: bool) -> Plan {
+        if still {
+            self.extra_backends.settle();
+        }
         self.plan_all_devices();
         self
     }
 
-    fn add_earlier(&mut self, extra: ExtraBackend) {
-        self.extra_backends.last_number += 1;
-        self.extra_backends.earlier.push(ExtraBackend { number: self.extra_backends.last_number, ..extra });
-    }
-
     /// Returns true while packets go an earlier way to peers that know it.
     pub fn sends_earlier(&self) -> bool {
-        self.extra_backends.sends_earlier
+        self.extra_backends.sends_earlier()
+    }
+
+    /// Returns true while peers may not know yet which backend our lease names, because it named another one until a moment ago.
+    pub fn is_settling(&self) -> bool {
+        self.extra_backends.is_settling
     }
 
     /// Lets packets go the way of our lease's backend to peers that know it. A full pass is necessary afterwards.
     pub fn send_current(&mut self) {
-        self.extra_backends.sends_earlier = false;
+        self.extra_backends.settled();
         self.plan_everything();
     }
 
-    /// Returns the numbers of the earlier backends with the net-conf of each, the latest first.
+    /// Returns the numbers of the earlier backends with the net-conf of each, in the order in which packets prefer them.
     pub fn earlier(&self) -> impl Iterator<Item = (u64, &str)> {
         self.extra_backends.earlier.iter().map(|extra| (extra.number, extra.text.as_str()))
     }
@@ -246,7 +254,7 @@ impl Plan {
 
     /// Removes an earlier backend. A full pass is necessary afterwards.
     pub fn drop_earlier(&mut self, number: u64) {
-        self.extra_backends.earlier.retain(|extra| extra.number != number);
+        self.extra_backends.retain_earlier(|extra| extra.number != number);
         self.plan_everything();
     }
 

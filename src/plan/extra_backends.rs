@@ -4,6 +4,7 @@
 //! The next backend has its devices before our lease names it. The earlier ones keep theirs while a peer may use them. Our lease names the
 //! earlier ones as other ways to reach us.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 
 use weft_backends::backend::Backend;
@@ -27,7 +28,7 @@ pub struct ExtraBackend {
     pub(super) backend: Box<dyn Backend>,
     /// The facts of the host, with the identities of this backend.
     pub(super) host: Host,
-    /// Identifies it among the earlier ones.
+    /// Identifies it among the earlier ones. The latest has the largest number.
     pub(super) number: u64,
 }
 
@@ -40,6 +41,11 @@ impl ExtraBackend {
     /// Returns the type of its backend.
     pub fn kind(&self) -> &'static str {
         self.backend.kind()
+    }
+
+    /// Returns the text of the net-conf that names it.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     fn update_host(&mut self, host: &Host) {
@@ -58,10 +64,12 @@ impl ExtraBackend {
 #[derive(Default)]
 pub(super) struct ExtraBackends {
     pub(super) next: Option<ExtraBackend>,
-    /// The latest comes first.
+    /// In the order in which packets prefer them. The latest comes first, unless peers may not know it yet.
     pub(super) earlier: Vec<ExtraBackend>,
-    /// Peers have not had the time yet to learn of the way that our lease names, so packets to them still go an earlier way.
-    pub(super) sends_earlier: bool,
+    /// How many of the earlier backends come before that of our lease, because peers may not know yet that our lease names it.
+    preferred: usize,
+    /// Our lease names another backend than before, and peers have not had the time yet to learn of that.
+    pub(super) is_settling: bool,
     /// The earlier backends that each lease needs, by number.
     needs: HashMap<Id, Vec<u64>>,
     /// The leases that need each earlier backend. The status is made after every event, so it must not search for them.
@@ -118,8 +126,56 @@ impl ExtraBackends {
         self.earlier.iter()
     }
 
-    pub(super) fn retain_earlier(&mut self, keep: impl FnMut(&ExtraBackend) -> bool) {
-        self.earlier.retain(keep);
+    /// Removes the earlier backends for which `keep` returns false.
+    pub(super) fn retain_earlier(&mut self, mut keep: impl FnMut(&ExtraBackend) -> bool) {
+        let (mut at, mut preferred) = (0, 0);
+        self.earlier.retain(|extra| {
+            let stays = keep(extra);
+            preferred += usize::from(stays && at < self.preferred);
+            at += 1;
+            stays
+        });
+        self.preferred = preferred;
+        self.is_settling &= !self.earlier.is_empty();
+    }
+
+    /// Makes `before`, the backend that our lease named so far, an earlier one. Our lease names `next` from now on.
+    ///
+    /// Peers may not know `before` yet if the change to it was a moment ago. So it keeps its place in the order. `next` takes the place of the
+    /// earlier backend that it replaces, or the last one. So packets to every peer go on as they did.
+    pub(super) fn switch(&mut self, before: ExtraBackend, next: &dyn Backend) {
+        self.last_number += 1;
+        let number = self.last_number;
+        self.earlier.insert(self.preferred, ExtraBackend { number, ..before });
+        let is_replaced = |extra: &ExtraBackend| extra.number != number && extra.is_replaced_by(next);
+        self.preferred = self.earlier.iter().position(is_replaced).unwrap_or(self.earlier.len());
+        self.earlier.retain(|extra| !is_replaced(extra));
+        self.is_settling = true;
+    }
+
+    /// Adds the earlier backends of a run that has ended, in the order in which its packets preferred them.
+    pub(super) fn restore(&mut self, earlier: Vec<ExtraBackend>) {
+        for extra in earlier.into_iter().rev() {
+            self.last_number += 1;
+            self.earlier.insert(0, ExtraBackend { number: self.last_number, ..extra });
+        }
+    }
+
+    /// Lets packets go by the earlier backends until peers had the time to learn of our lease.
+    pub(super) fn settle(&mut self) {
+        self.preferred = self.earlier.len();
+        self.is_settling = !self.earlier.is_empty();
+    }
+
+    /// Takes notice that peers had the time to learn of our lease, and of all the ways that it names.
+    pub(super) fn settled(&mut self) {
+        (self.preferred, self.is_settling) = (0, false);
+        self.earlier.sort_by_key(|extra| Reverse(extra.number));
+    }
+
+    /// Returns true while packets go by an earlier backend to peers that know it.
+    pub(super) fn sends_earlier(&self) -> bool {
+        self.preferred > 0
     }
 
     pub(super) fn update_host(&mut self, host: &Host) {
@@ -137,18 +193,21 @@ impl ExtraBackends {
         all.find(|backend| !backend.makes_routes()).unwrap_or(current)
     }
 
-    /// Returns the secrets of WireGuard devices, if one of these backends has any. The next one comes first, and then the latest.
+    /// Returns the secrets of WireGuard devices, if one of these backends has any. The next one comes first, and then the earlier ones.
     pub(super) fn secrets(&self) -> Option<DeviceSecrets> {
         self.next.iter().chain(&self.earlier).find_map(|extra| extra.backend.secrets(&extra.host))
     }
 
-    /// Returns what our lease would say for each of the earlier backends that can work on this host.
+    /// Returns what our lease would say for each of the earlier backends that can work on this host. The latest comes first, whatever packets
+    /// prefer, so that the lease need not be written again when they prefer another one.
     pub(super) fn ways(&self, host: &Host) -> Vec<Attrs> {
         let way = |extra: &ExtraBackend| {
             let host = Host { identities: extra.host.identities.clone(), ..host.clone() };
             extra.backend.advertise(&host).ok()
         };
-        self.earlier.iter().filter_map(way).collect()
+        let mut latest_first: Vec<&ExtraBackend> = self.earlier.iter().collect();
+        latest_first.sort_by_key(|extra| Reverse(extra.number));
+        latest_first.into_iter().filter_map(way).collect()
     }
 
     /// Returns the contributors of devices with their entries.
@@ -156,7 +215,7 @@ impl ExtraBackends {
         let devices = |extra: &ExtraBackend| extra.backend.device(&extra.host, own);
         let mut earlier = State::new();
         for (key, value) in self.earlier.iter().flat_map(devices) {
-            // The latest of several backends with one device counts.
+            // The first of several backends with one device counts.
             if earlier.get(&key).is_none() {
                 earlier.insert(key, value);
             }
@@ -167,7 +226,7 @@ impl ExtraBackends {
     /// Returns the backends in the order in which they are preferred.
     pub(super) fn order(&self) -> Vec<Which> {
         let mut order: Vec<Which> = (0..self.earlier.len()).map(Which::Earlier).collect();
-        order.insert(if self.sends_earlier { order.len() } else { 0 }, Which::Current);
+        order.insert(self.preferred, Which::Current);
         order.extend(self.next.as_ref().map(|_| Which::Next));
         order
     }

@@ -43,8 +43,10 @@ pub struct Head {
     pub expires: Expiry,
     /// The text of the net-conf that was in force.
     pub config: String,
-    /// The texts of earlier net-confs whose backends peers still needed, because the backend changed.
+    /// The texts of earlier net-confs whose backends peers still needed, because the backend changed. Packets preferred them in this order.
     pub earlier: Vec<String>,
+    /// Packets preferred all of `earlier` to the backend of `config`, because peers had not had the time to learn of that one.
+    pub sends_earlier: bool,
     /// The own lease.
     pub own: Lease,
     /// Public IPv4 and IPv6 address of the uplink. If they differ at the next start, this is another machine or another network.
@@ -113,6 +115,9 @@ struct WireHead {
     /// The first versions neither wrote nor read this member.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     earlier: Vec<String>,
+    /// The first versions neither wrote nor read this member.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    sends_earlier: bool,
     own: Entry,
     public: (Option<Ipv4Addr>, Option<Ipv6Addr>),
     chosen: [Option<IpAddr>; 2],
@@ -128,13 +133,26 @@ impl WireHead {
     /// Returns `None` if the own lease cannot be represented.
     fn new(head: &Head) -> Option<WireHead> {
         let own = Entry::new(&head.own)?;
-        let Head { store, saved, expires, config, earlier, public, chosen, uplink, clear_text, .. } = head.clone();
+        let Head { store, saved, expires, config, earlier, sends_earlier, public, chosen, uplink, clear_text, .. } =
+            head.clone();
         let expires = match expires {
             Expiry::Never => Some(0),
             Expiry::At(seconds) => Some(seconds.max(1)),
             Expiry::Unknown => None,
         };
-        Some(WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink, clear_text })
+        Some(WireHead {
+            store,
+            saved,
+            expires,
+            config,
+            earlier,
+            sends_earlier,
+            own,
+            public,
+            chosen,
+            uplink,
+            clear_text,
+        })
     }
 }
 
@@ -262,14 +280,15 @@ fn split<'a>(text: &'a [u8], store: &str) -> Result<(Head, &'a [u8]), BadSavedPe
     if head.store != store {
         return Err(BadSavedPeers::Store(head.store));
     }
-    let WireHead { store, saved, expires, config, earlier, own, public, chosen, uplink, clear_text } = head;
+    let WireHead { store, saved, expires, config, earlier, sends_earlier, own, public, chosen, uplink, clear_text } =
+        head;
     let expires = match expires {
         None => Expiry::Unknown,
         Some(0) => Expiry::Never,
         Some(seconds) => Expiry::At(seconds),
     };
     let own = own.lease().ok_or(BadSavedPeers::Damaged)?;
-    let head = Head { store, saved, expires, config, earlier, own, public, chosen, uplink, clear_text };
+    let head = Head { store, saved, expires, config, earlier, sends_earlier, own, public, chosen, uplink, clear_text };
     Ok((head, &body[values.byte_offset()..]))
 }
 

@@ -92,7 +92,8 @@ impl EarlierRun {
         std::iter::once(&head.config).chain(&head.earlier).find_map(read)
     }
 
-    /// Returns the net-confs by whose backends peers reach this node, too. Our lease names them as other ways.
+    /// Returns the net-confs by whose backends peers reach this node, too, in the order in which packets preferred them. Our lease names them
+    /// as other ways.
     pub(super) fn earlier(&mut self, network: &Network, lease: &Attrs) -> Vec<NetConf> {
         let Some(head) = self.head() else { return Vec::new() };
         let ways = lease.other_ways();
@@ -101,7 +102,20 @@ impl EarlierRun {
             let is_named = ways.iter().any(|way| backend.understands(way)) && backend.commands().is_none();
             (is_named && are_of_one_network(&then, network, &head.own.subnets)).then(|| (text.clone(), then, backend))
         };
-        std::iter::once(&head.config).chain(&head.earlier).filter_map(read).collect()
+        preferred(head).into_iter().filter_map(read).collect()
+    }
+
+    /// Returns true if packets went by one of these earlier backends to peers that know it, and not by the backend of this net-conf, because peers
+    /// had not had the time yet to learn that our lease names it. A restart gives them no time.
+    pub(super) fn sent_earlier(&mut self, (text, _, backend): &NetConf, earlier: &[ExtraBackend]) -> bool {
+        let Some(head) = self.head() else { return false };
+        let order = preferred(head);
+        let place = |text: &str| order.iter().position(|other| *other == text);
+        match place(text) {
+            Some(at) => earlier.iter().any(|extra| place(extra.text()).is_some_and(|other| other < at)),
+            // The file is older than our lease, if its lease is of another backend.
+            None => !backend.understands(&head.own.attrs),
+        }
     }
 
     /// Returns since when, and to which leases, packets could go in clear text although the backend of our lease encrypts.
@@ -134,6 +148,12 @@ impl EarlierRun {
             self.logged = Some(reason);
         }
     }
+}
+
+/// Returns the net-confs of an earlier run in the order in which packets preferred their backends.
+fn preferred(head: &Head) -> Vec<&String> {
+    let (config, earlier) = (std::iter::once(&head.config), head.earlier.iter());
+    if head.sends_earlier { earlier.chain(config).collect() } else { config.chain(earlier).collect() }
 }
 
 /// Returns true if both net-confs enable the same families, and contain our subnets. Network may have become wider or narrower while the
@@ -249,7 +269,8 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
     let (conf, host, mut earlier) = beside_that_of_lease(context, (&picked, &machine), confs, &own.attrs)?;
     earlier.extend(earlier_backends::<K, Unusable>(context, (&conf.1, &*conf.2), &host, &own.attrs)?);
     let leased = Leased { host, own, was: None, uplink: choice, chosen: head.chosen };
-    Ok(Started { earlier, clear_text: head.clear_text, ..Started::new(conf, author, leased) })
+    let sends_earlier = context.memory.sent_earlier(&conf, &earlier);
+    Ok(Started { earlier, sends_earlier, clear_text: head.clear_text, ..Started::new(conf, author, leased) })
 }
 
 /// Returns the net-conf with which the node goes on, the facts of the host for its backend, and the backend of the saved `lease` if that is
@@ -327,6 +348,7 @@ mod tests {
             chosen,
             uplink: None,
             earlier: Vec::new(),
+            sends_earlier: false,
             clear_text: None,
         }
     }
@@ -462,6 +484,27 @@ mod tests {
             ..head(CONFIG, &ipip, way("ipip"))
         };
         assert_eq!(started(behind_nat), ("ipip", ipip.clone(), Vec::new(), None, Some(1)));
+    }
+
+    /// Packets go the way that they went, until peers had the time to learn of our lease.
+    #[test]
+    fn a_restart_within_seconds_of_a_change_goes_on_with_the_earlier_backend() {
+        let (ipip, vxlan) = (CONFIG.replace("host-gw", "ipip"), CONFIG.replace("host-gw", "vxlan"));
+        let way = |kind: &str| Attrs { backend_type: kind.into(), ..Attrs::default() };
+        let goes_on = |config: &str, earlier: &[&String], sends_earlier: bool, attrs: Attrs| {
+            let own = Lease { attrs, ..just_now().own };
+            let earlier = earlier.iter().map(|text| (*text).clone()).collect();
+            let head = Head { config: config.into(), earlier, sends_earlier, own, ..just_now() };
+            let started = fits(&["192.168.0.1/24"], None, head).map_err(drop).unwrap();
+            let earlier: Vec<_> = started.earlier.iter().map(ExtraBackend::kind).collect();
+            (started.backend.kind(), earlier, started.sends_earlier)
+        };
+        let (host_gw, both) = (CONFIG.to_owned(), way("ipip").with_other_ways(&[way("host-gw")]));
+        assert_eq!(goes_on(&ipip, &[&host_gw], true, both.clone()), ("ipip", vec!["host-gw"], true));
+        assert_eq!(goes_on(&ipip, &[&host_gw], false, both), ("ipip", vec!["host-gw"], false));
+        // The second of two changes.
+        let all = way("vxlan").with_other_ways(&[way("ipip"), way("host-gw")]);
+        assert_eq!(goes_on(&vxlan, &[&host_gw, &ipip], true, all), ("vxlan", vec!["host-gw", "ipip"], true));
     }
 
     /// Peers send to the MAC that our lease names for the earlier way, and after a boot no device has it.

@@ -258,8 +258,9 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         let saved = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
         let (store, config, own) = (STORE.into(), case.saved_config.unwrap_or(CONFIG.into()), mine.clone());
-        let (expires, earlier, clear_text) = (Expiry::Never, case.earlier, None);
-        let head = Head { store, saved, expires, config, own, public, chosen, uplink, earlier, clear_text };
+        let (expires, earlier, sends_earlier, clear_text) = (Expiry::Never, case.earlier, false, None);
+        let head =
+            Head { store, saved, expires, config, own, public, chosen, uplink, earlier, sends_earlier, clear_text };
         saved_peers::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
     let leases = case.store.then(|| RefCell::new(vec![mine]));

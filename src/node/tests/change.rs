@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
-use weft_subnet::saved_peers::Saved;
+use weft_subnet::saved_peers::{Head, Saved};
 use weft_subnet::source::{Event, RecordChange};
 
 use super::wireguard::head;
@@ -153,8 +153,8 @@ async fn another_vni_is_a_change_with_two_devices_and_one_mac() {
         test.net_conf(VNI_7).await;
         assert_eq!(
             (test.device().as_str(), test.node.net_conf.text.as_str()),
-            ("flannel.1", VNI_7),
-            "not accepted yet"
+            ("flannel.7", VNI_7),
+            "packets never left VNI 7"
         );
         // The call that is open asks for VNI 1, and the next one for VNI 7 again.
         assert!(test.accepted().await.1.contains(r#""VNI":1"#));
@@ -444,6 +444,118 @@ async fn the_grace_time_of_an_earlier_backend_begins_with_the_lease_of_its_last_
         let record = Record { id: Id::from(PEER), lease: Ok(lease) };
         test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
         assert!(test.node.next_step_of_change().is_some(), "the node wakes up at its end");
+    })
+    .await;
+}
+
+/// Peers may not know the backend of a moment ago yet. The one before it never stopped.
+#[tokio::test]
+async fn a_change_that_is_taken_back_at_once_leaves_packets_where_they_were() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        assert!(test.asked(1).await);
+        test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
+        assert_eq!(test.device(), "eth0");
+        test.net_conf(CONFIG).await;
+        assert_eq!((test.device().as_str(), test.node.net_conf.text.as_str()), ("eth0", CONFIG));
+        // The call that was open has written the lease with vxlan.
+        assert_eq!((test.accepted().await.0.as_str(), test.device().as_str()), ("vxlan", "eth0"));
+        assert_eq!((test.accepted().await.0.as_str(), test.device().as_str()), ("host-gw", "eth0"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_backend_that_was_taken_back_stays_until_our_lease_no_longer_prefers_it() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        assert!(test.asked(1).await);
+        test.net_conf(CONFIG).await;
+        // The peer has taken the change back, too, and has vxlan for as long as our lease names it.
+        test.peer_says(host_gw().with_other_ways(&[vxlan(1)])).await;
+        assert!(test.has("flannel.1"), "the open call asks for a lease that names vxlan first");
+        assert_eq!(test.accepted().await.0, "vxlan");
+        assert!(test.has("flannel.1"), "packets of the peer may come by vxlan");
+        assert_eq!(test.accepted().await.0, "host-gw");
+        assert_eq!((test.accepted().await.2, test.has("flannel.1")), (Vec::new(), false));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_second_change_within_seconds_leaves_packets_on_the_first_backend_until_peers_know_the_others() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        assert!(test.asked(1).await);
+        test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
+        test.net_conf(VNI_7).await;
+        assert_eq!((test.device().as_str(), test.node.net_conf.text.as_str()), ("eth0", VNI_7));
+        assert!(test.accepted().await.1.contains(r#""VNI":1"#));
+        assert_eq!(test.device(), "eth0");
+        let (_, data, others) = test.accepted().await;
+        assert_eq!((data.contains(r#""VNI":7"#), others), (true, vec!["vxlan".to_owned(), "host-gw".to_owned()]));
+        assert_eq!((test.device().as_str(), test.writes()), ("flannel.1", 2), "peers know all ways of our lease now");
+        // And back to the second one, which is in use.
+        test.net_conf(VXLAN).await;
+        assert_eq!((test.device().as_str(), test.node.net_conf.text.as_str()), ("flannel.1", VXLAN));
+    })
+    .await;
+}
+
+/// The store accepted our lease a moment before the agent was started again.
+#[tokio::test]
+async fn a_restart_within_seconds_of_a_change_leaves_packets_where_they_were() {
+    local(async {
+        let mut own = lease("10.5.1.0-24", "192.168.0.1");
+        own.attrs = Attrs { public_ip: own.attrs.public_ip, ..vxlan(1) }.with_other_ways(&[own.attrs.clone()]);
+        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
+        let records =
+            [own.clone(), Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") }];
+        let mut test = TestNode::altered((VXLAN, own), OnLostLease::Hold, RuleOptions::default(), |started| {
+            let (network, backend) = acquire::parse(CONFIG).unwrap();
+            started.earlier = vec![ExtraBackend::new((CONFIG.to_owned(), network), backend, started.host.clone())];
+            started.sends_earlier = true;
+        });
+        test.node.context.options.change_grace = Duration::from_secs(60);
+        let begin = Instant::now();
+        let records = records.into_iter().map(|lease| Record { id: lease.id.clone(), lease: Ok(lease) }).collect();
+        test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+        assert_eq!(test.device(), "eth0");
+        let step = test.node.next_step_of_change().expect("packets will go the new way");
+        assert!(step - begin > Duration::from_secs(5) && test.writes() == 0);
+        test.node.continue_change(step);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(test.device(), "flannel.1");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn whether_packets_still_go_an_earlier_way_is_saved_at_once() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.context.options.change_grace = Duration::from_secs(60);
+        let reader = test.saves();
+        // The next write of other changes would wait for half a minute.
+        let deadline = Instant::now() + Duration::from_secs(15);
+        let saves = async |test: &mut TestNode, wanted: (&str, bool)| {
+            let is_wanted = |head: Head| (head.own.attrs.backend_type.as_str(), head.sends_earlier) == wanted;
+            while !reader.read_head().is_some_and(is_wanted) {
+                assert!(Instant::now() < deadline, "{wanted:?} is not saved");
+                test.node.tick().await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        saves(&mut test, ("host-gw", false)).await;
+        test.net_conf(VXLAN).await;
+        test.answer().await;
+        saves(&mut test, ("vxlan", true)).await;
+        let step = test.node.next_step_of_change().expect("packets will go the new way");
+        test.node.continue_change(step);
+        saves(&mut test, ("vxlan", false)).await;
     })
     .await;
 }

@@ -119,6 +119,7 @@ async fn subnet_env_of_an_earlier_run_stays_until_peers_are_known_if_it_names_ou
             chosen,
             uplink,
             earlier: Vec::new(),
+            sends_earlier: false,
             clear_text: None,
         };
         test.node.resume(Saved { head, peers: Vec::new() });

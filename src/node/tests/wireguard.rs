@@ -374,6 +374,7 @@ pub(super) fn head(own: &Lease) -> Head {
         expires: Expiry::Never,
         config: WIREGUARD.into(),
         earlier: Vec::new(),
+        sends_earlier: false,
         own: own.clone(),
         public: (own.attrs.public_ip, None),
         chosen: [None, None],

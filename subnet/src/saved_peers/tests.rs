@@ -44,6 +44,7 @@ fn saved() -> Saved {
         chosen,
         uplink,
         earlier: vec!["{}".into()],
+        sends_earlier: true,
         clear_text: Some(ClearText { since: 1_700_000_000, leases: vec!["node-2".into()] }),
     };
     Saved { head, peers: vec![lease(2), lease(3), only_v6] }
@@ -62,6 +63,7 @@ fn the_format_is_that_of_version_0_1_0() {
     let mut saved = saved();
     // These members are newer, and are not written when they are empty.
     saved.head.earlier.clear();
+    saved.head.sends_earlier = false;
     saved.head.clear_text = None;
     assert_eq!(read(by_0_1_0, STORE).unwrap(), saved);
     assert_eq!(String::from_utf8(text(&saved)), String::from_utf8(by_0_1_0.to_vec()));
