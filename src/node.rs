@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use tokio::time::Instant;
+use weft_subnet::saved_peers::ClearText;
 use weft_subnet::source::Source;
 
 use crate::conflist::Conflist;
@@ -127,10 +128,11 @@ impl<K: Kernel> Node<K> {
             tasks.renew(own.clone());
         }
         let (now, options) = (Instant::now(), &context.options);
+        let ids = |of: fn(&ClearText) -> &Vec<String>| clear_text.iter().flat_map(of).map(|id| id.as_str().into());
         let plan = Plan::new(network, backend, host, own)
             .with_earlier(started.earlier)
             .sending_earlier(started.sends_earlier)
-            .with_clear_text(clear_text.iter().flat_map(|saved| &saved.leases).map(|id| id.as_str().into()))
+            .with_clear_text(ids(|saved| &saved.leases), ids(|saved| &saved.followed))
             .with_assigned_subnets(context.store.capabilities().assigned)
             .with_fences(options.rules.fences)
             .with_tunnel_guard(options.rules.guard);

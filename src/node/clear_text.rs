@@ -81,7 +81,9 @@ impl<K: Kernel> Node<K> {
     pub(super) fn saved_clear_text(&self, now: Instant) -> Option<ClearText> {
         let time = self.change.clear_text.filter(|_| self.plan.has_clear_text())?;
         let leases = self.plan.waiting_in_clear_text().map(ToString::to_string).collect();
-        Some(ClearText { since: time.wall(now), leases })
+        // Their nodes may not know our key yet.
+        let followed = self.plan.followed_in_clear_text().map(ToString::to_string).collect();
+        Some(ClearText { since: time.wall(now), leases, followed })
     }
 
     /// Returns what a problem says about an earlier backend that nodes still need, if packets to them go out in clear text.

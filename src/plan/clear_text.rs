@@ -52,6 +52,10 @@ impl ClearText {
         self.before = HashMap::new();
     }
 
+    fn at(&self, progress: Progress) -> impl Iterator<Item = &Id> {
+        self.before.iter().filter(move |(_, reached)| **reached == progress).map(|(id, _)| id)
+    }
+
     /// Forgets a lease that is not believed any more. If it comes back, it is a new lease.
     pub(super) fn forget(&mut self, id: &Id) {
         self.before.remove(id);
@@ -145,13 +149,20 @@ impl Plan {
 
     /// Iterates over the leases that may still be reached in clear text until they follow.
     pub fn waiting_in_clear_text(&self) -> impl Iterator<Item = &Id> {
-        self.clear_text.before.iter().filter(|(_, progress)| **progress == Progress::Waiting).map(|(id, _)| id)
+        self.clear_text.at(Progress::Waiting)
     }
 
-    /// Lets these leases be reached in clear text until they follow, as they were before the agent was started again. This must be called
-    /// before the first [`Plan::put`].
-    pub fn with_clear_text(mut self, leases: impl Iterator<Item = Id>) -> Plan {
-        self.clear_text.begin(leases);
+    /// Iterates over the leases that have followed, and that are reached in clear text all the same until peers know our lease. There are none when
+    /// packets go the way of our lease.
+    pub fn followed_in_clear_text(&self) -> impl Iterator<Item = &Id> {
+        self.clear_text.at(Progress::Followed).filter(|_| self.sends_earlier())
+    }
+
+    /// Lets the leases that wait be reached in clear text until they follow, and those that have followed until peers know our lease, as
+    /// before the agent was started again. This must be called before the first [`Plan::put`].
+    pub fn with_clear_text(mut self, waiting: impl Iterator<Item = Id>, followed: impl Iterator<Item = Id>) -> Plan {
+        self.clear_text.begin(waiting);
+        self.clear_text.before.extend(followed.map(|id| (id, Progress::Followed)));
         self
     }
 

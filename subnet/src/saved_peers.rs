@@ -66,6 +66,10 @@ pub struct ClearText {
     pub since: u64,
     /// The ids of the leases that were reached in clear text before, and have not followed yet.
     pub leases: Vec<String>,
+    /// The ids of the leases that were reached in clear text before, and have followed, while packets to them still go the earlier way. The first
+    /// versions neither wrote nor read this member.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub followed: Vec<String>,
 }
 
 /// The uplink that was in use when a state was saved.

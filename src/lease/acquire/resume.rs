@@ -445,7 +445,7 @@ mod tests {
         let way = |kind: &str| Attrs { backend_type: kind.into(), ..Attrs::default() };
         let head = |config: &str, earlier: &str, attrs| {
             let own = Lease { attrs, ..just_now().own };
-            let clear_text = Some(ClearText { since: 1, leases: vec!["10.5.2.0-24".into()] });
+            let clear_text = Some(ClearText { since: 1, leases: vec!["10.5.2.0-24".into()], followed: Vec::new() });
             Head { config: config.into(), earlier: vec![earlier.into()], own, clear_text, ..just_now() }
         };
         let started = |head| {

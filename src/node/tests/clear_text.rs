@@ -169,7 +169,7 @@ async fn a_restart_goes_on_with_the_time_that_was_saved() {
         let (now, wall) = (Instant::now(), wall_clock().as_secs());
         // Seconds since the change as the file says it, and how much of the time is left.
         for (since, left) in [(wall - 200, 400), (wall - 600, 0), (0, 0), (wall + 3600, 600), (u64::MAX, 600)] {
-            let saved = ClearText { since, leases: vec!["10.5.2.0-24".into()] };
+            let saved = ClearText { since, leases: vec!["10.5.2.0-24".into()], followed: Vec::new() };
             let mut test = TestNode::restarted(&saved, GRACE);
             test.node.change = Change::at_start(None, Some(ClearTextTime::resume(&saved, now)));
             let end = test.node.clear_text_end(now).unwrap();
@@ -183,7 +183,8 @@ async fn a_restart_goes_on_with_the_time_that_was_saved() {
 #[tokio::test]
 async fn a_restart_whose_time_is_over_sends_nothing_in_clear_text() {
     local(async {
-        let saved = ClearText { since: wall_clock().as_secs() - 601, leases: vec!["10.5.2.0-24".into()] };
+        let saved =
+            ClearText { since: wall_clock().as_secs() - 601, leases: vec!["10.5.2.0-24".into()], followed: Vec::new() };
         let mut test = TestNode::restarted(&saved, GRACE);
         let records = vec![record(of_flannel(2))];
         test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
@@ -203,7 +204,8 @@ async fn a_restart_whose_time_is_over_sends_nothing_in_clear_text() {
 #[tokio::test]
 async fn clear_text_ends_although_the_store_is_away() {
     local(async {
-        let recent = ClearText { since: wall_clock().as_secs(), leases: vec!["10.5.2.0-24".into()] };
+        let recent =
+            ClearText { since: wall_clock().as_secs(), leases: vec!["10.5.2.0-24".into()], followed: Vec::new() };
         let mut test = TestNode::restarted_with(&recent, GRACE, Some(vec![of_flannel(2)]));
         test.node.start(Vec::new()).await;
         let link = Key::Link(Name::new("flannel.1").unwrap());
@@ -227,6 +229,11 @@ impl TestNode {
     fn restarted_with(saved: &ClearText, grace: Duration, peers: Option<Vec<Lease>>) -> TestNode {
         let mut own = lease("10.5.1.0-24", "192.168.0.1");
         own.attrs.backend_type = "wireguard".into();
+        TestNode::restarted_as(own, saved, grace, peers)
+    }
+
+    /// Does the same with another lease of ours.
+    fn restarted_as(own: Lease, saved: &ClearText, grace: Duration, peers: Option<Vec<Lease>>) -> TestNode {
         let mut test = TestNode::altered((WIREGUARD, own), OnLostLease::Hold, RuleOptions::default(), |started| {
             let (network, backend) = acquire::parse(VXLAN).unwrap();
             let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
@@ -248,10 +255,59 @@ async fn another_option_of_the_backend_that_encrypts_does_not_begin_the_time_ane
         test.changes_to(WIREGUARD).await;
         let now = Instant::now();
         let since = wall_clock().as_secs() - 400;
-        test.node.change.clear_text = Some(ClearTextTime::resume(&ClearText { since, leases: Vec::new() }, now));
+        test.node.change.clear_text =
+            Some(ClearTextTime::resume(&ClearText { since, leases: Vec::new(), followed: Vec::new() }, now));
         let end = test.node.clear_text_end(now).unwrap();
         test.changes_to(&WIREGUARD.replace(r#""wireguard""#, r#""wireguard","ListenPort":51999"#)).await;
         assert_eq!(test.node.clear_text_end(now), Some(end));
+    })
+    .await;
+}
+
+/// The lease of a node that has followed, and that is reached by vxlan, too.
+fn followed(number: u8) -> Lease {
+    let before = of_flannel(number);
+    let key = weft_backends::wireguard::key::PublicKey([number; 32]);
+    let data = Some(format!(r#"{{"PublicKey":"{key}","Port":51820}}"#).into());
+    let attrs = Attrs { backend_type: "wireguard".into(), backend_data: data, ..before.attrs.clone() };
+    Lease { attrs: attrs.with_other_ways(std::slice::from_ref(&before.attrs)), ..before }
+}
+
+/// The store has not accepted our lease with wireguard, so no peer knows our key.
+#[tokio::test]
+async fn without_the_store_a_peer_that_has_followed_is_reached_the_earlier_way_until_it_can_know_our_key() {
+    local(async {
+        let id = String::from("10.5.2.0-24");
+        let saved = ClearText { since: wall_clock().as_secs(), leases: Vec::new(), followed: vec![id] };
+        let peers = vec![followed(2), followed(3)];
+        let mut test = TestNode::restarted_as(of_flannel(1), &saved, GRACE, Some(peers));
+        test.node.start(Vec::new()).await;
+        assert!(test.goes_in_clear_text(2) && !test.goes_in_clear_text(3), "the second one is a new lease");
+        // Somebody has changed its lease back.
+        let mut test = TestNode::restarted_as(of_flannel(1), &saved, GRACE, Some(vec![of_flannel(2)]));
+        test.node.start(Vec::new()).await;
+        assert!(!test.goes_in_clear_text(2));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lease_that_has_followed_is_saved_while_packets_to_it_go_in_clear_text() {
+    local(async {
+        let mut test = with_flannel().await;
+        let saved = |test: &TestNode| {
+            let saved = test.node.saved_clear_text(Instant::now()).unwrap();
+            (saved.leases, saved.followed)
+        };
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record(of_flannel(3)))])]).await;
+        test.node.store_changed(vec![Event::Config(WIREGUARD.to_owned())]).await;
+        test.node.tick().await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record(followed(3)))])]).await;
+        let (waiting, has_followed) = (vec!["10.5.2.0-24".to_owned()], vec!["10.5.3.0-24".to_owned()]);
+        assert_eq!(saved(&test), (waiting.clone(), has_followed));
+        assert!(test.goes_in_clear_text(3), "the store has not accepted our lease");
+        test.node.plan.send_current();
+        assert_eq!(saved(&test), (waiting, Vec::new()), "packets must not go in clear text again");
     })
     .await;
 }

@@ -45,7 +45,11 @@ fn saved() -> Saved {
         uplink,
         earlier: vec!["{}".into()],
         sends_earlier: true,
-        clear_text: Some(ClearText { since: 1_700_000_000, leases: vec!["node-2".into()] }),
+        clear_text: Some(ClearText {
+            since: 1_700_000_000,
+            leases: vec!["node-2".into()],
+            followed: vec!["node-3".into()],
+        }),
     };
     Saved { head, peers: vec![lease(2), lease(3), only_v6] }
 }
@@ -121,9 +125,13 @@ fn what_is_written_is_read() {
 fn members_that_an_older_version_did_not_write_are_optional() {
     let mut old = saved();
     (old.head.expires, old.head.uplink) = (Expiry::Unknown, None);
+    old.head.clear_text.as_mut().unwrap().followed.clear();
     let written = text(&old);
     let words = String::from_utf8(written.clone()).unwrap();
-    assert!(!words.contains("expires") && !words.contains("uplink"), "the older version wrote neither");
+    assert!(
+        ["expires", "uplink", "followed"].iter().all(|member| !words.contains(member)),
+        "the older version wrote none"
+    );
     assert_eq!(read(&written, STORE).unwrap(), old);
 }
 
