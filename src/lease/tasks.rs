@@ -25,8 +25,6 @@ pub enum LeaseAnswer {
     Held(Lease),
     /// Another node owns the subnet. The text says which one.
     Taken(String),
-    /// The net-conf that is in the store. The answer about the lease follows.
-    NetConf(String),
     /// The call failed for this reason, and is repeated.
     Failed(String),
 }
@@ -43,8 +41,8 @@ pub struct LeaseTasks {
 }
 
 impl LeaseTasks {
-    /// Creates the caller without any call. Renewals are reported to `events`. The returned receiver gets the answers to
-    /// all other calls.
+    /// Creates the caller without any call. Renewals and net-conf are reported to `events`. The returned receiver gets the answers
+    /// to all other calls.
     pub fn new(
         store: Rc<dyn Source>,
         events: mpsc::Sender<Event>,
@@ -77,13 +75,14 @@ impl LeaseTasks {
     }
 
     /// Reads net-conf and acquires the lease, after a start without the store. net-conf may have changed meanwhile, and a
-    /// watch that begins later does not report that.
+    /// watch that begins later does not report that. The watch may report a newer one while an older one waits to be handled. So both go the same
+    /// way, which keeps their order.
     pub fn acquire_after_resume(&mut self, request: LeaseRequest) {
-        let store = self.store.clone();
+        let (store, events) = (self.store.clone(), self.events.clone());
         self.start(async move |answers| {
             let call = async || {
                 match store.config().await {
-                    Ok(text) => drop(answers.send(LeaseAnswer::NetConf(text))),
+                    Ok(text) => drop(events.send(Event::Config(text)).await),
                     // The watch goes on with the last one, too.
                     Err(Error::NoNetConf { .. }) => {}
                     Err(error) => return Err(error),

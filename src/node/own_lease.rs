@@ -11,7 +11,6 @@ use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::source::LeaseRequest;
 
-use super::net_conf::NetConfChange;
 use super::{NextStep, Node};
 use crate::kernel::Kernel;
 use crate::lease::contest::Contest;
@@ -119,11 +118,6 @@ impl<K: Kernel> Node<K> {
                     self.write_own_lease();
                 } else {
                     return self.lease_lost(text).await;
-                }
-            }
-            LeaseAnswer::NetConf(text) => {
-                if self.apply_net_conf(&text) == NetConfChange::Applied {
-                    self.full_pass(Trigger::new(Cause::Start, "net-conf changed")).await;
                 }
             }
             LeaseAnswer::Failed(text) => {

@@ -89,6 +89,10 @@ impl<K: Kernel> Node<K> {
             self.context.reporter.metrics.store_word(now);
         }
         for event in events {
+            if matches!(event, Event::Config(_)) {
+                // It is newer than the net-conf that the start read. The store reports it once.
+                self.change.at_start = None;
+            }
             // A renewal may be an old answer that came over another connection.
             let is_renewal = matches!(event, Event::Renewed(_) | Event::NotRenewed(_));
             if !is_renewal && !matches!(event, Event::Unreachable(_)) && self.store.error.take().is_some() {

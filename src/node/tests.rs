@@ -73,6 +73,7 @@ struct ScriptedStore {
     taken: RefCell<bool>,
     /// The published address that an administrator chose.
     overwrite: Cell<Option<std::net::Ipv4Addr>>,
+    net_conf: RefCell<Option<String>>,
     is_assigned: Cell<bool>,
     /// Number of tasks that renew the lease.
     renewals: Rc<Cell<usize>>,
@@ -116,7 +117,8 @@ impl Source for ScriptedStore {
         Capabilities { expires: true, assigned: self.is_assigned.get() }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
-        Box::pin(async { Err(Error::NoNetConf { place: "script".into(), remedy: "write it".into() }) })
+        let missing = || Error::NoNetConf { place: "script".into(), remedy: "write it".into() };
+        Box::pin(async move { self.net_conf.borrow().clone().ok_or_else(missing) })
     }
     fn own<'a>(&'a self, _: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         missing()
@@ -206,7 +208,9 @@ struct TestNode {
     answers: mpsc::UnboundedReceiver<LeaseAnswer>,
     file: std::path::PathBuf,
     _dir: tempfile::TempDir,
-    _events: mpsc::Receiver<Event>,
+    /// What the calls for the lease report, with what the watch reports.
+    events: mpsc::Receiver<Event>,
+    watch: mpsc::Sender<Event>,
 }
 
 impl TestNode {
@@ -244,6 +248,7 @@ impl TestNode {
             requests: RefCell::default(),
             taken: RefCell::default(),
             overwrite: Cell::default(),
+            net_conf: RefCell::default(),
             is_assigned: Cell::default(),
             renewals: Rc::default(),
             reports: Cell::default(),
@@ -260,8 +265,8 @@ impl TestNode {
         let host = acquire::host(&picked, &there, &network, identities);
         let mut started = start_with(config, host, own);
         alter(&mut started);
-        let (events, received) = mpsc::channel(8);
-        let (tasks, answers) = LeaseTasks::new(store.clone(), events);
+        let (watch, events) = mpsc::channel(8);
+        let (tasks, answers) = LeaseTasks::new(store.clone(), watch.clone());
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
         let (notify, saver, conflist) = (Notify::new(), Saver::default(), Conflist::default());
         let condition = ConditionReporter::new(store.clone(), options.unwell_after);
@@ -276,7 +281,7 @@ impl TestNode {
             secrets: acquire::SecretFiles::default(),
         };
         let node = Node::new(context, Passer::new(kernel.clone()), tasks, started);
-        TestNode { node, kernel, store, answers, file, _dir: dir, _events: received }
+        TestNode { node, kernel, store, answers, file, _dir: dir, events, watch }
     }
 
     async fn ready(on_lost_lease: OnLostLease) -> TestNode {

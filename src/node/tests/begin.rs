@@ -4,11 +4,12 @@
 use std::io::ErrorKind;
 
 use weft_backends::state::{Key, Name, ObservedValue, Route, Value};
+use weft_subnet::saved_peers::Saved;
 use weft_subnet::source::Event;
 
-use super::{CONFIG, PROTOCOL, TestNode, local, stored};
-use crate::lease::tasks::LeaseAnswer;
-use crate::options::OnLostLease;
+use super::wireguard::head;
+use super::{CONFIG, PROTOCOL, TestNode, VXLAN, lease, local, stored};
+use crate::options::{OnLostLease, RuleOptions};
 use crate::pass::Cause;
 
 fn list(peers: &[(&str, &str)]) -> Vec<Event> {
@@ -87,18 +88,42 @@ async fn a_first_pass_that_fails_is_repeated() {
     .await;
 }
 
-/// After a start without the store, the answer about net-conf comes before the one about the lease.
+/// Net-conf was changed and changed back while the node started. The store reports that once.
 #[tokio::test]
-async fn a_net_conf_that_changed_during_the_absence_of_the_store_is_noticed() {
+async fn the_net_conf_that_the_start_read_does_not_replace_a_newer_one() {
     local(async {
-        let mut test = TestNode::ready(OnLostLease::Hold).await;
-        test.node.lease_answered(LeaseAnswer::NetConf(CONFIG.to_owned())).await;
-        assert_eq!(test.node.net_conf.not_applied, None);
-        let text = r#"{"Network":"10.6.0.0/16","Backend":{"Type":"host-gw"}}"#;
-        test.node.lease_answered(LeaseAnswer::NetConf(text.to_owned())).await;
-        assert!(
-            test.node.net_conf.not_applied.as_ref().is_some_and(|text| text.contains("not inside the new Network"))
-        );
+        let own = lease("10.5.1.0-24", "192.168.0.1");
+        for (newer, wanted) in [(None, VXLAN), (Some(CONFIG), CONFIG)] {
+            let mut test =
+                TestNode::altered((CONFIG, own.clone()), OnLostLease::Hold, RuleOptions::default(), |started| {
+                    started.wanted = Some(VXLAN.to_owned());
+                });
+            test.node.start(newer.map(|text| Event::Config(text.to_owned())).into_iter().collect()).await;
+            test.node.tick().await;
+            assert_eq!(test.node.net_conf.text, wanted, "{newer:?}");
+        }
+    })
+    .await;
+}
+
+/// A node that starts without the store reads net-conf as soon as the store answers. Meanwhile the watch reports a newer one.
+#[tokio::test]
+async fn the_net_conf_that_is_read_after_a_start_without_the_store_comes_before_a_newer_one() {
+    local(async {
+        let own = lease("10.5.1.0-24", "192.168.0.1");
+        let mut test = TestNode::altered((CONFIG, own), OnLostLease::Hold, RuleOptions::default(), |started| {
+            started.saved = Some(Saved { head: head(&started.own), peers: Vec::new() });
+        });
+        *test.store.net_conf.borrow_mut() = Some(VXLAN.to_owned());
+        test.node.start(Vec::new()).await;
+        // The answer about the lease is there, so net-conf has been read.
+        test.answer().await;
+        test.watch.send(Event::Config(CONFIG.to_owned())).await.unwrap();
+        let reported: Vec<Event> = std::iter::from_fn(|| test.events.try_recv().ok()).collect();
+        assert_eq!(reported, [Event::Config(VXLAN.to_owned()), Event::Config(CONFIG.to_owned())]);
+        test.node.store_changed(reported).await;
+        test.node.tick().await;
+        assert_eq!((test.node.net_conf.text.as_str(), test.node.plan.is_changing()), (CONFIG, false));
     })
     .await;
 }

@@ -303,10 +303,10 @@ async fn a_late_answer_with_the_old_key_does_not_end_the_change() {
 fn started_again(test: TestNode, key: &KeyPair, own: Lease, saved: Option<Saved>) -> TestNode {
     let host = Host { identities: key.clone().both(), ..test.node.plan.host().clone() };
     let started = Started { saved, ..start_with(WIREGUARD, host, own) };
-    let (events, received) = mpsc::channel(8);
-    let (tasks, answers) = LeaseTasks::new(test.store.clone(), events);
+    let (watch, events) = mpsc::channel(8);
+    let (tasks, answers) = LeaseTasks::new(test.store.clone(), watch.clone());
     let node = Node::new(test.node.context, Passer::new(test.kernel.clone()), tasks, started);
-    TestNode { node, answers, _events: received, ..test }
+    TestNode { node, answers, events, watch, ..test }
 }
 
 fn pair(byte: u8) -> KeyPair {
