@@ -14,7 +14,7 @@ use weft_backends::wireguard::key::{KeyPair, Secret};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Evidence;
-use weft_subnet::lease::{Age, Lease, Record};
+use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::source::{Capabilities, Error, Event, LeaseRequest, Local, RecordChange, Source};
 
 use super::{NextStep, Node, NodeContext};
@@ -68,15 +68,19 @@ struct ScriptedStore {
     gate: Semaphore,
     retakes: RefCell<Vec<Attrs>>,
     acquires: RefCell<usize>,
-    /// What each call of `acquire` asked for, and what it said our lease was before.
-    requests: RefCell<Vec<(Attrs, Option<Attrs>)>>,
+    /// What each call of `acquire` asked for.
+    requests: RefCell<Vec<LeaseRequest>>,
     taken: RefCell<bool>,
     /// The published address that an administrator chose.
     overwrite: Cell<Option<std::net::Ipv4Addr>>,
     net_conf: RefCell<Option<String>>,
     is_assigned: Cell<bool>,
+    /// Leases end by themselves.
+    expires: Cell<bool>,
     /// Number of tasks that renew the lease.
     renewals: Rc<Cell<usize>>,
+    /// The lease of the task that began last.
+    renewed: RefCell<Option<Id>>,
     /// Number of reports about the network of this node.
     reports: Cell<usize>,
 }
@@ -114,7 +118,7 @@ impl Source for ScriptedStore {
         "script".into()
     }
     fn capabilities(&self) -> Capabilities {
-        Capabilities { expires: true, assigned: self.is_assigned.get() }
+        Capabilities { expires: self.expires.get(), assigned: self.is_assigned.get() }
     }
     fn config(&self) -> Local<'_, Result<String, Error>> {
         let missing = || Error::NoNetConf { place: "script".into(), remedy: "write it".into() };
@@ -126,7 +130,7 @@ impl Source for ScriptedStore {
     fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
             *self.acquires.borrow_mut() += 1;
-            self.requests.borrow_mut().push((request.attrs.clone(), request.was.clone()));
+            self.requests.borrow_mut().push(request.clone());
             self.wait_for_permit().await;
             Ok(Lease { attrs: request.attrs.clone(), ..lease("10.5.9.0-24", "192.168.0.1") })
         })
@@ -154,9 +158,10 @@ impl Source for ScriptedStore {
     fn watch(&self, out: mpsc::Sender<Event>) -> Local<'_, ()> {
         Box::pin(async move { out.closed().await })
     }
-    fn keep<'a>(&'a self, _: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
+    fn keep<'a>(&'a self, lease: &'a Lease, out: mpsc::Sender<Event>) -> Local<'a, ()> {
         Box::pin(async move {
             let _one = Counted::new(&self.renewals);
+            *self.renewed.borrow_mut() = Some(lease.id.clone());
             out.closed().await;
         })
     }
@@ -250,7 +255,9 @@ impl TestNode {
             overwrite: Cell::default(),
             net_conf: RefCell::default(),
             is_assigned: Cell::default(),
+            expires: Cell::new(true),
             renewals: Rc::default(),
+            renewed: RefCell::default(),
             reports: Cell::default(),
         });
         let kernel = FakeKernel::new(host_of(config), PROTOCOL);
@@ -322,6 +329,14 @@ impl TestNode {
             tokio::task::yield_now().await;
         }
         self.store.retakes.borrow().len() == retakes
+    }
+
+    /// Lets the tasks that renew a lease begin and end. Returns how many run, and the lease of the one that began last.
+    async fn renewals(&self) -> (usize, Option<String>) {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        (self.store.renewals.get(), self.store.renewed.borrow().as_ref().map(ToString::to_string))
     }
 
     fn via(&self, net: &str) -> Option<std::net::IpAddr> {

@@ -12,6 +12,7 @@ use weft_backends::host::Reach;
 use weft_backends::identity::Secrets;
 use weft_backends::state::{Mac, Name};
 use weft_backends::wireguard::key::{KeyPair, Secret};
+use weft_subnet::connected::Connected;
 use weft_subnet::lease::Record;
 use weft_subnet::saved_peers::{self, Expiry, Head, Uplink};
 use weft_subnet::source::{Capabilities, Error, Event, FaultNotice, Local};
@@ -38,6 +39,8 @@ pub(super) struct Memories {
     /// See [`Source::notices_after`].
     pub(super) notices_after: Option<Duration>,
     pub(super) notices: RefCell<Vec<FaultNotice>>,
+    /// The networks of the host, as the last call of `acquire` named them.
+    pub(super) connected: Rc<RefCell<Connected>>,
 }
 
 impl Memories {
@@ -66,6 +69,7 @@ impl Source for Memories {
     fn acquire<'a>(&'a self, request: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
         Box::pin(async {
             let leases = self.leases()?;
+            self.connected.borrow_mut().clone_from(&request.connected);
             // What was not found to be ours belongs to another node.
             let is_free = |subnets: &Subnets| {
                 request.was.is_some() || leases.borrow().iter().all(|lease| lease.subnets != *subnets)
@@ -183,6 +187,8 @@ struct Case {
     content: Option<(&'static str, String)>,
     /// The files with private keys of WireGuard: `flannel`, `kept` for the one in the state directory, and `next` for the one of a change.
     keys: Vec<(&'static str, String)>,
+    /// Gets the networks of the host that the store was told.
+    connected: Rc<RefCell<Connected>>,
 }
 
 /// What subnet.env says after an earlier run.
@@ -194,7 +200,22 @@ impl Default for Case {
         let (others, earlier, keys) = (Vec::new(), Vec::new(), Vec::new());
         let (config, saved_config, content) = (None, None, None);
         let (store, env, published, guard) = (true, None, "192.168.0.1", false);
-        Case { choice, saved, store, env, published, others, earlier, guard, config, saved_config, content, keys }
+        let connected = Rc::default();
+        Case {
+            choice,
+            saved,
+            store,
+            env,
+            published,
+            others,
+            earlier,
+            guard,
+            config,
+            saved_config,
+            content,
+            keys,
+            connected,
+        }
     }
 }
 
@@ -264,7 +285,8 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
         saved_peers::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
     let leases = case.store.then(|| RefCell::new(vec![mine]));
-    let store: Rc<dyn Source> = Rc::new(Memories { leases, config: case.config, ..Memories::default() });
+    let (config, connected) = (case.config, case.connected);
+    let store: Rc<dyn Source> = Rc::new(Memories { leases, config, connected, ..Memories::default() });
     let mut kernel = FakeKernel::new(machine, 90);
     let place = StartContext {
         store: &*store,
@@ -299,6 +321,22 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
 
 pub(super) async fn local(test: impl Future<Output = ()>) {
     LocalSet::new().run_until(test).await;
+}
+
+/// Pods in a network that the host itself is connected to would never be reached from this host.
+#[tokio::test]
+async fn the_store_is_told_the_networks_of_the_host_that_no_subnet_may_overlap() {
+    local(async {
+        let mut with = machine();
+        with.links.push(LinkInfo { index: 4, name: Name::new("eth1").unwrap(), ..with.links[0].clone() });
+        with.addrs.push(AddrInfo { index: 4, net: "10.5.8.9/24".parse().unwrap(), ..with.addrs[0].clone() });
+        let connected: Rc<RefCell<Connected>> = Rc::default();
+        let case = Case { connected: connected.clone(), ..Case::default() };
+        assert_eq!(starts(case, with).await.as_deref(), Some(KEPT));
+        let overlapping = |net: &str| connected.borrow().overlapping(net.parse().unwrap()).is_some();
+        assert!(overlapping("10.5.8.0/24") && !overlapping("10.5.7.0/24"), "{connected:?}");
+    })
+    .await;
 }
 
 const KEPT: &str = "eth0 192.168.0.1 10.5.7.0/24";

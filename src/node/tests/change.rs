@@ -9,7 +9,7 @@ use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::saved_peers::{Head, Saved};
-use weft_subnet::source::{Event, RecordChange};
+use weft_subnet::source::{Event, LeaseRequest, RecordChange};
 
 use super::wireguard::head;
 use super::{CONFIG, Cause, TestNode, VXLAN, acquire, lease, local, machine};
@@ -235,9 +235,15 @@ async fn without_the_store_both_backends_stand_and_packets_go_the_way_of_the_sav
         assert_eq!((test.has("flannel.1"), test.device().as_str()), (true, "eth0"));
         let has_fdb = test.kernel.entries().keys().any(|key| matches!(key, Key::Fdb(..)));
         assert!(has_fdb, "packets of the peer may come by vxlan");
+        assert_eq!(test.renewals().await, (0, None), "the store has not said yet that the lease is still ours");
         // The store answers.
         test.answer().await;
-        let (asked, was) = test.store.requests.borrow()[0].clone();
+        assert_eq!(
+            test.renewals().await,
+            (1, Some("10.5.9.0-24".to_owned())),
+            "otherwise the lease would end after its time"
+        );
+        let LeaseRequest { attrs: asked, was, .. } = test.store.requests.borrow()[0].clone();
         assert_eq!((asked.backend_type.as_str(), asked.other_ways()[0].backend_type.as_str()), ("vxlan", "host-gw"));
         assert_eq!(was.map(|was| was.backend_type).as_deref(), Some("host-gw"));
         for _ in 0..3 {

@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_backends::state::Name;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::{Event, RecordChange};
 
 use super::tick::wake_ups;
 use super::{TestNode, lease, local, machine, put, removed};
+use crate::kernel::{AddrInfo, LinkInfo};
 use crate::lease::tasks::LeaseAnswer;
 use crate::node::NextStep;
 use crate::node::own_lease::SavedEnd;
@@ -159,8 +161,14 @@ async fn the_end_of_the_old_lease_says_nothing_about_another_subnet() {
         assert!(test.asked(1).await);
         test.answer().await;
         assert!(test.node.own_lease.ttl.is_some(), "the lost lease has ended");
+        assert_eq!(test.renewals().await, (1, Some("10.5.1.0-24".to_owned())));
         test.answer().await;
         assert_eq!(test.node.plan.own().subnets.to_key(), "10.5.9.0-24");
+        assert_eq!(
+            test.renewals().await,
+            (1, Some("10.5.9.0-24".to_owned())),
+            "the new lease is renewed instead of the old one"
+        );
         assert_eq!((test.node.own_lease.ttl, test.node.own_lease.saved_end), (None, SavedEnd::Unknown));
     })
     .await;
@@ -192,13 +200,59 @@ async fn nothing_is_saved_before_the_end_of_the_lease_is_known() {
     .await;
 }
 
+/// A node that lost its lease must not choose a network of its host as its next subnet.
+#[tokio::test]
+async fn a_lost_lease_is_replaced_by_one_outside_the_networks_of_the_host() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Reacquire).await;
+        let mut with = machine("192.168.0.1");
+        with.links.push(LinkInfo { index: 3, name: Name::new("eth1").unwrap(), ..with.links[0].clone() });
+        with.addrs.push(AddrInfo { index: 3, net: "10.5.8.9/24".parse().unwrap(), scope: 0, flags: 0x80 });
+        test.kernel.set_machine(with);
+        test.node.full_pass(Cause::Kernel).await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
+        test.answer().await;
+        test.answer().await;
+        let asked = test.store.requests.borrow()[0].clone();
+        let overlapping = |net: &str| asked.connected.overlapping(net.parse().unwrap()).is_some();
+        assert!(overlapping("10.5.8.0/24") && !overlapping("10.5.7.0/24"), "{:?}", asked.connected);
+    })
+    .await;
+}
+
+/// The file of saved peers says that the lease is ours. Where leases do not end by themselves, nothing else would take that back.
+#[tokio::test]
+async fn nothing_is_saved_while_a_lease_without_an_end_is_lost() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.store.expires.set(false);
+        drop(test.saves());
+        test.node.save_later();
+        assert!(test.node.next_saving(Instant::now()).is_some(), "the lease is ours");
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
+        test.answer().await;
+        assert!(test.node.own_lease.lost.is_some());
+        test.node.save_later();
+        assert_eq!(test.node.next_saving(Instant::now()), None);
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn an_error_of_the_store_does_not_count_as_an_answer() {
     local(async {
         let mut test = holding().await;
         let before = test.node.store.last_answer;
-        test.node.store_changed(vec![Event::Unreachable("no answer".into())]).await;
-        assert_eq!(test.node.store.last_answer, before);
+        // A renewal that failed, and one without an end, may be reported without a word of the store.
+        for silent in
+            [Event::Unreachable("no answer".into()), Event::NotRenewed("no leader".into()), Event::Renewed(None)]
+        {
+            let what = format!("{silent:?}");
+            test.node.store_changed(vec![silent]).await;
+            assert_eq!(test.node.store.last_answer, before, "{what}");
+        }
         test.node.store_changed(vec![Event::Answered]).await;
         assert!(test.node.store.last_answer > before);
     })

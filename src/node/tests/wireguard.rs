@@ -354,8 +354,8 @@ async fn without_the_store_both_keys_stay_until_it_has_accepted_the_lease() {
             assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("under way already"));
             assert_eq!((key_files(&test), files.len()), (files, 3));
             test.answer().await;
-            let (asked, was) = test.store.requests.borrow().last().cloned().unwrap();
-            assert_eq!((asked, was), (own.attrs.clone(), Some(naming(&own, &pair(2)).attrs)));
+            let asked = test.store.requests.borrow().last().cloned().unwrap();
+            assert_eq!((asked.attrs, asked.was), (own.attrs.clone(), Some(naming(&own, &pair(2)).attrs)));
             assert_eq!(key_files(&test), [key.private().to_base64(), key.private().to_base64()]);
             let next = rotate(&mut test);
             test.answer().await;
