@@ -50,6 +50,7 @@ mod passes;
 mod peers;
 mod plan;
 mod probes;
+mod problems;
 mod rate_limit;
 mod rules;
 mod saved;

@@ -14,6 +14,7 @@ use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, Notice};
 use crate::node::passes::MAX_SINGLE_ENTRIES;
 use crate::node::schedule::MAX_IN_WINDOW;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::status::PeerState;
 use crate::options::OnLostLease;
 use crate::pass::Cause;
@@ -191,6 +192,45 @@ async fn full_passes_pause_when_links_change_all_the_time() {
     .await;
 }
 
+/// A program that rewrites its routes all the time makes the node read the host again and again, although nothing is to be written.
+#[tokio::test]
+async fn looks_at_the_host_pause_when_routes_of_others_change_all_the_time() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.schedule.recent.clear();
+        let passes = test.kernel.observations();
+        for look in 1..=MAX_IN_WINDOW {
+            test.node.kernel_changed(vec![Notice::Routes]).await;
+            assert_eq!(test.node.schedule.recent.len(), look);
+        }
+        assert_eq!(
+            Some(&test.node.schedule.paused_until),
+            test.node.schedule.recent.back(),
+            "the next look is not delayed"
+        );
+        test.node.kernel_changed(vec![Notice::Routes]).await;
+        assert!(Some(&test.node.schedule.paused_until) > test.node.schedule.recent.back(), "the next look is delayed");
+        assert_eq!(test.kernel.observations(), passes, "the host has not changed");
+    })
+    .await;
+}
+
+/// The clock stands still but for what the test lets pass.
+#[tokio::test(start_paused = true)]
+async fn passes_of_long_ago_cause_no_pause() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        for _ in 0..=MAX_IN_WINDOW {
+            test.node.kernel_changed(vec![Notice::Links]).await;
+        }
+        assert!(test.node.schedule.recent.len() > MAX_IN_WINDOW);
+        tokio::time::advance(Duration::from_secs(11)).await;
+        test.node.kernel_changed(vec![Notice::Links]).await;
+        assert_eq!(test.node.schedule.recent.len(), 1, "the others are older than the window");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn no_entry_of_a_lease_is_written_before_the_first_list() {
     local(async {
@@ -239,12 +279,18 @@ async fn a_failed_dump_is_a_problem_until_a_later_one_succeeds() {
         test.kernel.break_dumps(Some(std::io::ErrorKind::Interrupted));
         test.node.full_pass(Cause::Start).await;
         assert!(test.node.kernel_problem.is_some());
+        let status = test.node.status();
+        let is_shown = |problem: &Problem| {
+            problem.kind == ProblemKind::Kernel && problem.text.starts_with("read the kernel's tables: ")
+        };
+        assert!(!status.ready && status.problems.iter().any(is_shown), "{:?}", status.problems);
         assert!(!test.file.exists(), "it is not known whether the node can carry packets");
         assert!(test.node.schedule.next_audit < Instant::now() + Duration::from_secs(3));
         test.kernel.break_dumps(None);
         test.node.schedule.next_audit = Instant::now();
         test.node.tick().await;
         assert_eq!(test.node.kernel_problem, None);
+        assert!(!test.node.status().problems.iter().any(is_shown));
         assert!(test.file.exists());
     })
     .await;

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::kernel::Outcome;
 use crate::node::probes::Probed;
+use crate::observe::mesh::row::MAX_WAYS;
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::status::{PeerState, Suspect};
 use crate::probe::Outgoing;
@@ -150,6 +151,29 @@ async fn each_node_may_read_the_row_of_this_one() {
         let answer = test.node.mesh_row();
         assert_eq!(answer.readers, [1, 2, 3, 4].map(peer));
         assert_eq!((answer.row.known, answer.row.ways.len()), (3, 3));
+    })
+    .await;
+}
+
+/// The row of a large cluster leaves out the ways that work best.
+#[tokio::test]
+async fn the_row_of_a_large_cluster_has_the_worst_ways() {
+    local(async {
+        let all = MAX_WAYS + 5;
+        // A subnet of 16 addresses for each node.
+        let key = |place: usize| format!("10.5.{}.{}-28", place / 16, place % 16 * 16);
+        let config = r#"{"Network":"10.5.0.0/16","SubnetLen":28,"Backend":{"Type":"host-gw"}}"#;
+        let start = (config, lease(&key(0), "192.168.0.1"));
+        let mut test = TestNode::of(start, OnLostLease::Hold, RuleOptions::default());
+        let refused = key(all / 2).replace('-', "/");
+        let outcome = Outcome::Fatal("the kernel does not take it".to_owned());
+        test.kernel.fail(Key::Route(refused.parse().unwrap(), 0), Some(outcome));
+        let ip = |place: usize| format!("192.168.0.{}", 2 + place % 250);
+        let peers = (1..=all).map(|place| stored(&key(place), &ip(place)));
+        test.node.start(vec![Event::Snapshot { records: peers.collect(), reset: false }]).await;
+        let row = test.node.mesh_row().row;
+        assert_eq!((row.ways[0].to.as_str(), row.ways[0].state), (refused.as_str(), PeerState::Failed));
+        assert_eq!((row.ways.len(), row.known), (MAX_WAYS, all));
     })
     .await;
 }
