@@ -86,4 +86,37 @@ impl<'a> Batch<'a> {
         }
         self.outcomes[op] = errno::outcome(&self.ops[op], refusal);
     }
+
+    /// Records that the answers to these messages are lost, so that it is not known what the kernel has done.
+    pub(super) fn lose(&mut self, owners: &[(u32, usize, Step)], cause: &str) {
+        let lost: HashSet<usize> = owners.iter().map(|(_, op, _)| *op).collect();
+        for op in &lost {
+            if self.outcomes[*op] == Outcome::Done {
+                self.outcomes[*op] = errno::retry(&self.ops[*op], cause);
+            }
+        }
+        // It is not known which of the two nexthops the route has. Both stay, and the next observation finds the orphan.
+        self.moves.retain(|route| !lost.contains(&route.op));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_backends::state::{Name, Route, Value};
+
+    use super::*;
+
+    /// A nexthop that is deleted takes its routes along, so none may be deleted that a route perhaps has.
+    #[test]
+    fn a_lost_answer_keeps_both_nexthops_of_its_route_alone() {
+        let dev = Name::new("eth0").unwrap();
+        let keys = ["10.5.2.0/24", "10.5.3.0/24"].map(|net| Key::Route(net.parse().unwrap(), 0));
+        let ops = keys.map(|key| Op::Ensure(key, Value::Route(Route::Device { dev })));
+        let mut batch = Batch::new(&ops);
+        batch.moves =
+            keys.iter().zip(0..).map(|(key, op)| Move { op, key: *key, new: Some(7), old: Some(6) }).collect();
+        batch.lose(&[(1, 0, Step::Nexthop), (2, 0, Step::Main)], "acknowledgement lost");
+        assert!(matches!(&batch.outcomes[..], [Outcome::Retry(_), Outcome::Done]), "{:?}", batch.outcomes);
+        assert_eq!(batch.moves.iter().map(|route| route.op).collect::<Vec<_>>(), [1]);
+    }
 }

@@ -80,6 +80,31 @@ impl<'a> Changes<'a> {
     }
 }
 
+/// Writes peers into the kernel. The tests have one that records what is asked for.
+trait PeerWriter {
+    /// Writes what these changes say about peers of a device.
+    fn set(&mut self, device: &str, peers: &[PeerChange<'_>]) -> Result<(), WireGuardError>;
+    /// Removes an allowed IP from a peer.
+    fn remove_allowed(&mut self, device: &str, peer: PublicKey, prefix: IpNet) -> Result<(), WireGuardError>;
+    /// Removes peers together with their allowed IPs.
+    fn remove_peers(&mut self, device: &str, peers: &[PublicKey]) -> Result<(), WireGuardError>;
+}
+
+/// The socket of the family, opened when it is needed for the first time.
+impl PeerWriter for Option<WireGuard> {
+    fn set(&mut self, device: &str, peers: &[PeerChange<'_>]) -> Result<(), WireGuardError> {
+        family(self)?.set(device, DeviceChange::default(), peers)
+    }
+
+    fn remove_allowed(&mut self, device: &str, peer: PublicKey, prefix: IpNet) -> Result<(), WireGuardError> {
+        family(self)?.remove_allowed(device, peer, prefix)
+    }
+
+    fn remove_peers(&mut self, device: &str, peers: &[PublicKey]) -> Result<(), WireGuardError> {
+        family(self)?.remove_peers(device, peers)
+    }
+}
+
 impl LinuxKernel {
     /// Reads a WireGuard device: what its link cannot show, and its entries.
     ///
@@ -153,57 +178,10 @@ impl LinuxKernel {
             }
         }
         for (name, changes) in devices {
-            self.write_changes(name, changes, ops, &mut outcomes);
+            let writer = (&mut self.wireguard, &mut self.endpoints);
+            write_changes(writer, name, changes, (ops, &mut outcomes));
         }
         outcomes
-    }
-
-    fn write_changes(&mut self, name: Name, mut changes: Changes<'_>, ops: &[Op], outcomes: &mut [Outcome]) {
-        let device = name.text().into_owned();
-        let restore = changes.begin_handshakes();
-        for peer in &changes.peers {
-            if let Some(endpoint) = peer.endpoint {
-                self.endpoints.insert((name, peer.key.id()), endpoint);
-            }
-        }
-        for (at, error) in self.set_peers(&device, &changes.peers) {
-            self.endpoints.remove(&(name, changes.peers[at].key.id()));
-            for op in &changes.owners[at] {
-                outcomes[*op] = outcome(&ops[*op], &error);
-            }
-        }
-        for (at, error) in self.set_peers(&device, &restore) {
-            if let Some(owners) = changes.by_key.get(&restore[at].key).and_then(|at| changes.owners.get(*at)) {
-                owners.iter().for_each(|op| outcomes[*op] = outcome(&ops[*op], &error));
-            }
-        }
-        // The kernel removes the prefixes of a peer together with it.
-        let gone: HashSet<PublicKey> = changes.gone.iter().map(|(_, key)| *key).collect();
-        for (op, key, net) in changes.prefixes.into_iter().filter(|(_, key, _)| !gone.contains(key)) {
-            if let Err(error) = self.family().and_then(|family| family.remove_allowed(&device, key, net)) {
-                outcomes[op] = outcome(&ops[op], &error);
-            }
-        }
-        let keys: Vec<PublicKey> = changes.gone.iter().map(|(_, key)| *key).collect();
-        if let Err(error) = self.family().and_then(|family| family.remove_peers(&device, &keys)) {
-            changes.gone.iter().for_each(|(op, _)| outcomes[*op] = outcome(&ops[*op], &error));
-        }
-    }
-
-    /// Writes peers, all at once. If the kernel refuses that, they are written one by one, so that one bad peer does not harm the
-    /// others. Returns those that were refused.
-    fn set_peers(&mut self, device: &str, peers: &[PeerChange<'_>]) -> Vec<(usize, WireGuardError)> {
-        if peers.is_empty() {
-            return Vec::new();
-        }
-        let mut set = |peers: &[PeerChange<'_>]| {
-            self.family().and_then(|family| family.set(device, DeviceChange::default(), peers))
-        };
-        if set(peers).is_ok() {
-            return Vec::new();
-        }
-        let alone = peers.iter().enumerate().map(|(at, peer)| (at, set(std::slice::from_ref(peer))));
-        alone.filter_map(|(at, result)| Some((at, result.err()?))).collect()
     }
 
     /// Reads a device. `None` if there is no WireGuard device of this name.
@@ -215,13 +193,69 @@ impl LinuxKernel {
         }
     }
 
-    /// The socket of the family, opened when it is needed for the first time.
+    /// As [`family`], for the socket of this kernel.
     fn family(&mut self) -> Result<&mut WireGuard, WireGuardError> {
-        match &mut self.wireguard {
-            Some(family) => Ok(family),
-            none => Ok(none.insert(WireGuard::open()?)),
+        family(&mut self.wireguard)
+    }
+}
+
+/// Returns the socket of the family, and opens it when it is needed for the first time.
+fn family(socket: &mut Option<WireGuard>) -> Result<&mut WireGuard, WireGuardError> {
+    match socket {
+        Some(family) => Ok(family),
+        none => Ok(none.insert(WireGuard::open()?)),
+    }
+}
+
+/// The endpoint that was written last for each peer of a device.
+type Endpoints = HashMap<(Name, PeerId), SocketAddr>;
+
+/// Writes the changes of one device, remembers its endpoints, and sets the outcomes of the operations that the kernel refused.
+fn write_changes(
+    (writer, endpoints): (&mut impl PeerWriter, &mut Endpoints),
+    name: Name,
+    mut changes: Changes<'_>,
+    (ops, outcomes): (&[Op], &mut [Outcome]),
+) {
+    let device = name.text().into_owned();
+    let restore = changes.begin_handshakes();
+    for peer in &changes.peers {
+        if let Some(endpoint) = peer.endpoint {
+            endpoints.insert((name, peer.key.id()), endpoint);
         }
     }
+    for (at, error) in set_peers(writer, &device, &changes.peers) {
+        endpoints.remove(&(name, changes.peers[at].key.id()));
+        for op in &changes.owners[at] {
+            outcomes[*op] = outcome(&ops[*op], &error);
+        }
+    }
+    for (at, error) in set_peers(writer, &device, &restore) {
+        if let Some(owners) = changes.by_key.get(&restore[at].key).and_then(|at| changes.owners.get(*at)) {
+            owners.iter().for_each(|op| outcomes[*op] = outcome(&ops[*op], &error));
+        }
+    }
+    // The kernel removes the prefixes of a peer together with it.
+    let gone: HashSet<PublicKey> = changes.gone.iter().map(|(_, key)| *key).collect();
+    for (op, key, net) in changes.prefixes.into_iter().filter(|(_, key, _)| !gone.contains(key)) {
+        if let Err(error) = writer.remove_allowed(&device, key, net) {
+            outcomes[op] = outcome(&ops[op], &error);
+        }
+    }
+    let keys: Vec<PublicKey> = changes.gone.iter().map(|(_, key)| *key).collect();
+    if let Err(error) = writer.remove_peers(&device, &keys) {
+        changes.gone.iter().for_each(|(op, _)| outcomes[*op] = outcome(&ops[*op], &error));
+    }
+}
+
+/// Writes peers, all at once. If the kernel refuses that, they are written one by one, so that one bad peer does not harm the
+/// others. Returns those that were refused.
+fn set_peers(writer: &mut impl PeerWriter, device: &str, peers: &[PeerChange<'_>]) -> Vec<(usize, WireGuardError)> {
+    if peers.is_empty() || writer.set(device, peers).is_ok() {
+        return Vec::new();
+    }
+    let alone = peers.iter().enumerate().map(|(at, peer)| (at, writer.set(device, std::slice::from_ref(peer))));
+    alone.filter_map(|(at, result)| Some((at, result.err()?))).collect()
 }
 
 /// Returns what was read of a device. `None` if the kernel refuses to describe it: then everything else is compared anyway, and the
@@ -316,6 +350,107 @@ mod tests {
         assert_eq!(restore, [(1, Some(0))]);
         let keepalive: Vec<_> = changes.peers.iter().map(|p| p.keepalive).collect();
         assert_eq!(keepalive, [Some(1), Some(25), None]);
+    }
+
+    /// What was asked of a [`Recorder`]. A peer is the last byte of its key.
+    #[derive(Debug, PartialEq)]
+    enum Call {
+        /// The peers, each with its keepalive, and whether it may be added.
+        Set(Vec<(u8, Option<u16>, bool)>),
+        RemoveAllowed(u8, IpNet),
+        RemovePeers(Vec<u8>),
+    }
+
+    impl Call {
+        fn concerns(&self, peer: u8) -> bool {
+            match self {
+                Call::Set(peers) => peers.iter().any(|(of, ..)| *of == peer),
+                Call::RemoveAllowed(of, _) => *of == peer,
+                Call::RemovePeers(peers) => peers.contains(&peer),
+            }
+        }
+    }
+
+    /// Says whether the kernel refuses a call.
+    type Refuses = fn(&Call) -> bool;
+
+    /// A kernel that refuses some calls.
+    struct Recorder {
+        calls: Vec<Call>,
+        refuses: Refuses,
+    }
+
+    impl Recorder {
+        fn call(&mut self, call: Call) -> Result<(), WireGuardError> {
+            let is_refused = (self.refuses)(&call);
+            self.calls.push(call);
+            if is_refused { Err(WireGuardError::NotPermitted { device: "flannel-wg".to_owned() }) } else { Ok(()) }
+        }
+    }
+
+    impl PeerWriter for Recorder {
+        fn set(&mut self, device: &str, peers: &[PeerChange<'_>]) -> Result<(), WireGuardError> {
+            assert_eq!(device, "flannel-wg");
+            self.call(Call::Set(peers.iter().map(|peer| (peer.key.0[0], peer.keepalive, !peer.update_only)).collect()))
+        }
+
+        fn remove_allowed(&mut self, device: &str, peer: PublicKey, prefix: IpNet) -> Result<(), WireGuardError> {
+            assert_eq!(device, "flannel-wg");
+            self.call(Call::RemoveAllowed(peer.0[0], prefix))
+        }
+
+        fn remove_peers(&mut self, device: &str, peers: &[PublicKey]) -> Result<(), WireGuardError> {
+            assert_eq!(device, "flannel-wg");
+            self.call(Call::RemovePeers(peers.iter().map(|peer| peer.0[0]).collect()))
+        }
+    }
+
+    /// Two new peers, of which the second has a keepalive of its own; a peer that loses a prefix; and a peer that goes with its prefix.
+    fn mixed() -> Vec<Op> {
+        let remove = |op: Op| match op {
+            Op::Ensure(key, value) => Op::Remove(key, value),
+            other => other,
+        };
+        let gone = remove(ensure(peer(4, 0)));
+        let [of_living, of_gone] = [("10.5.3.0/24", 3), ("10.5.4.0/24", 4)].map(|(net, last)| remove(allow(net, last)));
+        vec![ensure(peer(1, 0)), allow("10.5.1.0/24", 1), ensure(peer(2, 25)), of_living, of_gone, gone]
+    }
+
+    /// Returns what is asked of a kernel that refuses some calls, which operations are not done, and whose endpoints are remembered.
+    fn written(refuses: Refuses) -> (Vec<Call>, Vec<usize>, Vec<u8>) {
+        let (ops, none) = (mixed(), Secret::new([0; KEY]));
+        let (mut recorder, mut endpoints) = (Recorder { calls: Vec::new(), refuses }, Endpoints::new());
+        let (mut changes, mut outcomes) = (Changes::default(), vec![Outcome::Done; ops.len()]);
+        ops.iter().enumerate().for_each(|(at, op)| changes.add(at, op, &none));
+        write_changes((&mut recorder, &mut endpoints), name(), changes, (&ops, &mut outcomes));
+        let failed = (0..ops.len()).filter(|at| outcomes[*at] != Outcome::Done).collect();
+        let has_endpoint = |last: &u8| endpoints.contains_key(&(name(), PublicKey([*last; KEY]).id()));
+        (recorder.calls, failed, (1..=4).filter(has_endpoint).collect())
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_exactly_the_changes_of_a_device() {
+        let set = |peers: &[(u8, Option<u16>, bool)]| Call::Set(peers.to_vec());
+        let (both, restore) = (set(&[(1, Some(1), true), (2, Some(25), true)]), set(&[(1, Some(0), false)]));
+        // The prefix of the peer that goes is not removed by itself.
+        let (prefix, gone) = (Call::RemoveAllowed(3, "10.5.3.0/24".parse().unwrap()), Call::RemovePeers(vec![4]));
+        assert_eq!(written(|_| false), (vec![both, restore, prefix, gone], vec![], vec![1, 2]));
+    }
+
+    #[test]
+    fn a_refusal_concerns_only_the_operations_of_its_peer() {
+        let cases: [(&str, Refuses, &[usize], &[u8]); 5] = [
+            // A peer and its prefix are one change.
+            ("a peer that begins a handshake", |call| call.concerns(1), &[0, 1], &[2]),
+            ("a peer with a keepalive", |call| call.concerns(2), &[2], &[1]),
+            ("keepalive off", |call| *call == Call::Set(vec![(1, Some(0), false)]), &[0, 1], &[1, 2]),
+            ("a prefix that goes", |call| call.concerns(3), &[3], &[1, 2]),
+            ("a peer that goes", |call| call.concerns(4), &[5], &[1, 2]),
+        ];
+        for (what, refuses, failed, known) in cases {
+            let (calls, not_done, endpoints) = written(refuses);
+            assert_eq!((&not_done[..], &endpoints[..]), (failed, known), "{what}: {calls:?}");
+        }
     }
 
     #[test]

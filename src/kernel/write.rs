@@ -136,13 +136,7 @@ impl LinuxKernel {
             Err(e) => Some(e.to_string()),
         };
         if let Some(cause) = lost {
-            for (_, op, _) in owners {
-                if batch.outcomes[op] == Outcome::Done {
-                    batch.outcomes[op] = errno::retry(&batch.ops[op], &cause);
-                }
-                // It is not known which of the two nexthops the route has. Both stay, and the next observation finds the orphan.
-                batch.moves.retain(|m| m.op != op);
-            }
+            batch.lose(&owners, &cause);
         }
     }
 
