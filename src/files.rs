@@ -182,6 +182,8 @@ pub(crate) mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::time::Duration;
 
+    use nix::errno::Errno;
+
     use super::*;
 
     #[test]
@@ -218,6 +220,29 @@ pub(crate) mod tests {
         assert_eq!(read(dir.path()).unwrap_err().to_string(), "it is not a regular file: remove it");
         fs::write(&path, vec![b'x'; MAX_SIZE as usize + 1]).unwrap();
         assert_eq!(read(&path).unwrap_err().to_string(), "it is larger than 1 MiB: remove it");
+    }
+
+    /// A pipe cannot be synced, so it stands for a disk that cannot take the contents.
+    #[test]
+    fn a_file_whose_contents_cannot_be_synced_does_not_replace_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("subnet.env");
+        replace(&path, b"old", 0o644).unwrap();
+        let (_reader, writer) = nix::unistd::pipe().unwrap();
+        let error = replace_with(&path, 0o644, |file| {
+            *file = writer.into();
+            Ok(())
+        });
+        assert_eq!(error.unwrap_err().raw_os_error(), Some(Errno::EINVAL as i32));
+        assert_eq!(read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file must be left behind");
+    }
+
+    /// The directories of procfs can be opened, and cannot be synced.
+    #[test]
+    fn a_directory_that_cannot_be_synced_is_an_error() {
+        let error = sync_directory(Path::new("/proc/self/status")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::EINVAL as i32));
     }
 
     #[test]

@@ -91,9 +91,39 @@ fn parse(path: PathBuf, addr: IpAddr, text: &str) -> Reservation {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::time::{Duration, Instant};
+
     use serde_json::json;
 
     use super::*;
+
+    /// Returns true if somebody waits for a lock on this file. /proc/locks marks those who wait with an arrow.
+    fn is_waited_for(file: &File) -> bool {
+        let inode = format!(":{} ", file.metadata().unwrap().ino());
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().any(|line| line.contains("-> FLOCK") && line.contains(&inode))
+    }
+
+    /// host-local reserves an address under its lock. Between its file and what it writes into it, the file is empty.
+    #[test]
+    fn release_waits_for_the_lock_of_host_local() {
+        let base = tempfile::tempdir().unwrap();
+        let (dir, reserved) = (base.path().to_owned(), base.path().join("10.5.1.7"));
+        let held = lock(&dir).unwrap();
+        fs::write(&reserved, "").unwrap();
+        let releases = std::thread::spawn(move || release(&dir, |_| false).unwrap());
+        let end = Instant::now() + Duration::from_secs(60);
+        while !is_waited_for(&held) {
+            assert!(!releases.is_finished() && Instant::now() < end, "it must wait for the lock");
+            std::thread::yield_now();
+        }
+        assert!(reserved.exists(), "the other program is not done yet");
+        fs::write(&reserved, "c1\r\neth0").unwrap();
+        drop(held);
+        assert_eq!(releases.join().unwrap(), []);
+        assert!(reserved.exists());
+    }
 
     #[test]
     fn list_reads_the_files_of_host_local_and_release_removes_stale_ones() {

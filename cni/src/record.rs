@@ -128,18 +128,23 @@ pub fn write(dir: &Path, request: &Request, conf: &Map<String, Value>) -> Result
     let replace = || -> io::Result<Flock<File>> {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.write_all(&serde_json::to_vec(&all)?)?;
-        let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))?;
-        inherit(&*lock)?;
-        fs::rename(&temporary, &path)?;
-        // Syncing after the rename is cheaper: one journal commit makes the data and the rename durable.
-        lock.sync_all()?;
-        Ok(lock)
+        publish(file, &temporary, &path)
     };
     let lock = replace().map_err(failed)?;
     let is_new = previous.is_none();
     drop(previous);
     let record = Record { path, container: request.container.clone(), caller: Some(caller), conf: Some(conf.clone()) };
     Ok(Locked { record, is_new, _lock: lock })
+}
+
+/// Locks a record that was written under a temporary name, gives it its name, and writes it to the disk.
+fn publish(file: File, temporary: &Path, path: &Path) -> io::Result<Flock<File>> {
+    let lock = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))?;
+    inherit(&*lock)?;
+    fs::rename(temporary, path)?;
+    // Syncing after the rename is cheaper: one journal commit makes the data and the rename durable.
+    lock.sync_all()?;
+    Ok(lock)
 }
 
 /// Finds and locks the record of an attachment: the one with the interface's own name, else the one with the name that
@@ -286,6 +291,18 @@ mod tests {
         assert!(try_lock(before, &path).unwrap().is_none(), "replaced");
         let now = File::open(&path).unwrap();
         assert!(try_lock(now, &path).unwrap().is_some());
+    }
+
+    /// A pipe can be locked, and cannot be synced, so it stands for a disk that cannot take the record.
+    #[test]
+    fn a_record_that_cannot_be_synced_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let (temporary, path) = (dir.path().join(".id~1"), dir.path().join("id"));
+        fs::write(&temporary, "{}").unwrap();
+        let (_reader, writer) = nix::unistd::pipe().unwrap();
+        let error = publish(writer.into(), &temporary, &path).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::EINVAL as i32));
+        assert!(path.exists(), "it is synced after the rename");
     }
 
     #[test]

@@ -49,6 +49,14 @@ fn failed(op: &str, path: &Path, error: std::io::Error) -> Error {
     Error::Unavailable { what: format!("{op} {}", path.display()), source: Some(Box::new(error)) }
 }
 
+/// Writes a lease, which was created at this time, into a file and to the disk.
+fn write_lease(file: &mut File, attrs: &Attrs, created: u64) -> io::Result<()> {
+    let value = attrs.to_wire();
+    let open = value.strip_suffix('}').unwrap_or(&value);
+    writeln!(file, "{open},\"Created\":{created}}}")?;
+    file.sync_all()
+}
+
 #[derive(serde::Deserialize)]
 struct Created {
     #[serde(rename = "Created", default)]
@@ -292,10 +300,7 @@ impl Files {
                 .prefix(".lease-")
                 .permissions(Permissions::from_mode(0o644))
                 .tempfile_in(&self.subnets)?;
-            let value = attrs.to_wire();
-            let open = value.strip_suffix('}').unwrap_or(&value);
-            writeln!(file, "{open},\"Created\":{created}}}")?;
-            file.as_file().sync_all()?;
+            write_lease(file.as_file_mut(), attrs, created)?;
             Ok(file)
         };
         write().map_err(|error| failed("write a lease in", &self.subnets, error))
@@ -359,5 +364,21 @@ mod tests {
         let elsewhere = async { answer.send("it answers again").unwrap() };
         let (done, ()) = tokio::join!(hanging, elsewhere);
         assert_eq!(done.unwrap(), "it answers again");
+    }
+
+    /// A pipe takes the lease and cannot be synced, so it stands for a disk that cannot take it.
+    #[test]
+    fn a_lease_that_cannot_be_synced_is_an_error() {
+        let (_reader, writer) = nix::unistd::pipe().unwrap();
+        let error = write_lease(&mut File::from(writer), &Attrs::default(), 1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+
+    /// The directories of procfs can be opened, and cannot be synced.
+    #[test]
+    fn a_directory_that_cannot_be_synced_is_an_error() {
+        let files = Files { subnets: PathBuf::from("/proc/self"), ..Files::new(PathBuf::from("/proc")) };
+        let error = files.read_back("10.5.1.0-24").unwrap_err().to_string();
+        assert!(error.contains("sync /proc/self"), "{error}");
     }
 }
