@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft::data_path::{DataPath, Earlier, Handover, Wanted};
-use weft::kernel::Kernel;
+use weft::kernel::{Kernel, sysctl};
 use weft_backends::diff::Op;
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Value};
@@ -36,6 +36,12 @@ fn a_tun_device_is_created_changed_and_removed() {
             "{shown}"
         );
         assert!(shown.contains("addrgenmode none"), "{shown}");
+        let accepts = sysctl::read(sysctl::of_interface("ipv6", name("flannel0"), "accept_ra"));
+        assert_eq!(
+            accepts.unwrap(),
+            "0",
+            "a router that somebody plays in the pods' network gives the host no address"
+        );
         let index = |shown: &str| shown.split(':').next().unwrap().to_owned();
         put(&mut k, &[tun(1300)]);
         let changed = ip("-d link show flannel0");

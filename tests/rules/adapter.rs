@@ -340,13 +340,14 @@ fn programs_that_do_not_know_random_fully_get_rules_without_it() {
     }
     alone(|| {
         let dir = tempfile::tempdir().unwrap();
-        let refused = dir.path().join("refused");
+        let (refused, flags) = (dir.path().join("refused"), dir.path().join("flags"));
         for program in ["iptables-legacy", "ip6tables-legacy"] {
             let real = |end: &str| sh(&format!("command -v {program}-{end}")).trim().to_owned();
             let restore = format!(
-                "#!/bin/sh\ninput=$(/bin/cat)\ncase \"$input\" in *random-fully*) echo $0 >> {}; \
+                "#!/bin/sh\ninput=$(/bin/cat)\necho \"$@\" >> {}\ncase \"$input\" in *random-fully*) echo $0 >> {}; \
                  echo 'iptables-restore: unrecognized option --random-fully' >&2; exit 2;; esac\n\
                  printf '%s\\n' \"$input\" | {} \"$@\"\n",
+                flags.display(),
                 refused.display(),
                 real("restore")
             );
@@ -360,6 +361,9 @@ fn programs_that_do_not_know_random_fully_get_rules_without_it() {
         let this = "programs_that_do_not_know_random_fully_get_rules_without_it";
         in_own_process(this, dir.path().as_os_str(), dir.path());
         assert_eq!(std::fs::read_to_string(&refused).unwrap().lines().count(), 1, "it is not tried again");
+        let flags = std::fs::read_to_string(&flags).unwrap();
+        assert!(flags.lines().count() > 1, "{flags}");
+        assert!(flags.lines().all(|line| line == "--noflush -w 5"), "it waits for programs that write: {flags}");
         let masquerade = lines_with("legacy", "MASQUERADE");
         assert!(masquerade.len() == 4 && masquerade.iter().all(|line| !line.contains("random")), "{masquerade:#?}");
     });

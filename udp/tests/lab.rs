@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use nix::sys::socket::{getsockopt, sockopt};
 use weft_lab::netns::{Netns, enter, in_thread, make_names_private};
 use weft_udp::counters::Reason;
 use weft_udp::packet::checksum;
@@ -159,6 +160,18 @@ fn the_datagram_is_the_bare_inner_packet() {
         assert_eq!((bytes[8], bytes[9]), (63, 1), "TTL and protocol");
         assert_eq!(&bytes[12..20], &[10, 5, 1, 0, 10, 5, 2, 0]);
         assert_eq!(checksum(&bytes[..20]), 0);
+        tunnel.stop()?;
+        Ok(())
+    });
+}
+
+/// Without that, a burst would be lost while the thread waits for a processor.
+#[test]
+fn the_socket_keeps_a_burst_of_four_mebibytes() {
+    two_nodes(|one, _two| async move {
+        let tunnel = one.start().await?;
+        let kept = getsockopt(&tunnel.descriptors()?.socket, sockopt::RcvBuf)?;
+        assert!(kept >= 4 << 20, "{kept} bytes");
         tunnel.stop()?;
         Ok(())
     });
