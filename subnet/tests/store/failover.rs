@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use etcd_client::{Txn, TxnOp};
+use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
@@ -559,6 +560,29 @@ async fn all_pages_of_a_list_have_one_revision() {
         assert!(list.iter().any(|record| &*record.id == "10.5.99.0-24"));
     };
     timeout(LIMIT, body).await.unwrap();
+}
+
+/// Such a member answers, and its connections stay. But it learns of no change, so the watch must go on at another member.
+#[tokio::test]
+async fn the_watch_of_a_member_that_lost_the_others_breaks() {
+    let [first, second] = Server::start_two().await;
+    let (out, mut events) = mpsc::channel(64);
+    let breaks = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        second.signal(Signal::SIGSTOP);
+        loop {
+            match events.recv().await {
+                Some(Event::Unreachable(text)) => return text,
+                event => assert_eq!(event, Some(Event::Answered)),
+            }
+        }
+    };
+    let store = first.store();
+    let text = tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        text = timeout(LIMIT, breaks) => text.expect("the watch must break"),
+    };
+    assert!(text.contains("no leader"), "{text}");
 }
 
 /// Renewals and the watch continue on the next endpoint, and the lease does not expire.

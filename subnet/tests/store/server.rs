@@ -14,6 +14,9 @@ use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 
 pub const PREFIX: &str = "/coreos.com/network";
 
+/// The names of the members of a cluster.
+const NAMES: [&str; 2] = ["one", "two"];
+
 pub struct Server {
     child: Child,
     pub dir: tempfile::TempDir,
@@ -33,7 +36,7 @@ fn spawn(dir: &Path, (port, peer): (u16, u16), scheme: &str, extra: &[String]) -
     Command::new("etcd")
         .args([
             "--name",
-            "one",
+            NAMES[0],
             "--unsafe-no-fsync",
             "--logger",
             "zap",
@@ -45,7 +48,7 @@ fn spawn(dir: &Path, (port, peer): (u16, u16), scheme: &str, extra: &[String]) -
         .args(["--heartbeat-interval", "50", "--election-timeout", "500", "--data-dir"])
         .arg(dir.join("data"))
         .args(["--listen-client-urls", &client, "--advertise-client-urls", &client, "--listen-peer-urls", &peer])
-        .args(["--initial-advertise-peer-urls", &peer, "--initial-cluster", &format!("one={peer}")])
+        .args(["--initial-advertise-peer-urls", &peer, "--initial-cluster", &format!("{}={peer}", NAMES[0])])
         .args(extra)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -66,6 +69,26 @@ impl Server {
         let (port, peer) = (free_port(), free_port());
         let child = spawn(dir.path(), (port, peer), scheme, &extra);
         Server { child, dir, port, peer, extra, scheme }
+    }
+
+    /// Starts two members of one cluster, which need each other for every write.
+    pub async fn start_two() -> [Server; 2] {
+        let ports = [(); 2].map(|()| (free_port(), free_port()));
+        let peer = |place: usize| format!("{}=http://127.0.0.1:{}", NAMES[place], ports[place].1);
+        let cluster = [peer(0), peer(1)].join(",");
+        let start = |place: usize| {
+            // Of a flag that is given twice, the last one counts.
+            let extra = ["--name", NAMES[place], "--initial-cluster", &cluster].map(str::to_owned).to_vec();
+            let dir = tempfile::tempdir().unwrap();
+            let ((port, peer), scheme) = (ports[place], "http");
+            let child = spawn(dir.path(), ports[place], scheme, &extra);
+            Server { child, dir, port, peer, extra, scheme }
+        };
+        let both = [start(0), start(1)];
+        for server in &both {
+            server.ready().await;
+        }
+        both
     }
 
     pub fn url(&self) -> String {
