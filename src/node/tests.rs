@@ -78,6 +78,8 @@ struct ScriptedStore {
     is_assigned: Cell<bool>,
     /// Leases end by themselves.
     expires: Cell<bool>,
+    /// See [`Source::remark`].
+    remark: RefCell<Option<String>>,
     /// Number of tasks that renew the lease.
     renewals: Rc<Cell<usize>>,
     /// The lease of the task that began last.
@@ -117,6 +119,9 @@ fn missing<T>() -> Local<'static, Result<T, Error>> {
 impl Source for ScriptedStore {
     fn describe(&self) -> String {
         "script".into()
+    }
+    fn remark(&self) -> Option<String> {
+        self.remark.borrow().clone()
     }
     fn capabilities(&self) -> Capabilities {
         Capabilities { expires: self.expires.get(), assigned: self.is_assigned.get() }
@@ -257,6 +262,7 @@ impl TestNode {
             net_conf: RefCell::default(),
             is_assigned: Cell::default(),
             expires: Cell::new(true),
+            remark: RefCell::default(),
             renewals: Rc::default(),
             renewed: RefCell::default(),
             reports: Cell::default(),

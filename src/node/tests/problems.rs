@@ -7,6 +7,7 @@ use super::*;
 use crate::kernel::{Notice, Outcome};
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::report::PeerList;
+use crate::options::CniOptions;
 
 /// Something that is wrong: how it is set, and the problem that is shown.
 type Case = (fn(&mut Node<FakeKernel>, String), ProblemKind, &'static str);
@@ -84,7 +85,7 @@ async fn a_route_that_another_program_deletes_again_and_again_is_shown() {
 }
 
 #[tokio::test]
-async fn a_device_that_the_kernel_refuses_keeps_the_node_from_being_ready() {
+async fn a_device_that_carries_no_packets_keeps_the_node_from_being_ready() {
     local(async {
         let mut own = lease("10.5.1.0-24", "192.168.0.1");
         own.attrs.backend_type = "vxlan".into();
@@ -97,6 +98,36 @@ async fn a_device_that_the_kernel_refuses_keeps_the_node_from_being_ready() {
         // The device lacks its address, too, and one of both is named.
         let is_shown = |problem: &Problem| problem.kind == ProblemKind::Device && problem.text.contains("flannel.1");
         assert!(!status.ready && status.problems.iter().any(is_shown), "{:?}", status.problems);
+        let alias = Outcome::Partly { missing: "alias: ERANGE".to_owned(), retry: false, works: true };
+        test.kernel.fail(link, Some(alias));
+        test.node.full_pass(Cause::Audit).await;
+        let status = test.node.status();
+        let lacks = Problem::new(ProblemKind::Device, "link flannel.1: alias: ERANGE; packets do not need it");
+        assert!(status.ready && status.problems.contains(&lacks), "{:?}", status.problems);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_cni_configuration_the_store_and_the_leases_is_shown() {
+    local(async {
+        let mut test = healthy().await;
+        let conf = test.file.with_file_name("conf.json");
+        std::fs::write(&conf, "no JSON").unwrap();
+        let options = CniOptions { conf, dir: test.file.with_file_name("net.d") };
+        test.node.context.conflist = Conflist::new(Some(options), &test.file);
+        test.node.report();
+        *test.store.remark.borrow_mut() = Some("a remark of the store".to_owned());
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.3.0-24", "192.168.0.2")])]).await;
+        let status = test.node.status();
+        let shown: Vec<(ProblemKind, &str)> =
+            status.problems.iter().map(|problem| (problem.kind, problem.text.as_str())).collect();
+        let [(ProblemKind::Cni, _), (ProblemKind::Store, "a remark of the store"), (ProblemKind::Claims, claimed)] =
+            shown[..]
+        else {
+            panic!("{shown:?}")
+        };
+        assert!(status.ready && claimed.starts_with("2 leases publish 192.168.0.2: "), "{claimed}");
     })
     .await;
 }
