@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft::data_path::{DataPath, Earlier, Handover, Wanted};
-use weft::kernel::{Kernel, sysctl};
+use weft::kernel::{Kernel, LinuxKernel, sysctl};
 use weft_backends::diff::Op;
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Value};
@@ -127,6 +127,17 @@ async fn port_is_free() {
     }
 }
 
+/// Makes the device, and waits until nobody has it open. A process that another test is just starting has copies of all descriptors until it
+/// executes its program, also of the one by which the device was made.
+async fn make(kernel: &mut LinuxKernel) {
+    put(kernel, &[tun(1400)]);
+    let end = Instant::now() + PATIENCE;
+    while !ip("-o link show flannel0").contains("NO-CARRIER") {
+        assert!(Instant::now() < end, "somebody has the device open");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 #[test]
 fn a_tunnel_that_ends_is_reported_and_started_again_after_a_pause() {
     in_namespace(|| async {
@@ -139,7 +150,7 @@ fn a_tunnel_that_ends_is_reported_and_started_again_after_a_pause() {
         assert_eq!(ip("-o link").matches("flannel0").count(), 0, "the data path creates no device");
         let mut pauses = Vec::new();
         for _ in 0..3 {
-            put(&mut k, &[tun(1400)]);
+            make(&mut k).await;
             data_path.update(Some(&wanted(1, none)), now);
             assert!(data_path.running().is_some(), "{:?}", data_path.problem());
             let ended = data_path.ended();
@@ -158,7 +169,7 @@ fn a_tunnel_that_ends_is_reported_and_started_again_after_a_pause() {
         assert_eq!(pauses, [1, 2, 4].map(Duration::from_secs));
         assert_eq!(data_path.starts(), 3);
         // One that ran for long is started again as soon as its device is there.
-        put(&mut k, &[tun(1400)]);
+        make(&mut k).await;
         data_path.update(Some(&wanted(1, none)), now);
         let ended = data_path.ended();
         ip("link del flannel0");
@@ -166,7 +177,7 @@ fn a_tunnel_that_ends_is_reported_and_started_again_after_a_pause() {
         now += Duration::from_secs(60);
         data_path.update(Some(&wanted(1, none)), now);
         port_is_free().await;
-        put(&mut k, &[tun(1400)]);
+        make(&mut k).await;
         data_path.update(Some(&wanted(1, none)), now);
         assert!(data_path.running().is_some(), "{:?}", data_path.problem());
         // Its failures before that count no more: the next pause is that after the second failure.
@@ -178,7 +189,7 @@ fn a_tunnel_that_ends_is_reported_and_started_again_after_a_pause() {
         // When no tunnel is wanted any more, nothing is wrong, and a later one does not wait.
         data_path.stop();
         assert_eq!((data_path.problem(), data_path.next()), (None, None));
-        put(&mut k, &[tun(1400)]);
+        make(&mut k).await;
         until_running(&mut data_path, &wanted(1, none), now);
     });
 }
@@ -233,8 +244,7 @@ fn the_next_tunnel_takes_over_the_descriptors_that_were_kept() {
         assert!(matches!(stranger.take_handover(), Some(Handover::Forget)));
 
         let mut second = DataPath::new(true, Earlier { device: Some(device), socket: Some(socket) });
-        second.update(Some(&wanted), now);
-        assert!(second.running().is_some(), "{:?}", second.problem());
+        until_running(&mut second, &wanted, now);
         let told = second.take_handover().expect("the next process gets them, too");
         second.hand_over_later(told);
         assert!(matches!(second.take_handover(), Some(Handover::Keep(_))), "systemd could not be told");
