@@ -166,8 +166,11 @@ impl<K: Kernel> Node<K> {
     /// Returns why the own device carries no packets, if so: the kernel lacks the device, its address, or an attribute that packets
     /// need.
     pub(super) fn device_problem(&self) -> Option<String> {
-        let mut pending = self.pending_of_own_device();
-        pending.find(|(_, pending)| !pending.works).map(|(key, pending)| format!("{key}: {}", pending.reason))
+        // Without the link there is no address and no route either, and what is missing of these is not the cause.
+        let is_link = |(key, _): &(&Key, &Pending)| matches!(key, Key::Link(_));
+        let missing = self.pending_of_own_device().filter(|(_, pending)| !pending.works);
+        let cause = missing.max_by_key(is_link);
+        cause.map(|(key, pending)| format!("{key}: {}", pending.reason))
     }
 
     /// Returns what the own device lacks although it carries packets. Nothing waits for it.
