@@ -53,7 +53,7 @@ use change::Change;
 use clear_text::ClearTextTime;
 use host::UplinkState;
 use key_change::KeyChange;
-use net_conf::NetConf;
+use net_conf::NetConfInForce;
 use own_lease::OwnLease;
 use passes::PassStatistics;
 use peers::PeerLeases;
@@ -99,7 +99,7 @@ pub struct Node<K> {
     own_lease: OwnLease,
     peers: PeerLeases,
     store: StoreState,
-    net_conf: NetConf,
+    net_conf: NetConfInForce,
     change: Change,
     uplink: UplinkState,
     sysctls: Sysctls,
@@ -144,7 +144,7 @@ impl<K: Kernel> Node<K> {
             own_lease: OwnLease::new(tasks),
             peers: PeerLeases::new(options.hold_removals, now),
             store: StoreState::new(now),
-            net_conf: NetConf::new(config, chosen),
+            net_conf: NetConfInForce::new(config, chosen),
             change: Change::at_start(wanted, clear_text.map(|saved| ClearTextTime::resume(&saved, now))),
             uplink: UplinkState::default(),
             sysctls: Sysctls::new(options, now),

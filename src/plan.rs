@@ -33,7 +33,7 @@ use weft_backends::owner::Ownership;
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Age, Id, Lease, Record};
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::peers::{Change, Peers, Us};
 
 use clear_text::ClearText;
@@ -52,7 +52,7 @@ use crate::plan::node_addresses::NodeAddresses;
 
 /// The desired state of one node.
 pub struct Plan {
-    network: Network,
+    network: NetConf,
     backend: Box<dyn Backend>,
     other_backends: OtherBackends,
     /// The next backend and the earlier ones, while net-conf changes the backend.
@@ -94,7 +94,7 @@ pub struct Plan {
 
 impl Plan {
     /// Returns a plan without peers.
-    pub fn new(network: Network, backend: Box<dyn Backend>, mut host: Host, own: Lease) -> Plan {
+    pub fn new(network: NetConf, backend: Box<dyn Backend>, mut host: Host, own: Lease) -> Plan {
         host.connected = foreign_networks(&host, &*backend, &own, &BTreeSet::new());
         let peers = Peers::default().with_ports(TYPES.ports);
         let mut plan = Plan {
@@ -145,7 +145,7 @@ impl Plan {
     }
 
     /// Plans everything again for another network, backend, host or own lease. A full pass is necessary afterwards.
-    pub fn rebase(&mut self, network: Network, backend: Box<dyn Backend>, host: Host, own: Lease) {
+    pub fn rebase(&mut self, network: NetConf, backend: Box<dyn Backend>, host: Host, own: Lease) {
         (self.network, self.backend) = (network, backend);
         self.rebase_on(host, own);
     }
@@ -276,7 +276,7 @@ impl Plan {
     }
 
     /// Returns net-conf.
-    pub fn network(&self) -> &Network {
+    pub fn net_conf(&self) -> &NetConf {
         &self.network
     }
 

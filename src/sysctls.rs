@@ -20,7 +20,7 @@ pub fn ensure(plan: &Plan, write: bool) -> Vec<Problem> {
     let mut problems = Vec::new();
     let want = |path: &Path, value: &str| set(path, value, write);
     let uplink = plan.host().uplink.name;
-    if plan.network().networks.v4.is_some() {
+    if plan.net_conf().networks.v4.is_some() {
         problems.extend(want(Path::new("net/ipv4/ip_forward"), "1"));
         for (name, link) in plan.links() {
             for (setting, value) in link.kind.ipv4_settings() {
@@ -31,7 +31,7 @@ pub fn ensure(plan: &Plan, write: bool) -> Vec<Problem> {
             }
         }
     }
-    if plan.network().networks.v6.is_some() {
+    if plan.net_conf().networks.v6.is_some() {
         // If forwarding is on, the kernel removes the default route of router advertisements and lets their other routes expire, unless
         // accept_ra is 2.
         let accept_ra = sysctl::of_interface("ipv6", uplink, "accept_ra");

@@ -6,7 +6,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::Annotations;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families};
 use crate::family::{label, publish, published};
@@ -36,7 +36,7 @@ struct Alloc {
     families: Vec<Family>,
 }
 
-fn make(_options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+fn make(_options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(Alloc { families: families(network) }))
 }
 

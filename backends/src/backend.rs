@@ -9,7 +9,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::{PublicIdentities, PublicPorts};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
 
 use crate::commands::{CommandPeer, Commands, Variable};
@@ -276,7 +276,7 @@ pub trait Backend {
 }
 
 /// Returns the families that are enabled in this network.
-pub(crate) fn families(network: &Network) -> Vec<Family> {
+pub(crate) fn families(network: &NetConf) -> Vec<Family> {
     [Family::V4, Family::V6].into_iter().filter(|f| network.networks.of(*f).is_some()).collect()
 }
 

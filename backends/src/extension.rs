@@ -9,7 +9,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::{Annotations, PublicIdentity};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::shown;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families};
@@ -83,7 +83,7 @@ struct Extension {
     network: String,
 }
 
-fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     if network.backend_type != TYPE.kind {
         return Err(Skip::new(ExtensionError::OtherNetwork).into());
     }

@@ -9,7 +9,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::Annotations;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families, of_kind};
 use crate::family::{label, public, public_member, publish, published, route};
@@ -46,7 +46,7 @@ pub struct HostGw {
 
 impl HostGw {
     /// Makes a backend for the families of this network.
-    pub fn new(network: &Network) -> HostGw {
+    pub fn new(network: &NetConf) -> HostGw {
         HostGw { families: families(network) }
     }
 
@@ -67,7 +67,7 @@ impl HostGw {
 pub(crate) const TYPE: BackendType =
     BackendType { annotations: |_| Annotations::without_data(true, true), ..BackendType::new(KIND, make) };
 
-fn make(_options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+fn make(_options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(HostGw::new(network)))
 }
 

@@ -11,7 +11,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::Annotations;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, of_kind};
 use crate::family::{host_address, route};
@@ -93,7 +93,7 @@ pub struct Ipip {
 
 impl Ipip {
     /// Reads the options. Fails in a network without IPv4.
-    pub fn new(options: &Options, network: &Network) -> Result<Ipip, BadOption> {
+    pub fn new(options: &Options, network: &NetConf) -> Result<Ipip, BadOption> {
         if network.networks.v4.is_none() {
             return Err(Skip::new(IpipError::WithoutIpv4).into());
         }
@@ -132,7 +132,7 @@ pub(crate) const TYPE: BackendType = BackendType {
     ..BackendType::new(KIND, make)
 };
 
-fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(Ipip::new(options, network)?))
 }
 

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use weft_subnet::allocate;
 use weft_subnet::cidr::{Subnets, family};
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::family::metric;
@@ -82,7 +82,7 @@ impl Ownership {
 /// Returns true for a route of exactly the form in which flannel writes those of its host-gw backend and of DirectRouting: a subnet of this
 /// network, through a gateway on the link, with flannel's protocol and metric, and not inside our own subnet. Other
 /// programs write such routes, too, so ask only if flannel ran here before weft.
-pub fn is_flannels(network: &Network, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &ObservedValue)) -> bool {
+pub fn is_flannels(network: &NetConf, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &ObservedValue)) -> bool {
     let (Key::Route(net, priority), &Value::Route(Route::Unicast { via, dev, onlink: false })) = (key, &seen.value)
     else {
         return false;
@@ -115,7 +115,7 @@ pub fn is_address_of_flannels_device(own: &Subnets, addr: &IpNet) -> bool {
 /// Returns true for a route to a subnet of this network over a device with a name of flannel's, with flannel's protocol. An earlier backend of
 /// flannel left it. It is longer than a route to the whole Network, so packets would still take it, perhaps in clear text. Ask only
 /// if flannel ran here before weft.
-pub fn is_over_flannels_device(network: &Network, own: &Subnets, (key, seen): (&Key, &ObservedValue)) -> bool {
+pub fn is_over_flannels_device(network: &NetConf, own: &Subnets, (key, seen): (&Key, &ObservedValue)) -> bool {
     let (Key::Route(net, _), Value::Route(route)) = (key, &seen.value) else { return false };
     FLANNEL_PROTOCOLS.contains(&seen.protocol)
         && route.dev().is_some_and(is_flannels_device)

@@ -4,7 +4,7 @@
 
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::{Annotations, BackendTypes, PublicIdentities, PublicPorts};
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
 
 use crate::backend::{Backend, BadOption};
@@ -41,7 +41,7 @@ pub enum BadType {
 }
 
 /// Makes a backend from its options, for this network.
-pub type Make = fn(&Options, &Network) -> Result<Box<dyn Backend>, BadOption>;
+pub type Make = fn(&Options, &NetConf) -> Result<Box<dyn Backend>, BadOption>;
 
 /// A type of backend: what is known about it without a network, and how a backend of this type is made. The file of each backend has one.
 pub struct BackendType {
@@ -143,7 +143,7 @@ fn refused(kind: &str) -> BadType {
 ///
 /// # Errors
 /// The type is unknown, or an option is bad. The error names it.
-pub fn make(network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+pub fn make(network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     make_kind(&network.backend_type, &network.backend, network)
 }
 
@@ -151,7 +151,7 @@ pub fn make(network: &Network) -> Result<Box<dyn Backend>, BadOption> {
 ///
 /// # Errors
 /// As [`make`].
-pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+pub fn make_kind(kind: &str, options: &str, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     let options = Options::parse(options)?;
     let known = REGISTER.iter().find(|known| known.kind == kind).ok_or_else(|| refused(kind))?;
     (known.make)(&options, network)
@@ -162,7 +162,7 @@ pub fn make_kind(kind: &str, options: &str, network: &Network) -> Result<Box<dyn
 ///
 /// # Errors
 /// No lease can have this type, or weft cannot reach its nodes.
-pub fn make_for_lease(lease_type: &str, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+pub fn make_for_lease(lease_type: &str, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     if lease_type.is_empty() {
         return Err(BadType::LeaseWithout.into());
     }

@@ -11,7 +11,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::Annotations;
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip};
 use crate::family::{host_address, metric};
@@ -94,7 +94,7 @@ struct Udp {
     device: Name,
 }
 
-fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     let has_v6 = network.networks.v6.is_some();
     let network = network.networks.v4.ok_or_else(|| Skip::new(UdpError::WithoutIpv4))?;
     let port = u16::try_from(options.number("Port", 1..=u32::from(u16::MAX), PORT)?).unwrap_or(u16::MAX);

@@ -14,7 +14,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::{PublicIdentities, PublicIdentity};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::shown;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
@@ -129,7 +129,7 @@ struct Data {
 
 impl Vxlan {
     /// Reads the options.
-    pub fn new(options: &Options, network: &Network) -> Result<Vxlan, BadOption> {
+    pub fn new(options: &Options, network: &NetConf) -> Result<Vxlan, BadOption> {
         let port = match options.number("Port", 0..=65535, 0)? {
             0 => u32::from(LINUX_PORT),
             port => port,
@@ -271,7 +271,7 @@ pub(crate) const TYPE: BackendType = BackendType {
     ..BackendType::new(KIND, make)
 };
 
-fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(Vxlan::new(options, network)?))
 }
 

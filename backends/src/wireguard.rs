@@ -18,7 +18,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::{PublicIdentities, PublicIdentity, PublicPorts};
 use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::lease::Lease;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
 
 use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
@@ -52,7 +52,7 @@ pub(crate) const TYPE: BackendType = BackendType {
     ..BackendType::new(KIND, make)
 };
 
-fn make(options: &Options, network: &Network) -> Result<Box<dyn Backend>, BadOption> {
+fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     Ok(Box::new(Wireguard::new(options, network)?))
 }
 
@@ -81,7 +81,7 @@ struct Device {
 }
 
 impl Wireguard {
-    fn new(options: &Options, network: &Network) -> Result<Wireguard, BadOption> {
+    fn new(options: &Options, network: &NetConf) -> Result<Wireguard, BadOption> {
         let refused = |error: WireguardError| BadOption::from(Skip::new(error));
         let port = |name: &str, default: u32| -> Result<u16, BadOption> {
             Ok(u16::try_from(options.number(name, 1..=65535, default)?).unwrap_or_default())

@@ -24,7 +24,7 @@ use weft_backends::wireguard::key::{KeyPair, Secret};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::lease::{Age, Id, Lease};
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 #[derive(Deserialize)]
 struct Case {
@@ -55,9 +55,9 @@ fn networks(nets: &[IpNet]) -> Subnets {
     subnets
 }
 
-fn network(case: &Case) -> Network {
+fn network(case: &Case) -> NetConf {
     let head: serde_json::Value = serde_json::from_str(case.backend.get()).unwrap();
-    Network {
+    NetConf {
         networks: networks(&case.networks),
         v4: None,
         v6: None,

@@ -10,7 +10,7 @@ use weft_backends::state::Mac;
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::Annotations;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 fn attrs(kind: &str, data: Option<&str>, v6_data: Option<&str>) -> Attrs {
     let (backend_data, backend_v6_data) = (data.map(Into::into), v6_data.map(Into::into));
@@ -50,7 +50,7 @@ fn what_looks_like_a_mac_in_a_lease_of_another_type_identifies_nothing() {
 #[test]
 fn vxlan_devices_follow_the_lease_as_far_as_it_names_macs() {
     let network =
-        |kind: &str| Network::parse(&format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{kind}"}}}}"#)).unwrap();
+        |kind: &str| NetConf::parse(&format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{kind}"}}}}"#)).unwrap();
     let mac = |last| Mac([2, 0, 0, 0, 0, last]);
     let now = VtepMac::both(mac(1), mac(6));
     let lease = attrs("vxlan", Some(r#"{"VtepMAC":"02:00:00:00:00:09"}"#), Some("{}"));

@@ -14,12 +14,12 @@ use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease};
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 const KINDS: [&str; 3] = ["vxlan", "host-gw", "ipip"];
 
-fn network() -> Network {
-    Network {
+fn network() -> NetConf {
+    NetConf {
         networks: Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None },
         v4: None,
         v6: None,
@@ -92,7 +92,7 @@ fn the_register_names_the_devices_of_a_backend_and_says_whether_it_makes_routes(
         ("udp", Some("tun"), true),
         ("alloc", None, false),
     ] {
-        let network = Network { backend_type: kind.to_owned(), ..network() };
+        let network = NetConf { backend_type: kind.to_owned(), ..network() };
         let backend = make(&network).unwrap();
         let state = backend.device(&host(), &lease("10.5.1.0-24", kind, 1));
         let made = state.iter().find_map(|(_, value)| match value {
@@ -202,7 +202,7 @@ fn a_lease_without_a_type_is_one_of_udp_in_a_network_of_udp_alone() {
 /// flannel also uses udp, although its documentation says vxlan.
 #[test]
 fn a_net_conf_without_a_backend_is_one_of_udp() {
-    let network = Network::parse(r#"{"Network":"10.5.0.0/16"}"#).unwrap();
+    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16"}"#).unwrap();
     assert_eq!(make(&network).unwrap().kind(), "udp");
 }
 

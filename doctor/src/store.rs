@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use weft_backends::backend::device_kind;
 use weft_subnet::cidr::Subnets;
-use weft_subnet::network::{BadNetwork, Network};
+use weft_subnet::net_conf::{BadNetConf, NetConf};
 
 use super::certificates::{self, CertificateFact};
 
@@ -48,7 +48,7 @@ pub struct StoreSources {
 
 /// The part of net-conf that is examined.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NetConf {
+pub struct ExaminedNetConf {
     /// The address ranges of all pods.
     pub networks: Subnets,
     /// The type of the backend.
@@ -65,7 +65,7 @@ pub struct StoreFacts {
     /// What it answered.
     pub answer: StoreAnswer,
     /// net-conf, or why it is not valid; `None` if the store did not answer.
-    pub net_conf: Option<Result<NetConf, BadNetwork>>,
+    pub net_conf: Option<Result<ExaminedNetConf, BadNetConf>>,
     /// The certificates.
     pub certificates: Vec<CertificateFact>,
     /// Why a certificate could not be read.
@@ -91,12 +91,12 @@ pub fn read(sources: &StoreSources) -> StoreFacts {
     facts
 }
 
-fn parse(net_conf: &str) -> Result<NetConf, BadNetwork> {
-    let network = Network::parse(net_conf)?;
+fn parse(net_conf: &str) -> Result<ExaminedNetConf, BadNetConf> {
+    let network = NetConf::parse(net_conf)?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let needed = device_kind(&network.backend_type);
     let module = needed.map(|name| (name, has_module(Path::new("/"), release.trim(), name)));
-    Ok(NetConf { networks: network.networks, backend: network.backend_type, module })
+    Ok(ExaminedNetConf { networks: network.networks, backend: network.backend_type, module })
 }
 
 /// Returns true if a module is loaded, part of the kernel, or can be loaded. `None` means that the list of modules is not readable, as in a

@@ -128,7 +128,7 @@ fn describe(certificate: &CertificateFact) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::store::NetConf;
+    use super::super::store::ExaminedNetConf;
     use super::*;
 
     const DAY: u64 = 24 * 3600;
@@ -185,7 +185,7 @@ mod tests {
         for (has, found) in [(Some(false), true), (Some(true), false), (None, false)] {
             let mut facts = facts(StoreAnswer::NotAsked);
             let (networks, backend) = (weft_subnet::cidr::Subnets::default(), "wireguard".to_owned());
-            facts.store.net_conf = Some(Ok(NetConf { networks, backend, module: Some(("wireguard", has)) }));
+            facts.store.net_conf = Some(Ok(ExaminedNetConf { networks, backend, module: Some(("wireguard", has)) }));
             assert_eq!(kernel(&facts).len(), usize::from(found), "{has:?}");
         }
     }

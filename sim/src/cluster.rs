@@ -20,7 +20,7 @@ use crate::disk;
 use crate::event::{Event, Trouble};
 use crate::kernel::{STATIC, everywhere};
 use crate::machine::{Machine, Site, audit_interval, uplink};
-use crate::net_conf::NetConf;
+use crate::net_conf::WantedConf;
 use crate::scenario::{Scenario, StoreKind};
 use crate::store::{FalseLease, Store};
 use crate::timeline;
@@ -68,8 +68,8 @@ pub struct Cluster {
     /// The machines of which a newer lease has the identity, and the address in that lease.
     pub copied: BTreeMap<usize, Ipv4Addr>,
     /// What the operator wants net-conf to be, also for a backup.
-    pub net_conf: NetConf,
-    saved_net_conf: Option<NetConf>,
+    pub net_conf: WantedConf,
+    saved_net_conf: Option<WantedConf>,
     /// Who attacks the cluster.
     writers: Vec<Writer>,
     /// The subnets and addresses of nodes that only publish a lease, as far as they have published it.

@@ -40,7 +40,7 @@ pub enum Bad {
 
 /// What the operator wants.
 #[derive(Debug, Clone, PartialEq)]
-pub struct NetConf {
+pub struct WantedConf {
     /// The type of the backend.
     pub backend: String,
     /// The VNI of vxlan.
@@ -53,7 +53,7 @@ pub struct NetConf {
     pub bad: Option<Bad>,
 }
 
-impl NetConf {
+impl WantedConf {
     /// Changes what the operator wants.
     pub fn edit(&mut self, edit: &Edit) {
         match edit {
@@ -109,23 +109,23 @@ pub fn random_bad(chance: &mut Chance) -> Bad {
 
 #[cfg(test)]
 mod tests {
-    use weft_subnet::network::Network;
+    use weft_subnet::net_conf::NetConf;
 
     use super::*;
 
     #[test]
     fn each_net_conf_is_what_its_name_says() {
         let good =
-            NetConf { backend: "vxlan".to_owned(), vni: 3, wide: false, last: [10, 63, 255, 0].into(), bad: None };
-        let parsed = Network::parse(&good.text()).unwrap();
+            WantedConf { backend: "vxlan".to_owned(), vni: 3, wide: false, last: [10, 63, 255, 0].into(), bad: None };
+        let parsed = NetConf::parse(&good.text()).unwrap();
         assert_eq!((parsed.backend_type.as_str(), &*parsed.backend), ("vxlan", r#"{"Type":"vxlan","VNI":3}"#));
-        let wide = Network::parse(&NetConf { wide: true, ..good.clone() }.text()).unwrap();
+        let wide = NetConf::parse(&WantedConf { wide: true, ..good.clone() }.text()).unwrap();
         assert!(wide.networks.v4.unwrap().contains(&parsed.networks.v4.unwrap()));
-        let bad = |bad| NetConf { bad: Some(bad), ..good.clone() }.text();
+        let bad = |bad| WantedConf { bad: Some(bad), ..good.clone() }.text();
         assert!(serde_json::from_str::<serde_json::Value>(&bad(Bad::NotJson)).is_err());
         assert!(bad(Bad::TooLarge).len() > TOO_LARGE);
         for readable in [Bad::UnknownType, Bad::Commands, Bad::OtherNetwork, Bad::OtherPort] {
-            assert!(Network::parse(&bad(readable)).is_ok(), "{readable:?}");
+            assert!(NetConf::parse(&bad(readable)).is_ok(), "{readable:?}");
         }
     }
 }

@@ -8,7 +8,7 @@ use weft_subnet::old_defects::Defect;
 use crate::chance::Chance;
 use crate::event::{self, Event};
 use crate::hostile;
-use crate::net_conf::{self, NetConf};
+use crate::net_conf::{self, WantedConf};
 
 /// An agent that knows nothing of the others for longer than this may lose packets while net-conf changes (docs/operations.md). It is shorter than
 /// `--change-grace`.
@@ -175,10 +175,10 @@ impl Scenario {
     }
 
     /// Returns net-conf at the begin.
-    pub fn net_conf(&self) -> NetConf {
+    pub fn net_conf(&self) -> WantedConf {
         // In a tight network, 10.1.0.0 to 10.1.N.0 for N machines.
         let third = u8::try_from(self.machines).unwrap_or(250).min(250);
         let last = if self.tight { [10, 1, third, 0] } else { [10, 63, 255, 0] };
-        NetConf { backend: self.backend.clone(), vni: 1, wide: false, last: last.into(), bad: None }
+        WantedConf { backend: self.backend.clone(), vni: 1, wide: false, last: last.into(), bad: None }
     }
 }

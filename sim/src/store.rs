@@ -18,7 +18,7 @@ use weft_subnet::source::Source;
 use crate::api::ApiServer;
 use crate::etcd::Etcd;
 use crate::hostile::Lie;
-use crate::net_conf::NetConf;
+use crate::net_conf::WantedConf;
 use crate::nodes::{ANNOTATIONS, Nodes};
 use crate::server::Server;
 use crate::timeline;
@@ -79,7 +79,7 @@ fn key(subnets: &Subnets) -> String {
 
 impl Store {
     /// Returns an etcd with this net-conf.
-    pub fn etcd(net_conf: &NetConf) -> Store {
+    pub fn etcd(net_conf: &WantedConf) -> Store {
         let (cluster, net_conf) = (0x1000, net_conf.text());
         let mut etcd = Etcd::new(cluster);
         etcd.write(&format!("{PREFIX}/config"), &net_conf);
@@ -90,7 +90,7 @@ impl Store {
     ///
     /// # Errors
     /// The files with net-conf cannot be written.
-    pub fn kube(net_conf: &NetConf, machines: usize) -> std::io::Result<Store> {
+    pub fn kube(net_conf: &WantedConf, machines: usize) -> std::io::Result<Store> {
         (0..machines).try_for_each(|number| fs::write(net_conf_file(number), net_conf.text()))?;
         Ok(Store::Kube { api: ApiServer::start(), backup: None })
     }
@@ -277,7 +277,7 @@ impl Store {
     }
 
     /// Writes net-conf. In Kubernetes it comes to each machine as a file, see [`Store::write_net_conf_file`].
-    pub fn write_net_conf(&mut self, wanted: &NetConf) {
+    pub fn write_net_conf(&mut self, wanted: &WantedConf) {
         if let Store::Etcd { server, net_conf, .. } = self {
             *net_conf = wanted.text();
             server.change(|etcd| etcd.write(&format!("{PREFIX}/config"), net_conf));
@@ -285,7 +285,7 @@ impl Store {
     }
 
     /// Writes the file with net-conf of a machine, as its kubelet does. With an etcd there is no such file.
-    pub fn write_net_conf_file(&self, number: usize, wanted: &NetConf) {
+    pub fn write_net_conf_file(&self, number: usize, wanted: &WantedConf) {
         if self.has_nodes() {
             // The directory is in memory.
             fs::write(net_conf_file(number), wanted.text()).unwrap_or_else(|error| panic!("write net-conf: {error}"));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use weft_backends::backend::make;
 use weft_subnet::cidr::Subnets;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use super::*;
 
@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn backend(options: &str) -> Box<dyn Backend> {
     let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension","Shell":true{options}}}}}"#);
-    make(&Network::parse(&conf).unwrap()).unwrap()
+    make(&NetConf::parse(&conf).unwrap()).unwrap()
 }
 
 fn peer(number: u8) -> CommandPeer {

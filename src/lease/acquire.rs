@@ -19,7 +19,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::evidence::{self, Evidence, Proof};
 use weft_subnet::lease::{Age, Lease};
-use weft_subnet::network::{BadNetwork, Network};
+use weft_subnet::net_conf::{BadNetConf, NetConf};
 use weft_subnet::saved_peers::{ClearText, Saved};
 use weft_subnet::source::{LeaseRequest, Source};
 use weft_subnet::text::sentence;
@@ -42,7 +42,7 @@ pub use waiting::Waiting;
 /// What a start found, and from which the node continues.
 pub struct Started {
     /// The net-conf.
-    pub network: Network,
+    pub network: NetConf,
     /// Its raw text, to see changes.
     pub config: String,
     /// The backend it names.
@@ -72,7 +72,7 @@ pub struct Started {
 
 impl Started {
     /// Returns a start with one backend, which knows no peers yet.
-    fn new((config, network, backend): NetConf, author: Author, leased: Leased) -> Started {
+    fn new((config, network, backend): ParsedConf, author: Author, leased: Leased) -> Started {
         let Leased { host, own, uplink, chosen, .. } = leased;
         Started {
             network,
@@ -93,7 +93,7 @@ impl Started {
 }
 
 /// A net-conf as text, and what it means.
-type NetConf = (String, Network, Box<dyn Backend>);
+type ParsedConf = (String, NetConf, Box<dyn Backend>);
 
 /// What a start needs.
 pub struct StartContext<'a, K> {
@@ -179,7 +179,7 @@ struct Leased {
 /// Adds the earlier backends that our lease named, and returns what the node continues from.
 fn started<K: Kernel>(
     context: &mut StartContext<'_, K>,
-    conf: NetConf,
+    conf: ParsedConf,
     author: Author,
     leased: Leased,
 ) -> Result<Started, StartError> {
@@ -195,7 +195,7 @@ fn started<K: Kernel>(
 /// its identities.
 fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
     context: &mut StartContext<'_, K>,
-    (network, backend): (&Network, &dyn Backend),
+    (network, backend): (&NetConf, &dyn Backend),
     host: &Host,
     lease: &Attrs,
 ) -> Result<Vec<ExtraBackend>, E> {
@@ -216,7 +216,7 @@ fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
 
 /// Returns who wrote subnet.env, and which subnet it names. If there is none, or one for another Network, flannel left nothing on this node,
 /// and the author counts as weft.
-fn read_subnet_file(subnet_file: &Path, network: &Network) -> (Author, Option<Subnets>) {
+fn read_subnet_file(subnet_file: &Path, network: &NetConf) -> (Author, Option<Subnets>) {
     let env = files::read_text(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let subnets = env.filter(|env| env.networks == network.networks).map(|env| env.subnets);
     (if subnets.is_some() { subnet_file::author(subnet_file) } else { Author::Weft }, subnets)
@@ -228,7 +228,7 @@ pub enum ConfError {
     /// It describes no network.
     // In etcd every node may write net-conf, and the reason quotes it. So the reason is cut to the length of a sentence.
     #[error("{}", sentence(&format!("net-conf: {_0}")))]
-    Network(#[from] BadNetwork),
+    NetConf(#[from] BadNetConf),
     /// It names no backend that weft has, or a bad option.
     #[error("{}", sentence(&format!("net-conf: {_0}")))]
     Backend(#[from] BadOption),
@@ -238,8 +238,8 @@ pub enum ConfError {
 ///
 /// # Errors
 /// Net-conf cannot be used. The error names the key.
-pub fn parse(text: &str) -> Result<(Network, Box<dyn Backend>), ConfError> {
-    let network = Network::parse(text)?;
+pub fn parse(text: &str) -> Result<(NetConf, Box<dyn Backend>), ConfError> {
+    let network = NetConf::parse(text)?;
     let backend = backend::make(&network)?;
     Ok((network, backend))
 }
@@ -260,7 +260,7 @@ fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoi
 /// `next` one.
 async fn lease<K: Kernel>(
     context: &mut StartContext<'_, K>,
-    (network, backend): (&Network, &dyn Backend),
+    (network, backend): (&NetConf, &dyn Backend),
     (previous, config): (Option<Subnets>, &str),
     next: Option<&dyn Backend>,
 ) -> Result<Option<Leased>, StartError> {
@@ -303,7 +303,7 @@ async fn lease<K: Kernel>(
 /// had before.
 fn request(
     host: &Host,
-    (network, backend): (&Network, &dyn Backend),
+    (network, backend): (&NetConf, &dyn Backend),
     (previous, mine): (Option<Subnets>, Option<Lease>),
     guard: bool,
 ) -> Result<LeaseRequest, Skip> {
@@ -342,7 +342,7 @@ fn warn_of_foreign_address(evidence: &Evidence, lease: &Lease, machine: &Machine
 fn host_with(
     picked: &Picked,
     machine: &Machine,
-    (backend, network): (&dyn Backend, &Network),
+    (backend, network): (&dyn Backend, &NetConf),
     (kept, lease): (Kept<'_>, Option<&Lease>),
 ) -> Result<Host, Skip> {
     let identities = identities::chosen(backend, machine, kept, lease.map(|lease| &lease.attrs))?;
@@ -350,12 +350,12 @@ fn host_with(
 }
 
 /// Returns the candidates for the uplink of this network. `own` is the subnet of our pods, if it is known.
-pub fn candidates<'a>(machine: &'a Machine, network: &Network, own: Subnets) -> Candidates<'a> {
+pub fn candidates<'a>(machine: &'a Machine, network: &NetConf, own: Subnets) -> Candidates<'a> {
     Candidates::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)
 }
 
 /// Returns the facts with which backends plan.
-pub fn host(picked: &Picked, machine: &Machine, network: &Network, identities: Identities) -> Host {
+pub fn host(picked: &Picked, machine: &Machine, network: &NetConf, identities: Identities) -> Host {
     Host {
         uplink: picked.uplink.clone(),
         public_v4: picked.public_v4,

@@ -14,7 +14,7 @@ use weft_backends::backend::{Backend, Skip};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::state::Key;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use super::Node;
 use super::clear_text::{ClearTextTime, MAX_NAMED, names};
@@ -70,7 +70,7 @@ pub(super) enum NoIdentities {
 
 impl<K: Kernel> Node<K> {
     /// Begins a change to this backend. A full pass must follow, which makes its devices.
-    pub(super) fn begin_change(&mut self, text: &str, network: Network, backend: Box<dyn Backend>) -> NetConfChange {
+    pub(super) fn begin_change(&mut self, text: &str, network: NetConf, backend: Box<dyn Backend>) -> NetConfChange {
         let identities = match self.identities_for(&*backend) {
             Ok(identities) => identities,
             Err(reason) => {
@@ -82,7 +82,7 @@ impl<K: Kernel> Node<K> {
             }
         };
         self.net_conf.not_applied = None;
-        let (before, next) = (self.plan.network().backend_type.clone(), backend.kind());
+        let (before, next) = (self.plan.net_conf().backend_type.clone(), backend.kind());
         tracing::info!(before, next, "net-conf changes the backend: the devices of the next one are made first");
         let host = Host { identities, ..self.plan.host().clone() };
         self.plan.prepare(ExtraBackend::new((text.to_owned(), network), backend, host));
@@ -93,7 +93,7 @@ impl<K: Kernel> Node<K> {
 
     /// Shows in the status that the next backend cannot work on this node. Returns the sentence if it is new, so that it is logged once.
     fn cannot_change(&mut self, kind: &str, reason: &dyn fmt::Display) -> Option<String> {
-        let before = &self.plan.network().backend_type;
+        let before = &self.plan.net_conf().backend_type;
         let problem = format!(
             "net-conf: the backend {kind} cannot work on this node: {reason}. The node stays on {before}, and tries again"
         );
@@ -163,7 +163,7 @@ impl<K: Kernel> Node<K> {
             }
             return;
         }
-        let before = self.plan.network().backend_type.clone();
+        let before = self.plan.net_conf().backend_type.clone();
         let Some(text) = self.plan.switch_to_next(self.net_conf.text.clone()) else { return };
         self.clear_text_after_change(Instant::now());
         tracing::info!(before, now = kind, "the backend changes: our lease names the new one and the earlier one");
@@ -205,7 +205,10 @@ impl<K: Kernel> Node<K> {
             self.change.sends_at = None;
             // A change that was taken back at once left packets where they were.
             if self.plan.sends_earlier() {
-                tracing::info!(backend = self.plan.network().backend_type, "packets go by the new backend from now on");
+                tracing::info!(
+                    backend = self.plan.net_conf().backend_type,
+                    "packets go by the new backend from now on"
+                );
             }
             self.plan.send_current();
             // A restart must not let packets go the earlier way again.
@@ -259,7 +262,7 @@ impl<K: Kernel> Node<K> {
         if self.plan.is_settling() {
             return refused.into_iter().collect();
         }
-        let now = &self.plan.network().backend_type;
+        let now = &self.plan.net_conf().backend_type;
         let warning = |number: u64| {
             let (kind, count, users) = self.plan.users(number, MAX_NAMED);
             let (names, remark) = (names(&users, count), self.clear_text_remark(self.plan.refuses(kind)));

@@ -70,7 +70,7 @@ impl<K: Kernel> Node<K> {
         self.change.clear_text = None;
         self.plan.end_clear_text();
         let (peers, _) = self.plan.refused_clear_text(0);
-        let backend = &self.plan.network().backend_type;
+        let backend = &self.plan.net_conf().backend_type;
         tracing::warn!(backend, peers, "the time for clear text is over: nodes that have not followed are set aside");
         self.update_own_lease();
         self.save_later();
@@ -97,7 +97,7 @@ impl<K: Kernel> Node<K> {
     /// Names the nodes that are not reached because packets to them would not be encrypted.
     pub(super) fn refused_warning(&self) -> Option<String> {
         let (count, first) = self.plan.refused_clear_text(MAX_NAMED);
-        let now = &self.plan.network().backend_type;
+        let now = &self.plan.net_conf().backend_type;
         (count > 0).then(|| {
             format!(
                 "{count} nodes are set aside, because their leases do not name {now} and packets to them would not be encrypted: {}. \

@@ -131,7 +131,7 @@ impl<K: Kernel> Node<K> {
         };
         self.uplink.problem = None;
         let now = self.plan.host();
-        let host = acquire::host(&picked, &machine, self.plan.network(), now.identities.clone());
+        let host = acquire::host(&picked, &machine, self.plan.net_conf(), now.identities.clone());
         let host = self.plan.without_own_networks(host);
         if host == *now {
             return false;
@@ -152,7 +152,7 @@ impl<K: Kernel> Node<K> {
 
     /// Returns the uplink. One that is gone is waited for, and another one is used only when it stays away.
     fn pick_uplink(&mut self, machine: &Machine) -> Result<Picked, UplinkProblem> {
-        let candidates = acquire::candidates(machine, self.plan.network(), self.plan.own().subnets);
+        let candidates = acquire::candidates(machine, self.plan.net_conf(), self.plan.own().subnets);
         let choice = &self.context.options.uplink;
         match uplink::next(choice, &candidates, &self.plan.host().uplink) {
             Ok(Next::Stay(picked)) => {

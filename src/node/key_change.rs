@@ -161,7 +161,7 @@ impl<K: Kernel> Node<K> {
         if self.own_lease.has_problem() || self.own_lease.tasks.is_call_open() {
             return Err(NoChange::Lease);
         }
-        self.make_identities()?.ok_or_else(|| NoChange::NoKey(self.plan.network().backend_type.clone()))
+        self.make_identities()?.ok_or_else(|| NoChange::NoKey(self.plan.net_conf().backend_type.clone()))
     }
 
     fn make_identities(&mut self) -> Result<Option<Identities>, NoIdentities> {

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use weft_backends::backend::Backend;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
 
 use super::Node;
@@ -16,7 +16,7 @@ const NEED_RESTART: [&str; 3] = ["EnableIPv4", "EnableIPv6", "EnableNFTables"];
 
 /// The net-conf that is in force.
 #[derive(Debug)]
-pub(super) struct NetConf {
+pub(super) struct NetConfInForce {
     /// Its text, as it is in the store.
     pub(super) text: String,
     /// Why the net-conf in the store is not in force: it needs a restart, cannot be read, or cannot be applied on this node.
@@ -25,9 +25,9 @@ pub(super) struct NetConf {
     pub(super) chosen: [Option<IpAddr>; 2],
 }
 
-impl NetConf {
-    pub(super) fn new(text: String, chosen: [Option<IpAddr>; 2]) -> NetConf {
-        NetConf { text, not_applied: None, chosen }
+impl NetConfInForce {
+    pub(super) fn new(text: String, chosen: [Option<IpAddr>; 2]) -> NetConfInForce {
+        NetConfInForce { text, not_applied: None, chosen }
     }
 }
 
@@ -88,7 +88,7 @@ impl<K: Kernel> Node<K> {
                 return NetConfChange::Rejected;
             }
         };
-        let changed = self.plan.network().differing_keys(&network);
+        let changed = self.plan.net_conf().differing_keys(&network);
         if let Err(refusal) = self.check_net_conf(&changed, &network, &*backend) {
             self.refuse_net_conf(text, &refusal);
             return NetConfChange::Rejected;
@@ -123,7 +123,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Checks that a change of these keys can be applied without a restart, and that no lease and no packet is lost by it.
-    fn check_net_conf(&self, changed: &[String], network: &Network, backend: &dyn Backend) -> Result<(), Refusal> {
+    fn check_net_conf(&self, changed: &[String], network: &NetConf, backend: &dyn Backend) -> Result<(), Refusal> {
         let among = |keys: &dyn Fn(&str) -> bool| {
             changed.iter().map(String::as_str).filter(|key| keys(key)).collect::<Vec<_>>().join(", ")
         };

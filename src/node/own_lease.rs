@@ -301,7 +301,7 @@ impl<K: Kernel> Node<K> {
         self.own_lease.requested = Some(attrs.clone());
         // The subnet of our pods also tells our leases from those of other nodes.
         let previous = Some(self.plan.own().subnets);
-        let (network, connected) = (self.plan.network().clone(), self.plan.host().connected.clone());
+        let (network, connected) = (self.plan.net_conf().clone(), self.plan.host().connected.clone());
         LeaseRequest { network, attrs, previous, was, connected }
     }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use weft_backends::state::{Key, ObservedValue};
 use weft_backends::traffic_rules::{self, Masquerade, Policy, Rules};
 use weft_subnet::cidr::Subnets;
-use weft_subnet::network::MasqueradeExceptions;
+use weft_subnet::net_conf::MasqueradeExceptions;
 
 use super::Node;
 use crate::firewall::guard;
@@ -69,7 +69,7 @@ impl<K: Kernel> Node<K> {
 
     /// Computes the wanted rules and sends them to the reconciler, unless they are the same as before.
     pub(super) fn update_rules(&mut self) {
-        let network = self.plan.network();
+        let network = self.plan.net_conf();
         // The nodes are not known yet. Until then, the rules of an earlier run stay as they are.
         if self.rules.reconciler.is_none() || (network.masquerade.except_nodes && !self.knows_peers()) {
             return;
@@ -102,14 +102,14 @@ impl<K: Kernel> Node<K> {
     }
 
     fn wanted_rules(&self) -> Rules {
-        let (options, conf) = (&self.context.options.rules, &self.plan.network().masquerade);
+        let (options, conf) = (&self.context.options.rules, &self.plan.net_conf().masquerade);
         let masquerade = options.masquerade.as_ref().map(|how| Masquerade {
             fully_random: how.fully_random,
             except: conf.except.clone(),
             nodes: self.plan.node_addresses().addresses().collect(),
         });
         let policy = Policy { masquerade, forward: options.forward };
-        traffic_rules::rules(&self.plan.network().networks, &self.plan.own().subnets, &policy)
+        traffic_rules::rules(&self.plan.net_conf().networks, &self.plan.own().subnets, &policy)
     }
 
     /// Adds the current state of the guard to the entries that the kernel notified about. Only the tables of the guard are read.

@@ -62,7 +62,7 @@ impl<K: Kernel> Node<K> {
             subnet: state.subnets.to_string(),
             lease_ttl_s: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at).as_secs()),
             public: self.plan.own().attrs.published().map(|ip| ip.to_string()).collect(),
-            network: self.plan.network().networks.to_string(),
+            network: self.plan.net_conf().networks.to_string(),
             backend: state.backend,
             // Not the types in the lease, because udp and alloc have none there.
             other_ways: self.plan.earlier().map(|(number, _)| self.plan.users(number, 0).0.to_owned()).collect(),
@@ -98,7 +98,7 @@ impl<K: Kernel> Node<K> {
         let (pending_commands, failed_commands) = self.extension.peers().counts();
         NodeState {
             subnets: self.plan.own().subnets,
-            backend: self.plan.network().backend_type.clone(),
+            backend: self.plan.net_conf().backend_type.clone(),
             peer_list: self.peers.list.clone(),
             peers: PeerCounts {
                 believed: self.plan.peers().len(),

@@ -88,7 +88,7 @@ impl<K: Kernel> Node<K> {
 
     fn wanted_loosening(&self, id: &Id) -> Wanted {
         let names = self.plan.devices().chain([self.plan.host().uplink.name]).collect();
-        let (theirs, ours) = (self.plan.other_backend(id).unwrap_or_default(), &self.plan.network().backend_type);
+        let (theirs, ours) = (self.plan.other_backend(id).unwrap_or_default(), &self.plan.net_conf().backend_type);
         let why = format!("lease {id} uses {theirs} and this node {ours}: replies may arrive over another interface");
         Wanted { names, why }
     }

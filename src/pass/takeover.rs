@@ -108,7 +108,7 @@ impl Takeover {
 /// Returns true if the kernel contains entries of weft. They show that weft ran here last, unless the subnet file is flannel's:
 /// flannel leaves weft's entries where they are.
 fn weft_ran_here(observed: &Observed, plan: &Plan) -> bool {
-    let networks = &plan.network().networks;
+    let networks = &plan.net_conf().networks;
     let inside = |net: &ipnet::IpNet| networks.of(family(net)).is_some_and(|all| all.contains(net));
     observed.iter().any(|(key, seen)| match key {
         Key::Link(_) => seen.mark,
@@ -120,7 +120,7 @@ fn weft_ran_here(observed: &Observed, plan: &Plan) -> bool {
 }
 
 fn left_by_flannel(observed: &Observed, plan: &Plan) -> HashMap<Key, Value> {
-    let (network, own, on_link) = (plan.network(), plan.own().subnets, &plan.host().routes);
+    let (network, own, on_link) = (plan.net_conf(), plan.own().subnets, &plan.host().routes);
     // A device with flannel's name could be that of another network. The address shows that it was this node's.
     let address = |(key, _): (&Key, &ObservedValue)| match key {
         Key::Addr(name, net) if owner::is_address_of_flannels_device(&own, net) => Some(*name),

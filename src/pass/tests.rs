@@ -10,7 +10,7 @@ use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Mac, Route};
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::connected::Connected;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use super::*;
 use crate::kernel::Machine;
@@ -27,7 +27,7 @@ fn name(text: &str) -> Name {
 
 /// Returns a plan whose own device is flannel.1, and a passer with its kernel.
 fn bench() -> (Plan, Passer<FakeKernel>, FakeKernel) {
-    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#).unwrap();
+    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#).unwrap();
     let uplink = Uplink { name: name("eth0"), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
     let mac = Mac([2, 0, 0, 0, 0, 1]);
     let (public_v4, routes) = (uplink.v4, OnLink::default());

@@ -13,7 +13,7 @@ use weft_backends::state::State;
 use weft_backends::wireguard::key::DeviceSecrets;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 /// Contributor of the devices of the next backend. No id of a store begins with a slash.
 pub(super) const NEXT: &str = "/next";
@@ -24,7 +24,7 @@ pub(super) const EARLIER: &str = "/earlier";
 pub struct ExtraBackend {
     /// The net-conf that names it.
     pub(super) text: String,
-    pub(super) network: Network,
+    pub(super) network: NetConf,
     pub(super) backend: Box<dyn Backend>,
     /// The facts of the host, with the identities of this backend.
     pub(super) host: Host,
@@ -34,7 +34,7 @@ pub struct ExtraBackend {
 
 impl ExtraBackend {
     /// Returns a backend with the net-conf that names it, as text and parsed, and its identities.
-    pub fn new((text, network): (String, Network), backend: Box<dyn Backend>, host: Host) -> ExtraBackend {
+    pub fn new((text, network): (String, NetConf), backend: Box<dyn Backend>, host: Host) -> ExtraBackend {
         ExtraBackend { text, network, backend, host, number: 0 }
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use weft_backends::backend::{self, Backend, BadOption};
 use weft_subnet::lease::Id;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 /// The backends that peers have needed so far. A key is the backend's own name and not a peer's text, so their number is limited.
 #[derive(Default)]
@@ -14,7 +14,7 @@ pub(super) struct OtherBackends(BTreeMap<&'static str, Box<dyn Backend>>);
 impl OtherBackends {
     /// Returns the backend of a peer's type, and makes it if no peer has needed it before. An unknown type is not remembered, so its
     /// error is made again each time.
-    pub(super) fn get_or_make(&mut self, kind: &str, network: &Network) -> Result<&dyn Backend, BadOption> {
+    pub(super) fn get_or_make(&mut self, kind: &str, network: &NetConf) -> Result<&dyn Backend, BadOption> {
         let known = match self.0.keys().find(|known| **known == kind) {
             Some(known) => *known,
             None => {
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn what_peers_call_their_types_is_not_kept() {
-        let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+        let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
         let mut others = OtherBackends::default();
         for n in 0..1000 {
             let kind = format!("type {n} {}", "x".repeat(1000));

@@ -39,7 +39,7 @@ fn plan() -> Plan {
 /// Returns the plan of a node of this backend.
 fn plan_of(backend_type: &str) -> Plan {
     let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend_type}"}}}}"#);
-    let network = Network::parse(&config).unwrap();
+    let network = NetConf::parse(&config).unwrap();
     let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
     let host = Host {
         public_v4: uplink.v4,
@@ -143,7 +143,7 @@ fn planning_everything_again_changes_no_entry_and_no_reason() {
     let wanted = |plan: &Plan| plan.difference(&Observed::new(), |_, _| true);
     let (before, id) = (wanted(&plan), Id::from("10.5.3.0-24"));
     let said = plan.skipped(&id).unwrap().to_owned();
-    let network = plan.network().clone();
+    let network = plan.net_conf().clone();
     let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
     plan.rebase(network, backend, host, own);
     assert_eq!((wanted(&plan), plan.skipped(&id)), (before, Some(said.as_str())));
@@ -168,7 +168,7 @@ fn only_peers_that_need_a_foreign_device_are_set_aside() {
     assert!(!plan.set_foreign_devices(&strangers), "nothing changed");
     // One more peer has that VNI, and then everything is planned again.
     assert_eq!(links(&plan.put(record(6, 7))), [""; 0]);
-    let network = plan.network().clone();
+    let network = plan.net_conf().clone();
     let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
     plan.rebase(network, backend, host, own);
     assert_eq!((aside(&plan), plan.devices().count()), (vec![true, true, false, false], 1));
@@ -187,7 +187,7 @@ fn only_peers_that_need_a_foreign_device_are_set_aside() {
 fn an_mtu_above_that_of_the_uplink_is_reported_while_it_lasts() {
     let mut plan = plan();
     assert_eq!((plan.problems(), plan.mtu()), (vec![], 1450));
-    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#).unwrap();
+    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#).unwrap();
     let (mut host, own) = (plan.host().clone(), plan.own().clone());
     plan.rebase(network.clone(), make(&network).unwrap(), host.clone(), own.clone());
     let said = "Backend.MTU in net-conf is 9000, but the uplink eth0 carries 1500: this node uses 1500";
@@ -278,7 +278,7 @@ fn a_change_among_thousands_of_leases_with_one_mac_concerns_a_few() {
         assert!(cost(&mut |plan| drop(plan.remove(&record(LEASES - 1).id))) < 20);
         assert!(cost(&mut |plan| drop(plan.put(record(LEASES - 1)))) < 20);
         let again = cost(&mut |plan| {
-            let (network, host, own) = (plan.network().clone(), plan.host().clone(), plan.own().clone());
+            let (network, host, own) = (plan.net_conf().clone(), plan.host().clone(), plan.own().clone());
             plan.rebase(network.clone(), make(&network).unwrap(), host, own);
         });
         assert!(again < 10 * LEASES, "{again} leases were planned for another host");
@@ -361,7 +361,7 @@ fn the_guard_accepts_no_packets_of_a_lease_that_is_set_aside() {
 #[test]
 fn a_lease_that_loses_its_mac_to_another_one_does_not_pass_the_guard() {
     let mut plan = plan().with_tunnel_guard(true);
-    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
     let (host, own) = (plan.host().clone(), plan.own().clone());
     for backend in ["vxlan", "host-gw"] {
         if backend == "host-gw" {
@@ -383,7 +383,7 @@ fn a_lease_that_loses_its_mac_to_another_one_does_not_pass_the_guard() {
 #[test]
 fn an_address_of_the_uplink_that_is_not_published_is_not_reported_as_published_twice() {
     let mut plan = plan();
-    let (network, own) = (plan.network().clone(), plan.own().clone());
+    let (network, own) = (plan.net_conf().clone(), plan.own().clone());
     let mut host = plan.host().clone();
     host.public_v4 = Some([203, 0, 113, 1].into());
     plan.rebase(network.clone(), make(&network).unwrap(), host, own);
@@ -413,7 +413,7 @@ fn of_one_mac(number: u32, last: u8, stamp: u64) -> Record {
 }
 
 fn again(plan: &mut Plan) {
-    let network = plan.network().clone();
+    let network = plan.net_conf().clone();
     let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
     plan.rebase(network, backend, host, own);
 }
@@ -499,7 +499,7 @@ mod probes {
             let config = format!(
                 r#"{{"EnableIPv4":{has_v4},"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{{"Type":"vxlan"}}}}"#
             );
-            let network = Network::parse(&config).unwrap();
+            let network = NetConf::parse(&config).unwrap();
             let of = |third: u8| {
                 let data = format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{third:02x}"}}"#);
                 let attrs = Attrs {
@@ -533,7 +533,7 @@ mod probes {
 /// Our lease names this backend from now on, and packets go by it.
 fn changes_to(plan: &mut Plan, options: &str, before: &str) {
     let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan"{options}}}}}"#);
-    let network = Network::parse(&text).unwrap();
+    let network = NetConf::parse(&text).unwrap();
     plan.prepare(ExtraBackend::new((text, network.clone()), make(&network).unwrap(), plan.host().clone()));
     plan.switch_to_next(before.to_owned()).unwrap();
     plan.send_current();
@@ -555,7 +555,7 @@ fn the_latest_of_the_earlier_backends_comes_first_and_one_that_is_back_is_none_o
 fn a_peer_that_leaves_needs_no_earlier_backend_and_keeps_no_mtu_small() {
     let mut plan = plan();
     plan.put(record(2, 1));
-    let network = Network::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
     let host = plan.host().clone();
     plan.prepare(ExtraBackend::new((String::new(), network.clone()), make(&network).unwrap(), host));
     plan.switch_to_next("vxlan".to_owned()).unwrap();

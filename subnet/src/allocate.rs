@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cidr::{Family, Subnets, address, bits, family, size};
-use crate::network::Network;
+use crate::net_conf::NetConf;
 
 /// One family's `SubnetMin`, `SubnetMax` and `SubnetLen`.
 #[derive(Clone, Copy)]
@@ -24,7 +24,7 @@ impl Span {
     }
 }
 
-fn spans(network: &Network) -> impl Iterator<Item = Span> {
+fn spans(network: &NetConf) -> impl Iterator<Item = Span> {
     let span = |min: IpAddr, max: IpAddr, len| Span { family: Family::of(min), first: bits(min), last: bits(max), len };
     let v4 = network.v4.as_ref().map(|r| span(r.min.into(), r.max.into(), r.len));
     let v6 = network.v6.as_ref().map(|r| span(r.min.into(), r.max.into(), r.len));
@@ -36,14 +36,14 @@ fn spans(network: &Network) -> impl Iterator<Item = Span> {
 ///
 /// `taken` contains all leased subnets, of any length, and all other networks that the chosen subnet must not overlap. It is copied and
 /// sorted. `random` returns any 64 bits, and is called once for each family.
-pub fn choose(network: &Network, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
+pub fn choose(network: &NetConf, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
     complete(network, &Subnets::default(), taken, random)
 }
 
 /// Chooses a subnet of each enabled family that `kept` lacks, as [`choose`] does, and returns it with those of `kept`. These must be free, and
 /// fit net-conf.
 pub fn complete(
-    network: &Network,
+    network: &NetConf,
     kept: &Subnets,
     taken: &[Subnets],
     random: &mut dyn FnMut() -> u64,
@@ -102,13 +102,13 @@ impl Span {
 }
 
 /// Returns true if this network has the length of a subnet and lies between SubnetMin and SubnetMax of its family.
-pub fn fits(network: &Network, net: IpNet) -> bool {
+pub fn fits(network: &NetConf, net: IpNet) -> bool {
     spans(network).any(|span| span.family == family(&net) && span.fits(net))
 }
 
 /// Returns true if these subnets have exactly the enabled families, and each has the right length and lies between SubnetMin and
 /// SubnetMax.
-pub fn is_compatible(network: &Network, subnets: &Subnets) -> bool {
+pub fn is_compatible(network: &NetConf, subnets: &Subnets) -> bool {
     let mut on = 0;
     let all = spans(network).all(|span| {
         on += 1;

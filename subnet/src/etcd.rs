@@ -24,7 +24,7 @@ use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record};
-use crate::network::{EXAMPLE, net_conf_text};
+use crate::net_conf::{EXAMPLE, net_conf_text};
 use crate::source::{Capabilities, Error, Event, LastNetConf, LeaseRequest, Local, Source};
 
 use acquire::Granted;

@@ -33,7 +33,7 @@ use crate::backend_types::BackendTypes;
 use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record, Unreadable};
-use crate::network::Network;
+use crate::net_conf::NetConf;
 use crate::outside::{random, wall_clock};
 use crate::retry::Reminder;
 use crate::source::{Capabilities, Error, Event, FaultNotice, LeaseRequest, Local, Source};
@@ -95,7 +95,7 @@ pub struct KubeOptions {
 
 /// What our Node publishes.
 struct Publication {
-    network: Network,
+    network: NetConf,
     attrs: Attrs,
     /// The addresses that the Node had after our last write.
     addresses: Option<publish::Addresses>,

@@ -14,7 +14,7 @@ pub mod evidence;
 pub mod hold;
 pub mod json;
 pub mod lease;
-pub mod network;
+pub mod net_conf;
 pub mod old_defects;
 pub mod outside;
 pub mod peers;

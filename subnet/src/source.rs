@@ -17,7 +17,7 @@ use crate::cidr::Subnets;
 use crate::connected::Connected;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
-use crate::network::Network;
+use crate::net_conf::NetConf;
 use crate::outside::random;
 
 /// How often [`Source::keep`] reports that the lease is kept, for a store whose leases do not expire.
@@ -92,7 +92,7 @@ pub enum Error {
 #[derive(Debug, Clone)]
 pub struct LeaseRequest {
     /// The validated net-conf.
-    pub network: Network,
+    pub network: NetConf,
     /// What the lease is to contain.
     pub attrs: Attrs,
     /// The subnet that our pods use, if it is known. It is taken again if it is free and net-conf allows it.
@@ -333,7 +333,7 @@ mod tests {
         let conf = r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48","IPv6SubnetMax":"fd00:0:0:3::"}"#;
         let at = |ip: &str| Attrs { public_ipv6: ip.parse().ok(), ..Attrs::default() };
         let request = LeaseRequest {
-            network: Network::parse(conf).unwrap(),
+            network: NetConf::parse(conf).unwrap(),
             attrs: at("fd00:0:0:1::1"),
             previous: Some(Subnets { v4: None, v6: "fd00:0:0:2::/64".parse().ok() }),
             was: None,

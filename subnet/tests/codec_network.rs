@@ -10,10 +10,10 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 use weft_subnet::allocate::{choose, is_compatible};
 use weft_subnet::cidr::Subnets;
-use weft_subnet::network::{BadNetwork, Network};
+use weft_subnet::net_conf::{BadNetConf, NetConf};
 
-fn network(text: &str) -> Network {
-    Network::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))
+fn network(text: &str) -> NetConf {
+    NetConf::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
 fn v4(text: &str) -> (String, u8, String, String) {
@@ -79,7 +79,7 @@ fn masquerade_exceptions_are_parsed() {
     let except = ["10.0.0.0/8", "fd00::/8"].map(|net| net.parse().unwrap());
     assert_eq!((&conf.masquerade.except[..], conf.masquerade.except_nodes), (&except[..], true));
     assert_eq!(network(r#"{"Network":"10.5.0.0/16"}"#).masquerade, Default::default());
-    let bad = Network::parse(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0"]}"#)
+    let bad = NetConf::parse(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0"]}"#)
         .expect_err("a network without a length");
     assert!(bad.to_string().contains("MasqueradeExcept"), "{bad}");
 }
@@ -95,120 +95,120 @@ fn without_backend_the_type_is_udp() {
 #[test]
 #[allow(clippy::too_many_lines, reason = "a table")]
 fn each_error_names_the_key_and_the_remedy() {
-    type Check = fn(&BadNetwork) -> bool;
+    type Check = fn(&BadNetConf) -> bool;
     let rows: &[(&str, Check, &str)] = &[
-        ("", |e| matches!(e, BadNetwork::Json(_)), "not valid"),
-        ("[]", |e| matches!(e, BadNetwork::Json(_)), "object"),
-        (r#"{"Network":"10.5.0.0"}"#, |e| matches!(e, BadNetwork::Json(_)), "Network = \"10.5.0.0\""),
-        (r#"{"Network":"10.5.0.0/16","SubnetLen":"24"}"#, |e| matches!(e, BadNetwork::Json(_)), "SubnetLen = \"24\""),
-        (r#"{"Network":"10.5.0.0/16","SubnetLen":-1}"#, |e| matches!(e, BadNetwork::Json(_)), "SubnetLen = -1"),
+        ("", |e| matches!(e, BadNetConf::Json(_)), "not valid"),
+        ("[]", |e| matches!(e, BadNetConf::Json(_)), "object"),
+        (r#"{"Network":"10.5.0.0"}"#, |e| matches!(e, BadNetConf::Json(_)), "Network = \"10.5.0.0\""),
+        (r#"{"Network":"10.5.0.0/16","SubnetLen":"24"}"#, |e| matches!(e, BadNetConf::Json(_)), "SubnetLen = \"24\""),
+        (r#"{"Network":"10.5.0.0/16","SubnetLen":-1}"#, |e| matches!(e, BadNetConf::Json(_)), "SubnetLen = -1"),
         (
             r#"{"Network":"10.5.0.0/16","EnableIPv6":"yes"}"#,
-            |e| matches!(e, BadNetwork::Json(_)),
+            |e| matches!(e, BadNetConf::Json(_)),
             "EnableIPv6 = \"yes\"",
         ),
-        (r#"{"Network":"10.5.0.0/16","Backend":"vxlan"}"#, |e| matches!(e, BadNetwork::Json(_)), "Backend: "),
+        (r#"{"Network":"10.5.0.0/16","Backend":"vxlan"}"#, |e| matches!(e, BadNetConf::Json(_)), "Backend: "),
         (
             r#"{"Network":"10.5.0.0/16","Backend":{"Type":1}}"#,
-            |e| matches!(e, BadNetwork::Json(_)),
+            |e| matches!(e, BadNetConf::Json(_)),
             "Backend: Type = 1",
         ),
-        (r#"{"Network":"fd00::/48"}"#, |e| matches!(e, BadNetwork::Json(_)), "Network = \"fd00::/48\""),
-        (r#"{"EnableIPv4":false}"#, |e| matches!(e, BadNetwork::NoFamily), "none defined stack: set EnableIPv4"),
-        ("{}", |e| matches!(e, BadNetwork::Missing { key: "Network", .. }), "Network is missing: set it"),
+        (r#"{"Network":"fd00::/48"}"#, |e| matches!(e, BadNetConf::Json(_)), "Network = \"fd00::/48\""),
+        (r#"{"EnableIPv4":false}"#, |e| matches!(e, BadNetConf::NoFamily), "none defined stack: set EnableIPv4"),
+        ("{}", |e| matches!(e, BadNetConf::Missing { key: "Network", .. }), "Network is missing: set it"),
         (
             r#"{"Network":"0.0.0.0/0"}"#,
-            |e| matches!(e, BadNetwork::Missing { key: "Network", .. }),
+            |e| matches!(e, BadNetConf::Missing { key: "Network", .. }),
             "e.g. 10.244.0.0/16",
         ),
         (
             r#"{"Network":"10.5.0.0/16","EnableIPv6":true}"#,
-            |e| matches!(e, BadNetwork::Missing { key: "IPv6Network", .. }),
+            |e| matches!(e, BadNetConf::Missing { key: "IPv6Network", .. }),
             "IPv6Network is missing",
         ),
         (
             r#"{"Network":"10.5.0.0/16","SubnetLen":31}"#,
-            |e| matches!(e, BadNetwork::SubnetTooSmall { key: "SubnetLen", len: 31, limit: 31 }),
+            |e| matches!(e, BadNetConf::SubnetTooSmall { key: "SubnetLen", len: 31, limit: 31 }),
             "must be less than /31",
         ),
         (
             r#"{"Network":"10.5.0.0/16","SubnetLen":4294967296}"#,
-            |e| matches!(e, BadNetwork::SubnetTooSmall { len: 4_294_967_296, .. }),
+            |e| matches!(e, BadNetConf::SubnetTooSmall { len: 4_294_967_296, .. }),
             "SubnetLen 4294967296 is too long",
         ),
         (
             r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48","IPv6SubnetLen":127}"#,
-            |e| matches!(e, BadNetwork::SubnetTooSmall { key: "IPv6SubnetLen", limit: 127, .. }),
+            |e| matches!(e, BadNetConf::SubnetTooSmall { key: "IPv6SubnetLen", limit: 127, .. }),
             "must be less than /127",
         ),
         (
             r#"{"Network":"10.5.0.0/16","SubnetLen":17}"#,
-            |e| matches!(e, BadNetwork::TooFewSubnets { key: "SubnetLen", len: 17, shortest: 18, .. }),
+            |e| matches!(e, BadNetConf::TooFewSubnets { key: "SubnetLen", len: 17, shortest: 18, .. }),
             "10.5.0.0/16 must hold at least four subnets",
         ),
         (
             r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48","IPv6SubnetLen":49}"#,
-            |e| matches!(e, BadNetwork::TooFewSubnets { key: "IPv6SubnetLen", shortest: 50, .. }),
+            |e| matches!(e, BadNetConf::TooFewSubnets { key: "IPv6SubnetLen", shortest: 50, .. }),
             "must be /50 or longer",
         ),
         (
             r#"{"Network":"10.5.0.0/29"}"#,
-            |e| matches!(e, BadNetwork::NetworkTooSmall { key: "Network", longest: 28, .. }),
+            |e| matches!(e, BadNetConf::NetworkTooSmall { key: "Network", longest: 28, .. }),
             "must be a /28 or larger",
         ),
         (
             r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/125"}"#,
-            |e| matches!(e, BadNetwork::NetworkTooSmall { key: "IPv6Network", longest: 124, .. }),
+            |e| matches!(e, BadNetConf::NetworkTooSmall { key: "IPv6Network", longest: 124, .. }),
             "must be a /124 or larger",
         ),
         (
             r#"{"Network":"10.5.0.0/16","SubnetMin":"10.6.0.0"}"#,
-            |e| matches!(e, BadNetwork::OutOfNetwork { key: "SubnetMin", .. }),
+            |e| matches!(e, BadNetConf::OutOfNetwork { key: "SubnetMin", .. }),
             "SubnetMin 10.6.0.0 is outside 10.5.0.0/16: set it",
         ),
         (
             r#"{"Network":"10.5.0.0/16","SubnetMax":"10.4.0.0"}"#,
-            |e| matches!(e, BadNetwork::OutOfNetwork { key: "SubnetMax", .. }),
+            |e| matches!(e, BadNetConf::OutOfNetwork { key: "SubnetMax", .. }),
             "or leave it out",
         ),
         (
             r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48","IPv6SubnetMax":"fd01::"}"#,
-            |e| matches!(e, BadNetwork::OutOfNetwork { key: "IPv6SubnetMax", .. }),
+            |e| matches!(e, BadNetConf::OutOfNetwork { key: "IPv6SubnetMax", .. }),
             "IPv6SubnetMax fd01:: is outside",
         ),
         (
             r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.1.7"}"#,
-            |e| matches!(e, BadNetwork::NotOnBoundary { key: "SubnetMin", len: 24, .. }),
+            |e| matches!(e, BadNetConf::NotOnBoundary { key: "SubnetMin", len: 24, .. }),
             "begins at 10.5.1.0",
         ),
         (
             r#"{"Network":"10.5.0.0/16","SubnetLen":20,"SubnetMax":"10.5.9.0"}"#,
-            |e| matches!(e, BadNetwork::NotOnBoundary { key: "SubnetMax", len: 20, .. }),
+            |e| matches!(e, BadNetConf::NotOnBoundary { key: "SubnetMax", len: 20, .. }),
             "begins at 10.5.0.0",
         ),
         (
             r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48","IPv6SubnetMin":"fd00:0:0:1::1"}"#,
-            |e| matches!(e, BadNetwork::NotOnBoundary { key: "IPv6SubnetMin", len: 64, .. }),
+            |e| matches!(e, BadNetConf::NotOnBoundary { key: "IPv6SubnetMin", len: 64, .. }),
             "begins at fd00:0:0:1::",
         ),
         (
             r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.9.0","SubnetMax":"10.5.8.0"}"#,
-            |e| matches!(e, BadNetwork::Reversed { min_key: "SubnetMin", max_key: "SubnetMax", .. }),
+            |e| matches!(e, BadNetConf::Reversed { min_key: "SubnetMin", max_key: "SubnetMax", .. }),
             "swap them",
         ),
         (
             r#"{"Network":"10.5.0.0/16","Backend":{}}"#,
-            |e| matches!(e, BadNetwork::NoBackendType),
+            |e| matches!(e, BadNetConf::NoBackendType),
             "unknown backend type: set Backend.Type",
         ),
         (
             r#"{"Network":"10.5.0.0/16","Backend":null}"#,
-            |e| matches!(e, BadNetwork::NoBackendType),
+            |e| matches!(e, BadNetConf::NoBackendType),
             "unknown backend type",
         ),
     ];
     for (text, variant, part) in rows {
-        let error = Network::parse(text).expect_err(text);
+        let error = NetConf::parse(text).expect_err(text);
         assert!(variant(&error), "{text}: {error:?}");
         assert!(error.to_string().contains(part), "{text}: {error}");
     }
@@ -345,7 +345,7 @@ fn is_compatible_accepts_exactly_what_could_be_chosen() {
 proptest! {
     #[test]
     fn parse_never_panics(text in any::<String>()) {
-        let _ = Network::parse(&text);
+        let _ = NetConf::parse(&text);
     }
 
     /// An accepted net-conf can be allocated from. Each subnet that is allocated is inside the range, free and
@@ -364,7 +364,7 @@ proptest! {
             let min = u32::from(net.network()) | (min & host);
             conf["SubnetMin"] = IpAddr::V4((if align { min & !0xff } else { min }).into()).to_string().into();
         }
-        if let Ok(network) = Network::parse(&conf.to_string()) {
+        if let Ok(network) = NetConf::parse(&conf.to_string()) {
             let range = network.v4.as_ref().unwrap();
             prop_assert!(range.network.contains(&range.min) && range.network.contains(&range.max));
             let taken: Vec<Subnets> = taken.into_iter().map(|(a, l)| {

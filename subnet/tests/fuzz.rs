@@ -15,7 +15,7 @@ use weft_subnet::allocate::{choose, is_compatible};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 /// Number of targets, which share the time. As many run at once as there are processors.
 const TARGETS: u32 = 4;
@@ -130,7 +130,7 @@ fn fuzz_net_conf() {
     let target = |input: &Vec<u8>| {
         let body = text(input, CONF);
         for conf in [format!("{{{body}}}"), format!("{{\"Network\":\"10.5.0.0/16\",{body}}}"), body] {
-            match Network::parse(&conf) {
+            match NetConf::parse(&conf) {
                 Ok(network) => {
                     assert_eq!(network.differing_keys(&network), Vec::<String>::new());
                     let picked = choose(&network, &[], &mut || 7).expect("an empty network has a free subnet");

@@ -20,7 +20,7 @@ use weft_backends::host::{Host, OnLink, Uplink};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease};
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use crate::patience::PATIENCE;
 
@@ -32,7 +32,7 @@ const FORWARDING: &str = "net/ipv6/conf/all/forwarding";
 /// Returns the plan of a node with both families on up0.
 fn plan() -> Plan {
     let conf = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48","Backend":{"Type":"host-gw"}}"#;
-    let network = Network::parse(conf).unwrap();
+    let network = NetConf::parse(conf).unwrap();
     let uplink = Uplink { name: name("up0"), mtu: 1500, v4: "10.0.0.1".parse().ok(), v6: "fd00::1".parse().ok() };
     let (public_v4, public_v6) = (uplink.v4, uplink.v6);
     let (routes, connected) = (OnLink::default(), Default::default());

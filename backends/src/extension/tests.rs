@@ -10,7 +10,7 @@ use crate::identity::Secrets;
 
 fn backend(options: &str) -> Result<Box<dyn Backend>, BadOption> {
     let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension"{options}}}}}"#);
-    make(&Network::parse(&conf).unwrap())
+    make(&NetConf::parse(&conf).unwrap())
 }
 
 #[test]

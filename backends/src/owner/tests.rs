@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use weft_subnet::cidr::Subnets;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use super::{Ownership, PROTOCOL, is_flannels};
 use crate::host::{OnLink, Reach};
@@ -122,7 +122,7 @@ fn routes_with_our_protocol_inside_our_network_are_ours() {
 fn flannels(entry: (Key, ObservedValue)) -> bool {
     let conf = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.8.0","SubnetMax":"10.5.80.0","EnableIPv6":true,
         "IPv6Network":"fd00:5::/48","Backend":{"Type":"host-gw"}}"#;
-    let network = Network::parse(conf).unwrap();
+    let network = NetConf::parse(conf).unwrap();
     let on_link = OnLink::new([
         (net("192.168.64.0/24"), 0, Reach::Link(name("eth0"))),
         (net("2001:db8::/64"), 0, Reach::Link(name("eth0"))),

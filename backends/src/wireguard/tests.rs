@@ -74,8 +74,8 @@ impl Secrets for Files {
     }
 }
 
-fn network(backend: &str) -> Network {
-    Network::parse(&format!(r#"{{"Network":"10.5.0.0/16","Backend":{backend}}}"#)).unwrap()
+fn network(backend: &str) -> NetConf {
+    NetConf::parse(&format!(r#"{{"Network":"10.5.0.0/16","Backend":{backend}}}"#)).unwrap()
 }
 
 fn made(options: &str) -> Box<dyn Backend> {

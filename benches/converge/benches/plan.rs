@@ -18,7 +18,7 @@ use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease, Record};
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
@@ -52,7 +52,7 @@ fn record(kind: &str, number: u32) -> Record {
 
 fn empty(kind: &str) -> Plan {
     let conf = format!(r#"{{"Network":"10.0.0.0/8","Backend":{{"Type":"{kind}"}}}}"#);
-    let network = Network::parse(&conf).expect("a net-conf");
+    let network = NetConf::parse(&conf).expect("a net-conf");
     let backend = backend::make(&network).expect("a backend");
     let (name, address) = (Name::new("eth0").expect("a name"), Ipv4Addr::new(172, 31, 255, 1));
     let on_link = IpNet::new(IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12).expect("a net");

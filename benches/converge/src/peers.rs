@@ -213,7 +213,7 @@ pub fn by_mac(mac: Mac) -> Option<(usize, bool)> {
 mod tests {
     use weft_subnet::attrs::Attrs;
     use weft_subnet::cidr::Subnets;
-    use weft_subnet::network::Network;
+    use weft_subnet::net_conf::NetConf;
 
     use super::*;
 
@@ -228,7 +228,7 @@ mod tests {
             for backend in [Backend::Vxlan, Backend::HostGw, Backend::VxlanDual, Backend::Udp] {
                 let subnets = Subnets::from_key(&peer.id(backend)).unwrap();
                 assert_eq!(subnets.to_key(), peer.id(backend));
-                let network = Network::parse(&backend.net_conf()).unwrap();
+                let network = NetConf::parse(&backend.net_conf()).unwrap();
                 assert!(subnets.iter().all(|net| network.networks.iter().any(|all| all.contains(&net))));
                 let attrs = Attrs::from_wire(peer.value(backend).as_bytes()).unwrap();
                 assert_eq!(attrs.public_ip.map(IpAddr::V4), Some(peer.public(false)));

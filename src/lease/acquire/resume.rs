@@ -10,14 +10,14 @@ use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::evidence::Public;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::old_defects::{Defect, is_back};
 use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::{ClearText, Expiry, Head, Saved};
 use weft_subnet::source::Capabilities;
 
 use super::{
-    ConfError, Kept, Leased, NetConf, StartContext, Started, candidates, earlier_backends, host, identities, parse,
+    ConfError, Kept, Leased, ParsedConf, StartContext, Started, candidates, earlier_backends, host, identities, parse,
     read_subnet_file, with_chosen,
 };
 use crate::extension::FirstError;
@@ -57,12 +57,12 @@ impl EarlierRun {
     /// Returns the subnet that this node had when it had these addresses in this network. A start needs it when a boot has removed
     /// subnet.env. Its age does not matter, because the store shows whether the lease is ours. It is not needed where subnets are
     /// assigned.
-    pub(super) fn subnet(&mut self, public: Public, network: &Network, store: Capabilities) -> Option<Subnets> {
+    pub(super) fn subnet(&mut self, public: Public, network: &NetConf, store: Capabilities) -> Option<Subnets> {
         if store.assigned {
             return None;
         }
         let head = self.head()?;
-        let same = Network::parse(&head.config).is_ok_and(|then| then.networks == network.networks);
+        let same = NetConf::parse(&head.config).is_ok_and(|then| then.networks == network.networks);
         (same && head.public == public).then_some(head.own.subnets)
     }
 
@@ -79,7 +79,7 @@ impl EarlierRun {
     /// Returns the net-conf of our lease, and what it means, if the backend of this one does not understand our lease. Both must be of the
     /// network in which our lease is. If the store had not accepted our lease with the backend that was in force, this is an
     /// earlier net-conf.
-    pub(super) fn other_backend(&mut self, network: &Network, backend: &dyn Backend) -> Option<NetConf> {
+    pub(super) fn other_backend(&mut self, network: &NetConf, backend: &dyn Backend) -> Option<ParsedConf> {
         let head = self.head()?;
         if backend.commands().is_some() || backend.understands(&head.own.attrs) {
             return None;
@@ -94,7 +94,7 @@ impl EarlierRun {
 
     /// Returns the net-confs by whose backends peers reach this node, too, in the order in which packets preferred them. Our lease names them
     /// as other ways.
-    pub(super) fn earlier(&mut self, network: &Network, lease: &Attrs) -> Vec<NetConf> {
+    pub(super) fn earlier(&mut self, network: &NetConf, lease: &Attrs) -> Vec<ParsedConf> {
         let Some(head) = self.head() else { return Vec::new() };
         let ways = lease.other_ways();
         let read = |text: &String| {
@@ -107,7 +107,7 @@ impl EarlierRun {
 
     /// Returns true if packets went by one of these earlier backends to peers that know it, and not by the backend of this net-conf, because peers
     /// had not had the time yet to learn that our lease names it. A restart gives them no time.
-    pub(super) fn sent_earlier(&mut self, (text, _, backend): &NetConf, earlier: &[ExtraBackend]) -> bool {
+    pub(super) fn sent_earlier(&mut self, (text, _, backend): &ParsedConf, earlier: &[ExtraBackend]) -> bool {
         let Some(head) = self.head() else { return false };
         let order = preferred(head);
         let place = |text: &str| order.iter().position(|other| *other == text);
@@ -158,9 +158,9 @@ fn preferred(head: &Head) -> Vec<&String> {
 
 /// Returns true if both net-confs enable the same families, and contain our subnets. Network may have become wider or narrower while the
 /// backend changed.
-fn are_of_one_network(one: &Network, other: &Network, own: &Subnets) -> bool {
-    let families = |network: &Network| (network.networks.v4.is_some(), network.networks.v6.is_some());
-    let contains = |network: &Network| {
+fn are_of_one_network(one: &NetConf, other: &NetConf, own: &Subnets) -> bool {
+    let families = |network: &NetConf| (network.networks.v4.is_some(), network.networks.v6.is_some());
+    let contains = |network: &NetConf| {
         let mut subnets = own.in_families_of(&network.networks).iter();
         subnets.all(|net| network.networks.of(family(&net)).is_some_and(|all| all.contains(&net)))
     };
@@ -250,7 +250,7 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
     fresh(&head, context.store.capabilities().expires, now)?;
     let config = config.unwrap_or(&head.config).to_owned();
     let (network, backend) = parse(&config)?;
-    let then = Network::parse(&head.config).map_err(ConfError::from)?;
+    let then = NetConf::parse(&head.config).map_err(ConfError::from)?;
     if (then.networks, &then.backend_type) != (network.networks, &network.backend_type) {
         let (then, now) = ((then.networks, then.backend_type), (network.networks, network.backend_type));
         return Err(Unusable::AnotherNetwork { then, now });
@@ -281,9 +281,9 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
 fn beside_that_of_lease<K: Kernel>(
     context: &StartContext<'_, K>,
     found: (&Picked, &Machine),
-    (conf, of_lease): (NetConf, Option<NetConf>),
+    (conf, of_lease): (ParsedConf, Option<ParsedConf>),
     lease: &Attrs,
-) -> Result<(NetConf, Host, Vec<ExtraBackend>), Skip> {
+) -> Result<(ParsedConf, Host, Vec<ExtraBackend>), Skip> {
     let host = host_of(context, found, &conf, lease);
     let Some(before) = of_lease else { return Ok((conf, host?, Vec::new())) };
     let host_before = host_of(context, found, &before, lease)?;
@@ -306,7 +306,7 @@ fn beside_that_of_lease<K: Kernel>(
 fn host_of<K: Kernel>(
     context: &StartContext<'_, K>,
     (picked, machine): (&Picked, &Machine),
-    (_, network, backend): &NetConf,
+    (_, network, backend): &ParsedConf,
     lease: &Attrs,
 ) -> Result<Host, Skip> {
     let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn a_subnet_is_remembered_for_the_same_addresses_and_network_where_none_is_assigned() {
-        let network = |text: &str| Network::parse(text).unwrap();
+        let network = |text: &str| NetConf::parse(text).unwrap();
         let other = CONFIG.replace("10.5.", "10.6.");
         let (mine, elsewhere) = (just_now().public, ("192.168.0.2".parse().ok(), None));
         for (public, config, assigned, wanted) in [

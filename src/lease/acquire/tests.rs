@@ -250,7 +250,7 @@ fn shown(started: &Started, with_key: bool) -> String {
     let others = own.attrs.other_ways().into_iter().map(|way| format!(", also by {}", way.backend_type));
     let others = others.chain(own.attrs.tunnel_ip.map(|ip| format!(", sends from {ip}")));
     let earlier = started.earlier.iter().map(|extra| format!(", earlier {}", extra.kind()));
-    let wanted = started.wanted.iter().map(|text| format!(", then {}", Network::parse(text).unwrap().backend_type));
+    let wanted = started.wanted.iter().map(|text| format!(", then {}", NetConf::parse(text).unwrap().backend_type));
     let [key, _] = host.identities.public();
     let key = key.filter(|_| with_key).map(|key| format!(", key {key}"));
     let others: String = others.chain(earlier).chain(wanted).chain(key).collect();

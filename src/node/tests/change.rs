@@ -338,10 +338,10 @@ async fn the_lease_does_not_name_the_next_backend_while_the_kernel_cannot_be_rea
         test.node.apply_net_conf(VXLAN);
         test.kernel.break_dumps(Some(ErrorKind::Interrupted));
         test.node.full_pass(Cause::Audit).await;
-        assert_eq!((test.node.plan.network().backend_type.as_str(), test.has("flannel.1")), ("host-gw", false));
+        assert_eq!((test.node.plan.net_conf().backend_type.as_str(), test.has("flannel.1")), ("host-gw", false));
         test.kernel.break_dumps(None);
         test.node.full_pass(Cause::Audit).await;
-        assert_eq!((test.node.plan.network().backend_type.as_str(), test.has("flannel.1")), ("vxlan", true));
+        assert_eq!((test.node.plan.net_conf().backend_type.as_str(), test.has("flannel.1")), ("vxlan", true));
     })
     .await;
 }
@@ -360,7 +360,7 @@ async fn a_change_that_began_while_the_kernel_could_not_be_read_is_tried_again()
         test.node.full_pass(Cause::Audit).await;
         assert_eq!(test.node.net_conf.not_applied, None);
         test.node.full_pass(Cause::Audit).await;
-        assert_eq!((test.node.plan.network().backend_type.as_str(), test.has("flannel.1")), ("vxlan", true));
+        assert_eq!((test.node.plan.net_conf().backend_type.as_str(), test.has("flannel.1")), ("vxlan", true));
     })
     .await;
 }

@@ -27,7 +27,7 @@ fn devices(plan: &Plan) -> [String; 2] {
 
 #[test]
 fn every_peer_has_a_route_of_its_own_until_one_of_the_two_is_gone() {
-    let network = Network::parse(UDP).unwrap();
+    let network = NetConf::parse(UDP).unwrap();
     let mut plan = plan();
     let (host, own) = (plan.host().clone(), plan.own().clone());
     plan.rebase(network.clone(), make(&network).unwrap(), host, own);
@@ -50,7 +50,7 @@ fn every_peer_has_a_route_of_its_own_until_one_of_the_two_is_gone() {
 #[test]
 fn beside_alloc_no_route_to_all_of_network_takes_the_packets_before_they_may_go_the_new_way() {
     const ALLOC: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"alloc"}}"#;
-    let network = Network::parse(ALLOC).unwrap();
+    let network = NetConf::parse(ALLOC).unwrap();
     for (options, then) in [("", ["flannel-wg", ""]), (r#","AllowPlaintext":true"#, ["", "flannel-wg"])] {
         let mut plan = plan();
         let (host, own) = (plan.host().clone(), plan.own().clone());

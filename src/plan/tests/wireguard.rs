@@ -7,7 +7,7 @@ use super::*;
 
 pub(crate) fn wireguard(options: &str) -> Plan {
     let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"wireguard"{options}}}}}"#);
-    let network = Network::parse(&text).unwrap();
+    let network = NetConf::parse(&text).unwrap();
     let Plan { mut host, own, .. } = plan();
     host.identities = KeyPair::of(Secret::new([1; 32])).both();
     let backend = make(&network).unwrap();

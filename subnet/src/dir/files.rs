@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::attrs::{Attrs, BadAttrs, MAX_VALUE_BYTES};
 use crate::cidr::Subnets;
 use crate::lease::{self, Age, Id, Lease, Record};
-use crate::network::{EXAMPLE, MAX_NET_CONF_BYTES, net_conf_text};
+use crate::net_conf::{EXAMPLE, MAX_NET_CONF_BYTES, net_conf_text};
 use crate::retry::jitter;
 use crate::source::Error;
 use crate::text::Shown;

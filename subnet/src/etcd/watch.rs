@@ -10,7 +10,7 @@ use etcd_client::{EventType, GetOptions, GetResponse, KeyValue, WatchOptions, Wa
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::network::net_conf_text;
+use crate::net_conf::net_conf_text;
 use crate::retry::{Failures, jitter};
 use crate::source::{Error, Event, RecordChange};
 

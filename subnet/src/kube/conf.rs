@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use crate::json::Members;
-use crate::network::Network;
+use crate::net_conf::NetConf;
 use crate::source::{Error, Event, LastNetConf};
 
 /// How often the file is read. The kubelet updates a ConfigMap by swapping symbolic links, which inotify does not follow well.
@@ -57,8 +57,8 @@ impl Conf {
     }
 
     /// Reads net-conf as it is now. [`Conf::follow`] reports a change anyway. Returns `None` if it cannot be read or is not valid.
-    pub(super) fn network(&self) -> Option<Network> {
-        Network::parse(&self.read_file().ok()?).ok()
+    pub(super) fn network(&self) -> Option<NetConf> {
+        NetConf::parse(&self.read_file().ok()?).ok()
     }
 
     /// Reports every change of the text as [`Event::Config`]. Returns when nobody receives the events any more.
@@ -112,15 +112,15 @@ mod tests {
     #[test]
     fn keys_about_the_choice_of_a_subnet_are_removed() {
         let text = r#"{"Network":"10.244.0.0/16","subnetlen":99,"SubnetMin":"192.0.2.1","Backend":{"Type":"vxlan", "Port":1}}"#;
-        assert!(Network::parse(text).is_err());
+        assert!(NetConf::parse(text).is_err());
         let kept = without_ignored(text).unwrap();
-        let network = Network::parse(&kept).unwrap();
+        let network = NetConf::parse(&kept).unwrap();
         assert_eq!(&*network.backend, r#"{"Type":"vxlan", "Port":1}"#);
         assert_eq!(without_ignored(&kept), None, "a text without these keys must stay as it is");
         assert_eq!(without_ignored("no json"), None);
         // The last of two members with one name counts, before and afterwards.
         let text = r#"{"network":"10.5.0.0/16","Network":"10.6.0.0/16","SubnetLen":24,"Backend":{"Type":"vxlan"}}"#;
-        let network = |text: &str| Network::parse(text).unwrap().networks.to_string();
+        let network = |text: &str| NetConf::parse(text).unwrap().networks.to_string();
         assert_eq!(
             (network(text), network(&without_ignored(text).unwrap())),
             ("10.6.0.0/16".into(), "10.6.0.0/16".into())

@@ -13,7 +13,7 @@ use crate::attrs::Attrs;
 use crate::cidr::{Family, Subnets};
 use crate::evidence::Evidence;
 use crate::lease::{Age, Lease};
-use crate::network::Network;
+use crate::net_conf::NetConf;
 use crate::source::{Error, LeaseRequest, UNREADABLE};
 
 use super::client::{ApiError, CONFLICT, NOT_FOUND};
@@ -84,7 +84,7 @@ fn is_wider(networks: &Subnets, than: &Subnets) -> bool {
 }
 
 /// Checks that every network of net-conf contains a pod CIDR of the Node.
-fn check_pod_cidrs(name: &str, subnets: &Subnets, network: &Network) -> Result<(), Error> {
+fn check_pod_cidrs(name: &str, subnets: &Subnets, network: &NetConf) -> Result<(), Error> {
     for family in [Family::V4, Family::V6] {
         let Some(within) = network.networks.of(family) else { continue };
         match subnets.of(family) {
@@ -234,7 +234,7 @@ impl KubeStore {
     }
 
     /// Publishes `attrs` in the annotations of our Node, and returns the lease that it then holds.
-    async fn publish(&self, mut node: Node, attrs: &Attrs, network: &Network) -> Result<Lease, Error> {
+    async fn publish(&self, mut node: Node, attrs: &Attrs, network: &NetConf) -> Result<Lease, Error> {
         let name = node.metadata.name.clone();
         let unreadable = |error: NodeError| Error::Unavailable { what: error.to_string(), source: None };
         check_pod_cidrs(&name, &node.subnets().map_err(unreadable)?, network)?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
-use weft_subnet::network::Network;
+use weft_subnet::net_conf::NetConf;
 
 use super::server::{Server, binary};
 
@@ -166,7 +166,7 @@ async fn net_conf(args: &str) -> Value {
     let said = kubectl(&server, "apply --dry-run=server -o json -f -", config);
     let (_, object) = plain(serde_json::from_str(&said).unwrap());
     let conf = object["data"]["net-conf.json"].clone();
-    Network::parse(&conf.to_string()).unwrap_or_else(|error| panic!("{args}: {conf}: {error}"));
+    NetConf::parse(&conf.to_string()).unwrap_or_else(|error| panic!("{args}: {conf}: {error}"));
     conf
 }
 

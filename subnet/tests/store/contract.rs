@@ -11,7 +11,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Id, Lease};
-use weft_subnet::network::{Network, Range};
+use weft_subnet::net_conf::{NetConf, Range};
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 /// A store that can be opened several times, and that can be changed from outside.
@@ -27,9 +27,9 @@ pub trait SharedStore {
     async fn put(&self, name: &str, value: &str);
 }
 
-pub fn network(len: u8, max: &str) -> Network {
+pub fn network(len: u8, max: &str) -> NetConf {
     let net = "10.5.0.0/16".parse().unwrap();
-    Network {
+    NetConf {
         networks: Subnets { v4: Some(net), v6: None },
         v4: Some(Range { network: net, len, min: "10.5.1.0".parse().unwrap(), max: max.parse().unwrap() }),
         v6: None,

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use weft_backends::backend::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::evidence::Evidence;
-use weft_subnet::network::Range;
+use weft_subnet::net_conf::Range;
 use weft_subnet::retry::chain;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
@@ -70,7 +70,9 @@ async fn a_file_larger_than_the_memory_is_set_aside_without_being_read() {
     assert_eq!(bad[0].lease.as_ref().unwrap_err().as_str(), "value is not a lease: it is larger than 4096 bytes");
     sparse("config.json");
     let config = store.config().await.unwrap();
-    assert!(weft_subnet::network::Network::parse(&config).unwrap_err().to_string().contains("larger than 65536 bytes"));
+    assert!(
+        weft_subnet::net_conf::NetConf::parse(&config).unwrap_err().to_string().contains("larger than 65536 bytes")
+    );
 }
 
 /// Other programs write files without an age. Such a lease counts as the youngest one until its node writes it again.

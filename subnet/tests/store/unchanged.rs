@@ -14,7 +14,7 @@ use weft_backends::backend::TYPES;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::evidence::Evidence;
-use weft_subnet::network::Range;
+use weft_subnet::net_conf::Range;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{attrs, booted, network, next, request, subnet, watching};

@@ -5,7 +5,7 @@ use super::super::annotations::Prefix;
 use super::super::fake::{Clock, Fake, FakeNode, LIMIT, PREFIX, Request};
 use super::*;
 use crate::connected::Connected;
-use crate::network::Range;
+use crate::net_conf::Range;
 
 const NODE: &str = "/api/v1/nodes/n1";
 /// The path of all writes.
@@ -23,7 +23,7 @@ fn attrs() -> Attrs {
 fn request() -> LeaseRequest {
     let net = "10.5.0.0/16".parse().unwrap();
     let range = Range { network: net, len: 24, min: "10.5.1.0".parse().unwrap(), max: "10.5.255.0".parse().unwrap() };
-    let network = Network {
+    let network = NetConf {
         networks: Subnets { v4: Some(net), v6: None },
         v4: Some(range),
         v6: None,

@@ -13,7 +13,7 @@ pub const EXAMPLE: &str = r#"{"Network": "10.244.0.0/16", "Backend": {"Type": "v
 
 /// A validated net-conf.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Network {
+pub struct NetConf {
     /// The cluster's networks. A family that is disabled is `None`.
     pub networks: Subnets,
     /// The range of IPv4 subnets, if IPv4 is enabled.
@@ -54,7 +54,7 @@ pub struct Range<N, A> {
 
 /// The reason why a net-conf is refused. The message names the key and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadNetwork {
+pub enum BadNetConf {
     /// The text is not JSON, or a value has the wrong type.
     #[error("net-conf is not valid: {0}")]
     Json(String),
@@ -145,9 +145,9 @@ pub enum BadNetwork {
     NoBackendType,
 }
 
-impl From<serde_json::Error> for BadNetwork {
-    fn from(cause: serde_json::Error) -> BadNetwork {
-        BadNetwork::Json(crate::text::sentence(&cause.to_string()))
+impl From<serde_json::Error> for BadNetConf {
+    fn from(cause: serde_json::Error) -> BadNetConf {
+        BadNetConf::Json(crate::text::sentence(&cause.to_string()))
     }
 }
 
@@ -192,14 +192,14 @@ const V6: Keys = Keys {
     default_len: 64,
 };
 
-impl Network {
+impl NetConf {
     /// Parses a net-conf, fills in the defaults, and validates it as flannel does in etcd mode.
-    pub fn parse(text: &str) -> Result<Network, BadNetwork> {
+    pub fn parse(text: &str) -> Result<NetConf, BadNetConf> {
         if text.len() > MAX_NET_CONF_BYTES {
-            return Err(BadNetwork::TooLarge);
+            return Err(BadNetConf::TooLarge);
         }
         let conf: Members = serde_json::from_str(text)?;
-        let flag = |key, default| Ok::<bool, BadNetwork>(conf.get(key)?.unwrap_or(default));
+        let flag = |key, default| Ok::<bool, BadNetConf>(conf.get(key)?.unwrap_or(default));
         let (v4_enabled, v6_enabled) = (flag("EnableIPv4", true)?, flag("EnableIPv6", false)?);
         let nftables = conf.get("EnableNFTables")?;
         let masquerade = MasqueradeExceptions {
@@ -210,20 +210,20 @@ impl Network {
         let v6 = read_family::<Ipv6Net, Ipv6Addr>(&conf, &V6)?;
         let (backend_type, backend) = read_backend(&conf)?;
         if !v4_enabled && !v6_enabled {
-            return Err(BadNetwork::NoFamily);
+            return Err(BadNetConf::NoFamily);
         }
         let v4 = if v4_enabled { Some(v4.validate(&V4)?) } else { None };
         let v6 = if v6_enabled { Some(v6.validate(&V6)?) } else { None };
         let networks = Subnets { v4: v4.as_ref().map(|r| r.network), v6: v6.as_ref().map(|r| r.network) };
         if backend_type.is_empty() {
-            return Err(BadNetwork::NoBackendType);
+            return Err(BadNetConf::NoBackendType);
         }
-        Ok(Network { networks, v4, v6, nftables, masquerade, backend_type, backend })
+        Ok(NetConf { networks, v4, v6, nftables, masquerade, backend_type, backend })
     }
 
     /// Returns the names of the keys in which two net-confs differ, with options of the backend as `Backend.Port`. The
     /// result is empty if both mean the same, whatever their spelling.
-    pub fn differing_keys(&self, other: &Network) -> Vec<String> {
+    pub fn differing_keys(&self, other: &NetConf) -> Vec<String> {
         let mut keys: Vec<String> = Vec::new();
         let mut differ = |key: &str, is_different: bool| {
             if is_different {
@@ -257,12 +257,12 @@ impl<N: PartialEq, A: PartialEq> Range<N, A> {
 }
 
 /// Returns `Backend.Type` in lower case, which is empty if it is absent, and the raw `Backend` object.
-fn read_backend(conf: &Members) -> Result<(String, Box<str>), BadNetwork> {
+fn read_backend(conf: &Members) -> Result<(String, Box<str>), BadNetConf> {
     match conf.raw("Backend") {
         None => Ok(("udp".to_owned(), "{}".into())),
         Some("null") => Ok((String::new(), "{}".into())),
         Some(raw) => {
-            let named = |cause| BadNetwork::Json(crate::text::sentence(&format!("Backend: {cause}")));
+            let named = |cause| BadNetConf::Json(crate::text::sentence(&format!("Backend: {cause}")));
             let options: Members = serde_json::from_str(raw).map_err(named)?;
             let kind: Option<String> = options.get("Type").map_err(named)?;
             Ok((kind.unwrap_or_default().to_lowercase(), raw.into()))
@@ -293,7 +293,7 @@ struct Unchecked<N, A> {
     max: Option<A>,
 }
 
-fn read_family<N, A>(conf: &Members, keys: &Keys) -> Result<Unchecked<N, A>, BadNetwork>
+fn read_family<N, A>(conf: &Members, keys: &Keys) -> Result<Unchecked<N, A>, BadNetConf>
 where
     N: serde::de::DeserializeOwned,
     A: serde::de::DeserializeOwned,
@@ -307,7 +307,7 @@ where
 }
 
 impl Unchecked<Ipv4Net, Ipv4Addr> {
-    fn validate(self, keys: &Keys) -> Result<Range<Ipv4Net, Ipv4Addr>, BadNetwork> {
+    fn validate(self, keys: &Keys) -> Result<Range<Ipv4Net, Ipv4Addr>, BadNetConf> {
         let network = self.network.unwrap_or_default().trunc();
         let bounds = (self.min.map(IpAddr::V4), self.max.map(IpAddr::V4));
         let (len, min, max) = validate(keys, IpNet::V4(network), self.len, bounds)?;
@@ -318,7 +318,7 @@ impl Unchecked<Ipv4Net, Ipv4Addr> {
 }
 
 impl Unchecked<Ipv6Net, Ipv6Addr> {
-    fn validate(self, keys: &Keys) -> Result<Range<Ipv6Net, Ipv6Addr>, BadNetwork> {
+    fn validate(self, keys: &Keys) -> Result<Range<Ipv6Net, Ipv6Addr>, BadNetConf> {
         let network = self.network.unwrap_or_default().trunc();
         let bounds = (self.min.map(IpAddr::V6), self.max.map(IpAddr::V6));
         let (len, min, max) = validate(keys, IpNet::V6(network), self.len, bounds)?;
@@ -333,9 +333,9 @@ fn validate(
     network: IpNet,
     len: Option<u64>,
     (min, max): (Option<IpAddr>, Option<IpAddr>),
-) -> Result<(u8, u128, u128), BadNetwork> {
+) -> Result<(u8, u128, u128), BadNetConf> {
     if network.prefix_len() == 0 {
-        return Err(BadNetwork::Missing { key: keys.network, example: keys.example });
+        return Err(BadNetConf::Missing { key: keys.network, example: keys.example });
     }
     let len = subnet_len(keys, network, len.unwrap_or(0))?;
     let step = size(keys.family, len);
@@ -343,7 +343,7 @@ fn validate(
         // As in flannel, an unspecified address means that the key is absent.
         let Some(address) = address.filter(|a| !a.is_unspecified()) else { return Ok(default) };
         if !network.contains(&address) {
-            return Err(BadNetwork::OutOfNetwork { key, address, network });
+            return Err(BadNetConf::OutOfNetwork { key, address, network });
         }
         Ok(bits(address))
     };
@@ -354,30 +354,30 @@ fn validate(
     for (key, value) in [(keys.min, first), (keys.max, last)] {
         if value % step != 0 {
             let (address, boundary) = (address(keys.family, value), address(keys.family, value - value % step));
-            return Err(BadNetwork::NotOnBoundary { key, address, len, boundary });
+            return Err(BadNetConf::NotOnBoundary { key, address, len, boundary });
         }
     }
     if first > last {
         let (min, max) = (address(keys.family, first), address(keys.family, last));
-        return Err(BadNetwork::Reversed { min_key: keys.min, min, max_key: keys.max, max });
+        return Err(BadNetConf::Reversed { min_key: keys.min, min, max_key: keys.max, max });
     }
     Ok((len, first, last))
 }
 
-fn subnet_len(keys: &Keys, network: IpNet, len: u64) -> Result<u8, BadNetwork> {
+fn subnet_len(keys: &Keys, network: IpNet, len: u64) -> Result<u8, BadNetConf> {
     let (prefix, all) = (network.prefix_len(), network.max_prefix_len());
     if len == 0 {
         return if prefix > all - 4 {
-            Err(BadNetwork::NetworkTooSmall { key: keys.network, network, longest: all - 4 })
+            Err(BadNetConf::NetworkTooSmall { key: keys.network, network, longest: all - 4 })
         } else {
             Ok(keys.default_len.max(prefix + 2))
         };
     }
     match u8::try_from(len) {
         Ok(short) if short < prefix.saturating_add(2) && short <= all - 2 => {
-            Err(BadNetwork::TooFewSubnets { key: keys.len, len, network, shortest: prefix + 2 })
+            Err(BadNetConf::TooFewSubnets { key: keys.len, len, network, shortest: prefix + 2 })
         }
         Ok(fits) if fits <= all - 2 => Ok(fits),
-        _ => Err(BadNetwork::SubnetTooSmall { key: keys.len, len, limit: all - 1 }),
+        _ => Err(BadNetConf::SubnetTooSmall { key: keys.len, len, limit: all - 1 }),
     }
 }
