@@ -105,13 +105,17 @@ fn work(place: &mut Place<'_>, (program, agent, node): (&Program, &Agent, &Node)
         let (before, begin) = (agent.cpu()?, Instant::now());
         pause(usual);
         // Audits are part of what an idle node does. A whole number of intervals contains as many audits as intervals. What the first
-        // audit costs may change the interval, so the agent is asked for it again.
-        while let Some(rest) =
-            agent.audit_interval(program)?.and_then(|interval| until_whole(interval, usual, begin.elapsed()))
-        {
+        // audit costs may change the interval, so the agent is asked for it again. Its answer, the status with all peers, costs as much
+        // as an audit, and an idle node gives none.
+        let mut answers = Duration::ZERO;
+        loop {
+            let asked = agent.cpu()?;
+            let interval = agent.audit_interval(program)?;
+            answers += agent.cpu()? - asked;
+            let Some(rest) = interval.and_then(|interval| until_whole(interval, usual, begin.elapsed())) else { break };
             pause(rest);
         }
-        let cell = share(before, begin)?;
+        let cell = share(before + answers, begin)?;
         place.note("CPU idle", who, cell);
     }
     if place.options.wants(Row::Renewals) {
