@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Notices when another program creates, edits or deletes a file.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -44,6 +45,8 @@ pub struct FileWatch {
     last: FileState,
     /// inotify has reported something since the last check.
     notified: bool,
+    /// inotify has reported since the last check that the file was removed.
+    removed: bool,
     /// The time of the next check if inotify reports nothing.
     due: Instant,
     /// A warning was logged that inotify does not work.
@@ -67,6 +70,7 @@ impl FileWatch {
             inotify: None,
             last: None,
             notified: false,
+            removed: false,
             due: Instant::now(),
             warned: false,
         };
@@ -83,19 +87,24 @@ impl FileWatch {
                 // The watch is set before the check, so that no change between them is lost.
                 let moved = self.arm();
                 let now = state(&self.path);
+                let removed = self.removed;
                 self.schedule_check();
-                // The file may have been written and then removed with its directory. Then its state is the same as before.
-                if now != self.last || moved {
+                // The file may have been written and then removed, alone or with its directory. Then its state is the same as before.
+                if now != self.last || moved || removed {
                     self.last = now;
                     return;
                 }
             }
             let notified = tokio::select! {
-                notified = next(&mut self.inotify) => notified,
+                notified = next(&mut self.inotify, self.path.file_name()) => notified,
                 () = sleep_until(self.due) => continue,
             };
             match notified {
-                Ok(notified) => self.notified |= notified,
+                Ok(Noticed::Nothing) => {}
+                Ok(Noticed::Something { removed }) => {
+                    self.notified = true;
+                    self.removed |= removed;
+                }
                 Err(error) => self.go_on_without_inotify(&error),
             }
         }
@@ -104,7 +113,7 @@ impl FileWatch {
     fn schedule_check(&mut self) {
         let pause =
             if self.inotify.is_some() || is_simulated() { CHECK_INTERVAL } else { CHECK_INTERVAL_WITHOUT_INOTIFY };
-        (self.notified, self.due) = (false, Instant::now() + pause);
+        (self.notified, self.removed, self.due) = (false, false, Instant::now() + pause);
     }
 
     /// Sets the watch of inotify. Returns true if it watches another directory than before.
@@ -144,8 +153,17 @@ impl FileWatch {
     }
 }
 
-/// Waits for inotify, and waits forever without it. Returns true if inotify reported something.
-async fn next(inotify: &mut Option<DirectoryWatch>) -> io::Result<bool> {
+/// What inotify reported.
+enum Noticed {
+    Nothing,
+    /// Something happened in the directory. `removed`: the file was deleted or got another name.
+    Something {
+        removed: bool,
+    },
+}
+
+/// Waits for inotify, and waits forever without it. `name` is that of the file in the watched directory.
+async fn next(inotify: &mut Option<DirectoryWatch>, name: Option<&OsStr>) -> io::Result<Noticed> {
     let Some(inotify) = inotify else { return std::future::pending().await };
     let mut ready = inotify.fd.readable().await?;
     match ready.get_inner().0.read_events() {
@@ -155,13 +173,15 @@ async fn next(inotify: &mut Option<DirectoryWatch>) -> io::Result<bool> {
             if events.iter().any(|event| event.mask.intersects(gone()) && Some(event.wd) == watched) {
                 inotify.watched = None;
             }
-            Ok(true)
+            let removes = AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_FROM;
+            let removed = events.iter().any(|event| event.mask.intersects(removes) && event.name.as_deref() == name);
+            Ok(Noticed::Something { removed })
         }
         Err(Errno::EAGAIN) => {
             ready.clear_ready();
-            Ok(false)
+            Ok(Noticed::Nothing)
         }
-        Err(Errno::EINTR) => Ok(false),
+        Err(Errno::EINTR) => Ok(Noticed::Nothing),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -269,6 +289,18 @@ mod tests {
         fs::remove_file(&path).unwrap();
         watch.changed().await;
         assert!(watch.due <= Instant::now() + CHECK_INTERVAL);
+    }
+
+    /// The agent wrote the file, and somebody removed it before the agent noticed its own write.
+    #[tokio::test]
+    async fn a_file_that_was_made_and_removed_is_reported() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("subnet.env");
+        let mut watch = FileWatch::new(&path);
+        write(&path, b"a").unwrap();
+        fs::remove_file(&path).unwrap();
+        let changed = tokio::time::timeout(Duration::from_secs(20), watch.changed()).await;
+        changed.expect("the file was removed, although there was none at the last check");
     }
 
     #[tokio::test]
