@@ -73,6 +73,8 @@ mod tests {
         // What a write leaves that was interrupted: its name is one that a write gives.
         let left = temporary_file(&at("peers"), 0o644, |_| Ok(())).unwrap();
         let (file, left) = left.keep().unwrap();
+        // A process that another test is just starting has a copy of the descriptor, which would keep the lock.
+        file.unlock().unwrap();
         drop(file);
         let written = temporary_file(&at("peers"), 0o644, |_| Ok(())).unwrap();
         for name in [".weft-young1", ".weft-future", "peers-00", ".weft-x.conf", ".weft-abcdefg", ".other-abcdef"] {
