@@ -130,8 +130,7 @@ impl<K: Kernel> Node<K> {
         let (now, options) = (Instant::now(), &context.options);
         let ids = |of: fn(&ClearText) -> &Vec<String>| clear_text.iter().flat_map(of).map(|id| id.as_str().into());
         let plan = Plan::new(network, backend, host, own)
-            .with_earlier(started.earlier)
-            .sending_earlier(started.sends_earlier)
+            .with_earlier(started.earlier, started.sends_earlier)
             .with_clear_text(ids(|saved| &saved.leases), ids(|saved| &saved.followed))
             .with_assigned_subnets(context.store.capabilities().assigned)
             .with_fences(options.rules.fences)

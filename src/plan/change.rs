@@ -198,19 +198,12 @@ impl Plan {
         Some(text)
     }
 
-    /// Adds backends that our lease had before the agent was started again, in the order in which packets preferred them. This must be
-    /// called before the first [`Plan::put`].
-    pub fn with_earlier(mut self, earlier: Vec<ExtraBackend>) -> Plan {
+    /// Adds backends that our lease had before the agent was started again, in the order in which packets preferred them. If `sends_earlier` is
+    /// true, packets still go by them until peers had the time to learn of our lease. This must be called before the first [`Plan::put`].
+    pub fn with_earlier(mut self, earlier: Vec<ExtraBackend>, sends_earlier: bool) -> Plan {
         self.extra_backends.restore(earlier);
         // Peers do not know that our lease names the present backend, if it does not, as far as this node knows.
-        let is_unknown = !self.backend.understands(&self.own.attrs);
-        self.sending_earlier(is_unknown)
-    }
-
-    /// If `still` is true, lets packets go by the earlier backends until peers had the time to learn of our lease, as before the agent was started
-    /// again. This must be called after [`Plan::with_earlier`] and before the first [`Plan::put`].
-    pub fn sending_earlier(mut self, still: bool) -> Plan {
-        if still {
+        if sends_earlier || !self.backend.understands(&self.own.attrs) {
             self.extra_backends.settle();
         }
         self.plan_all_devices();

@@ -517,7 +517,7 @@ mod tests {
         let head = Head { earlier: vec![CONFIG.replace("host-gw", "vxlan")], own, ..just_now() };
         let started = fits(&["192.168.0.1/24"], None, head).map_err(drop).unwrap();
         let Started { network, backend, host, own, earlier, .. } = started;
-        let plan = Plan::new(network, backend, host, own).with_earlier(earlier);
+        let plan = Plan::new(network, backend, host, own).with_earlier(earlier, false);
         let ways = plan.advertise(plan.host()).unwrap().other_ways();
         assert_eq!(ways.iter().map(|way| way.backend_data.as_deref()).collect::<Vec<_>>(), [Some(data)]);
     }

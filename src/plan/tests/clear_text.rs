@@ -148,7 +148,7 @@ fn after_a_restart_only_the_saved_leases_are_reached_in_clear_text() {
     let Plan { host, .. } = plan();
     let earlier = ExtraBackend::new((VXLAN.to_owned(), network.clone()), make(&network).unwrap(), host);
     let mut plan = super::wireguard::wireguard("")
-        .with_earlier(vec![earlier])
+        .with_earlier(vec![earlier], false)
         .with_clear_text([id(2), id(3)].into_iter(), [].into_iter());
     for third in 2..5 {
         plan.put(record(third, 1));

@@ -14,7 +14,7 @@ fn of_two_earlier_backends_with_one_device_the_later_one_decides_how_it_is_made(
         ExtraBackend::new((text, network.clone()), make(&network).unwrap(), plan().host)
     };
     // The latest comes first.
-    let plan = plan_of("host-gw").with_earlier(vec![earlier(1400), earlier(1300)]);
+    let plan = plan_of("host-gw").with_earlier(vec![earlier(1400), earlier(1300)], false);
     match plan.desired(&Key::Link(Name::new("flannel.1").unwrap())) {
         Some(Value::Link(link)) => assert_eq!(link.mtu, 1350, "1400 without the overhead of vxlan"),
         other => panic!("{other:?}"),

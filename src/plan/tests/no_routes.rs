@@ -68,7 +68,7 @@ fn fail_closed_is_left_out_at_a_start_during_a_change_from_such_a_backend() {
     let Plan { network, host, .. } = plan();
     let earlier = ExtraBackend::new((String::new(), network), Box::new(NoRoutes("none")), host);
     let fences = Fences { fail_closed: true, blackhole: false };
-    let mut plan = plan().with_earlier(vec![earlier]).with_fences(fences);
+    let mut plan = plan().with_earlier(vec![earlier], false).with_fences(fences);
     assert_eq!(plan.fence_keys(), []);
     let [problem] = &plan.problems()[..] else { panic!("{:?}", plan.problems()) };
     assert!(problem.starts_with("--fail-closed is left out: the backend none makes no routes"), "{problem}");
