@@ -182,6 +182,14 @@ fn lease(key: &str, ip: &str) -> Lease {
     Lease { id: key.into(), subnets: Subnets::from_key(key).unwrap(), attrs, age: Age { stamp: 1, tie: "".into() } }
 }
 
+/// Our lease on a node of vxlan, whose device is flannel.1.
+fn vxlan_lease() -> Lease {
+    let mut own = lease("10.5.1.0-24", "192.168.0.1");
+    own.attrs.backend_type = "vxlan".into();
+    own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
+    own
+}
+
 fn stored(key: &str, ip: &str) -> Record {
     let lease = lease(key, ip);
     Record { id: lease.id.clone(), lease: Ok(lease) }

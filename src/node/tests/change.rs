@@ -12,7 +12,7 @@ use weft_subnet::saved_peers::{Head, Saved};
 use weft_subnet::source::{Event, LeaseRequest, RecordChange};
 
 use super::wireguard::head;
-use super::{CONFIG, Cause, TestNode, VXLAN, acquire, lease, local, machine};
+use super::{CONFIG, Cause, TestNode, VXLAN, acquire, lease, local, machine, vxlan_lease};
 use crate::kernel::{Notice, Outcome, RouteInfo};
 use crate::options::{OnLostLease, RuleOptions};
 use crate::plan::ExtraBackend;
@@ -127,13 +127,8 @@ async fn a_change_ends_although_the_store_publishes_the_address_that_an_administ
 #[tokio::test]
 async fn another_vni_is_a_change_with_two_devices_and_one_mac() {
     local(async {
-        let mut own = lease("10.5.1.0-24", "192.168.0.1");
-        own.attrs = Attrs { public_ip: own.attrs.public_ip, ..vxlan(1) };
-        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
-        let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
-        let records =
-            vec![Record { id: PEER.into(), lease: Ok(Lease { attrs: vxlan(1), ..lease(PEER, "192.168.0.2") }) }];
-        test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+        let mut test = of_vni_1();
+        test.node.start(peer_of_vni_1()).await;
         test.answer().await;
         assert_eq!(test.device(), "flannel.1");
         let before = test.writes();
@@ -165,11 +160,8 @@ async fn another_vni_is_a_change_with_two_devices_and_one_mac() {
 }
 
 /// A node of VNI 1, whose peer has VNI 1, too.
-async fn of_vni_1() -> TestNode {
-    let mut own = lease("10.5.1.0-24", "192.168.0.1");
-    own.attrs = Attrs { public_ip: own.attrs.public_ip, ..vxlan(1) };
-    own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
-    TestNode::of_vxlan(own, OnLostLease::Hold)
+fn of_vni_1() -> TestNode {
+    TestNode::of_vxlan(vxlan_lease(), OnLostLease::Hold)
 }
 
 fn peer_of_vni_1() -> Vec<Event> {
@@ -179,7 +171,7 @@ fn peer_of_vni_1() -> Vec<Event> {
 
 /// A node that has changed to VNI 7. A net-conf that wants another port for VNI 1 waits until no peer needs the device of VNI 1.
 async fn with_postponed_net_conf() -> TestNode {
-    let mut test = of_vni_1().await;
+    let mut test = of_vni_1();
     test.node.start(peer_of_vni_1()).await;
     test.answer().await;
     let before = test.writes();
@@ -257,7 +249,7 @@ async fn without_the_store_both_backends_stand_and_packets_go_the_way_of_the_sav
 #[tokio::test]
 async fn an_earlier_backend_stays_until_the_leases_of_the_peers_are_known() {
     local(async {
-        let mut test = of_vni_1().await;
+        let mut test = of_vni_1();
         test.node.full_pass(crate::pass::Cause::Start).await;
         test.net_conf(VNI_7).await;
         assert!(test.asked(1).await);
@@ -515,9 +507,8 @@ async fn a_second_change_within_seconds_leaves_packets_on_the_first_backend_unti
 #[tokio::test]
 async fn a_restart_within_seconds_of_a_change_leaves_packets_where_they_were() {
     local(async {
-        let mut own = lease("10.5.1.0-24", "192.168.0.1");
-        own.attrs = Attrs { public_ip: own.attrs.public_ip, ..vxlan(1) }.with_other_ways(&[own.attrs.clone()]);
-        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
+        let mut own = vxlan_lease();
+        own.attrs = own.attrs.with_other_ways(&[lease("10.5.1.0-24", "192.168.0.1").attrs]);
         let records =
             [own.clone(), Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") }];
         let mut test = TestNode::altered((VXLAN, own), OnLostLease::Hold, RuleOptions::default(), |started| {

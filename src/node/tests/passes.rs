@@ -9,7 +9,7 @@ use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Name, ObservedValue, Value};
 use weft_subnet::source::{Event, RecordChange};
 
-use super::{CONFIG, TestNode, VXLAN, local, machine, put, stored};
+use super::{CONFIG, TestNode, VXLAN, local, machine, put, stored, vxlan_lease};
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, Notice};
 use crate::node::passes::MAX_SINGLE_ENTRIES;
@@ -299,10 +299,7 @@ async fn a_failed_dump_is_a_problem_until_a_later_one_succeeds() {
 #[tokio::test]
 async fn subnet_env_waits_until_our_device_is_up() {
     local(async {
-        let mut own = super::lease("10.5.1.0-24", "192.168.0.1");
-        own.attrs.backend_type = "vxlan".into();
-        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
-        let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
+        let mut test = TestNode::of_vxlan(vxlan_lease(), OnLostLease::Hold);
         let dev = Key::Link(Name::new("flannel.1").unwrap());
         test.kernel.fail(dev, Some(crate::kernel::Outcome::Retry("EADDRINUSE".into())));
         test.node.full_pass(Cause::Start).await;
@@ -319,10 +316,7 @@ async fn subnet_env_waits_until_our_device_is_up() {
 #[tokio::test]
 async fn a_change_of_the_vni_in_net_conf_is_applied_and_published() {
     local(async {
-        let mut own = super::lease("10.5.1.0-24", "192.168.0.1");
-        own.attrs.backend_type = "vxlan".into();
-        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
-        let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
+        let mut test = TestNode::of_vxlan(vxlan_lease(), OnLostLease::Hold);
         test.node.full_pass(Cause::Start).await;
         let text = VXLAN.replace(r#""vxlan""#, r#""vxlan","VNI":7"#);
         test.node.store_changed(vec![Event::Config(text.clone())]).await;

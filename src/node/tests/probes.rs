@@ -181,10 +181,7 @@ async fn the_row_of_a_large_cluster_has_the_worst_ways() {
 #[tokio::test]
 async fn while_the_own_device_is_missing_probes_name_no_other_cause() {
     local(async {
-        let mut own = lease("10.5.1.0-24", "192.168.0.1");
-        own.attrs.backend_type = "vxlan".into();
-        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
-        let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
+        let mut test = TestNode::of_vxlan(vxlan_lease(), OnLostLease::Hold);
         test.node.context.options.probe = true;
         let link = Key::Link(Name::new("flannel.1").unwrap());
         test.kernel.fail(link, Some(Outcome::Fatal("the kernel has no vxlan".into())));

@@ -87,10 +87,7 @@ async fn a_route_that_another_program_deletes_again_and_again_is_shown() {
 #[tokio::test]
 async fn a_device_that_carries_no_packets_keeps_the_node_from_being_ready() {
     local(async {
-        let mut own = lease("10.5.1.0-24", "192.168.0.1");
-        own.attrs.backend_type = "vxlan".into();
-        own.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
-        let mut test = TestNode::of_vxlan(own, OnLostLease::Hold);
+        let mut test = TestNode::of_vxlan(vxlan_lease(), OnLostLease::Hold);
         let link = Key::Link(Name::new("flannel.1").unwrap());
         test.kernel.fail(link, Some(Outcome::Fatal("the kernel has no vxlan".to_owned())));
         test.node.start(vec![Event::Snapshot { records: Vec::new(), reset: false }]).await;

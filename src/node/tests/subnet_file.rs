@@ -2,12 +2,10 @@
 //! When subnet.env is written, which lets the container runtime start pods.
 
 use weft_backends::state::{Key, Name};
-use weft_subnet::attrs::Attrs;
-use weft_subnet::lease::Lease;
 use weft_subnet::saved_peers::{Expiry, Head, Saved};
 use weft_subnet::source::Event;
 
-use super::{CONFIG, TestNode, VXLAN, lease, local, put, stored};
+use super::{CONFIG, TestNode, VXLAN, lease, local, put, stored, vxlan_lease};
 use crate::kernel::Outcome;
 use crate::observe::socket;
 use crate::observe::status::Status;
@@ -16,11 +14,7 @@ use crate::pass::Cause;
 
 /// A vxlan node whose own device is flannel.1.
 fn vxlan() -> TestNode {
-    let data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
-    let plain = lease("10.5.1.0-24", "192.168.0.1");
-    let attrs = Attrs { backend_type: "vxlan".into(), backend_data: data, ..plain.attrs.clone() };
-    let own = Lease { attrs, ..plain };
-    TestNode::of((VXLAN, own), OnLostLease::Hold, RuleOptions::default())
+    TestNode::of((VXLAN, vxlan_lease()), OnLostLease::Hold, RuleOptions::default())
 }
 
 fn flannel() -> Name {
