@@ -159,12 +159,9 @@ pub fn withdraw_after_boot(options: Option<&CniOptions>, subnet_file: &Path) {
         return;
     }
     let place = place(dir, subnet_file);
-    let list = |text: io::Result<Vec<u8>>| List::parse(&text.ok()?).ok();
+    let list = |text: Option<Vec<u8>>| List::parse(&text?).ok();
     // Without a source nothing could be published again.
-    let Some((present, ours)) = regular(&place).and_then(|text| Some((list(Ok(text))?, list(files::read(conf))?)))
-    else {
-        return;
-    };
+    let Some((present, ours)) = list(regular(&place)).zip(list(files::read(conf).ok())) else { return };
     if !present.is_like(&ours) || !present.added_to(&ours).is_empty() {
         return;
     }
