@@ -37,6 +37,7 @@ lab: static ## run such a cluster with the static binary, without installing any
 # The steps of test-beside run two at a time, because each leaves cores unused: a release build links on one core, and a test waits. Make
 # starts them in this order, so that one of two builds is for release and the other one for tests: cargo lets only one build write into a
 # directory. tools/step shows the output of a step when it ends. The steps after them use both cores, or measure.
+# The packages come first, because nothing should install beside a build.
 test: prepare-test ## install what is missing, then every check and test
 	@tools/prepare kube
 	@tools/prepare conformance

@@ -64,7 +64,7 @@ pub struct Started {
     pub wanted: Option<String>,
     /// The earlier backends by which peers still reach this node, in the order in which packets preferred them.
     pub earlier: Vec<ExtraBackend>,
-    /// Packets went by the earlier backends, because peers had not had the time yet to learn of our lease.
+    /// The earlier run still sent packets by the earlier backends, because the other nodes had not had the time to learn of our lease.
     pub sends_earlier: bool,
     /// What an earlier run saved about packets in clear text, if one of these backends sends such packets and that of our lease encrypts.
     pub clear_text: Option<ClearText>,

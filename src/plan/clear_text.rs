@@ -152,7 +152,7 @@ impl Plan {
         self.clear_text.at(Progress::Waiting)
     }
 
-    /// Iterates over the leases that have followed, and that are reached in clear text all the same until peers know our lease. There are none when
+    /// Iterates over the leases that have followed, and that are reached in clear text anyway until peers know our lease. There are none when
     /// packets go the way of our lease.
     pub fn followed_in_clear_text(&self) -> impl Iterator<Item = &Id> {
         self.clear_text.at(Progress::Followed).filter(|_| self.sends_earlier())

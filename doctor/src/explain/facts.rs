@@ -67,7 +67,8 @@ pub struct Way {
 }
 
 impl Way {
-    /// Returns the hook of the filter that this packet passes: forwarded, sent by this host, or for this host.
+    /// Returns the hook at which rules filter this packet: the one for forwarded packets, for those that this host sends, or for those that it
+    /// receives.
     pub fn filter_hook(&self) -> Hook {
         match (&self.arrives, &self.hop.device) {
             (None, _) => Hook::Output,

@@ -26,7 +26,7 @@ fn outer(index: u32, name: Name, facts: &LinkFacts) -> Links {
 }
 
 /// The machine that runs the kernel tests may lack the ipip module, so this compares the two directions. The link of the host has no address
-/// here: a device whose local address is on no link for a moment is known all the same.
+/// here: a device whose local address is on no link for a moment is known anyway.
 #[test]
 fn an_ipip_device_is_read_as_it_was_written() {
     let ipip = IpipLink { local: "10.0.0.1".parse().unwrap(), bound: false };
