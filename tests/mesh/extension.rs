@@ -88,7 +88,7 @@ fn nodes_reach_each_other_by_routes_of_commands_which_weft_leaves_alone() {
         let key = keys.lines().find(|key| key.contains(subnet)).context("the lease of n2")?;
         // There is another lease, so the first list does not look like that of a wiped store.
         let other = r#"{"PublicIP":"192.168.77.99","PublicIPv6":null,"BackendType":"extension"}"#;
-        etcd.ctl(&["put", &format!("{LEASES}10.244.99.0-24"), other]).await?;
+        etcd.ctl(&["put", &format!("{LEASES}10.244.0.0-24"), other]).await?;
         etcd.ctl(&["del", key]).await?;
         lab.nodes[0].start()?;
         let gone = async || routes(&lab.nodes[0]).await.is_ok_and(|now| !now.contains(&before[0]));
