@@ -10,7 +10,7 @@ STATIC_CNI := $(TARGET_DIR)/$(MUSL)/release/weft-cni
 CNI_SIZE := 2097152
 STEP := tools/step
 FUZZ_SECONDS ?= 60
-TEST_THREADS ?= $(shell expr 2 '*' $$(nproc))
+TEST_THREADS ?= $(shell expr 3 '*' $$(nproc))
 LAB_ARGS ?=
 
 # The C compilers for ring. It needs no musl libc, only a compiler for the right processor.

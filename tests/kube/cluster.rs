@@ -137,7 +137,7 @@ fn outcome(what: &str, output: &Output) -> Result<String, String> {
 impl Cluster {
     /// Starts the control plane and the nodes. Use [`Cluster::until`] to wait until they are ready.
     pub fn start(shape: Shape) -> Cluster {
-        let (place, begin) = (Place::take(), Instant::now());
+        let (place, begin) = (Place::for_a_cluster(), Instant::now());
         let mut images = shape.images;
         images.push(weft_image());
         let images: Vec<_> = images.iter().map(|path| path.to_str().unwrap()).collect();

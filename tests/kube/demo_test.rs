@@ -27,7 +27,7 @@ const PROMPT: &str = "Ctrl-C removes everything.";
 
 #[test]
 fn the_demo_as_its_user_sees_it() {
-    let _place = Place::take();
+    let _place = Place::for_a_cluster();
     let mut demo = Demo::start();
     let said = demo.read_until(PROMPT);
     let kubeconfig = PathBuf::from(after(&said, "export KUBECONFIG="));
