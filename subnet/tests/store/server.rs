@@ -4,7 +4,7 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use etcd_client::Client;
 use nix::sys::signal::{Signal, kill};
@@ -96,7 +96,9 @@ impl Server {
     }
 
     pub async fn ready(&self) {
-        for _ in 0..200 {
+        // On a busy machine etcd needs many seconds to start.
+        let end = Instant::now() + Duration::from_secs(90);
+        while Instant::now() < end {
             if let Ok(mut client) = Client::connect([self.url()], None).await
                 && let Ok(Ok(_)) = tokio::time::timeout(Duration::from_secs(1), client.get("x", None)).await
             {
