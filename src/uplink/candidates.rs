@@ -243,7 +243,8 @@ impl<'a> Candidates<'a> {
         self.machine.addrs.iter().filter(usable).filter(move |addr| !inside(&own, addr.net.addr()))
     }
 
-    /// Returns the links with their addresses as text for people, such as `eth0 (10.0.0.1), eth1 (no address)`.
+    /// Returns the links with their addresses as text for people, such as `eth0 (10.0.0.1), eth1 (no address)`. If IPv6 is wanted and the
+    /// kernel seems to have none, the text says so.
     pub(super) fn list(&self) -> String {
         let one = |link: &LinkInfo| {
             let ips = self.machine.addrs.iter().filter(|addr| addr.index == link.index);
@@ -256,9 +257,17 @@ impl<'a> Candidates<'a> {
         if list.is_empty() {
             list.push("none but loopback".to_owned());
         }
-        list.join(", ")
+        list.join(", ") + if self.lacks_ipv6() { NO_IPV6 } else { "" }
+    }
+
+    /// Returns true if IPv6 is in use and no link has an address of it. With IPv6, the loopback interface has ::1.
+    fn lacks_ipv6(&self) -> bool {
+        self.families.1 && !self.machine.addrs.iter().any(|addr| addr.net.addr().is_ipv6())
     }
 }
+
+const NO_IPV6: &str = ", and no IPv6 address at all, not even ::1. Is IPv6 switched off by ipv6.disable=1 on the command line of the kernel \
+                       (/proc/cmdline), or by net.ipv6.conf.all.disable_ipv6?";
 
 /// An address with a subnet that is not link-local: see [`kind`].
 const GOOD: (bool, bool) = (false, false);
