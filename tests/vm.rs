@@ -44,6 +44,8 @@ impl Drop for Machine {
 
 /// The scenario that gets a network card of VMware, which is connected to nothing.
 const WITH_CARD: &str = "explain.sh";
+/// The scenario whose kernel is told to have no IPv6.
+const WITHOUT_IPV6: &str = "no-ipv6.sh";
 
 /// Boots, runs one scenario, and returns the console, line by line.
 fn boot(scenario: &str, env: &str, extra: Option<&Path>) -> Vec<String> {
@@ -74,7 +76,11 @@ fn boot(scenario: &str, env: &str, extra: Option<&Path>) -> Vec<String> {
             &[]
         })
         // no_timer_check: an emulated timer that a loaded machine delays is no reason to panic.
-        .args(["-append", "console=ttyS0 quiet panic=-1 random.trust_cpu=on no_timer_check"])
+        .arg("-append")
+        .arg(format!(
+            "console=ttyS0 quiet panic=-1 random.trust_cpu=on no_timer_check{}",
+            if scenario == WITHOUT_IPV6 { " ipv6.disable=1" } else { "" }
+        ))
         .arg("-kernel")
         .arg(&image::kernel().image)
         .arg("-initrd")
@@ -388,6 +394,20 @@ fn vxlan() {
 #[test]
 fn vxlan_without_nexthop_objects() {
     run("vxlan.sh", "no", &VXLAN);
+}
+
+const NO_IPV6: [&str; 6] = [
+    "the kernel has no IPv6",
+    "pods n1 to n3",
+    "route heals",
+    "the fence was written once",
+    "restart loses no packet",
+    "what is missing for IPv6 is said",
+];
+
+#[test]
+fn vxlan_on_a_kernel_without_ipv6() {
+    run("no-ipv6.sh", "yes", &NO_IPV6);
 }
 
 #[test]

@@ -165,7 +165,8 @@ impl FenceTable {
             let table = self.numbers.table(zone);
             let dump = netlink.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_of_table(w, flags, number, table));
             let data = empty_if_absent(dump)?;
-            let routes = all(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+            // A kernel without IPv6 (ipv6.disable=1) answers a question for its routes with those of all other families.
+            let routes = all(&data).filter(|m| m.kind == libc::RTM_NEWROUTE && m.payload.first() == Some(&number));
             for (_, route) in routes.filter_map(|m| decode::route_of_any_table(m.payload)).filter(|(t, _)| *t == table)
             {
                 let host = route.net.prefix_len() == route.net.max_prefix_len();

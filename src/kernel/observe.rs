@@ -53,7 +53,7 @@ pub(crate) fn has_advertised_routes(link: Name) -> io::Result<bool> {
     };
     let family = libc::AF_INET6 as u8;
     let data = Netlink::open()?.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_of(w, flags, family, index))?;
-    let mut replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+    let mut replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE && m.payload.first() == Some(&family));
     Ok(replies.any(|m| decode::is_advertised(m.payload, index)))
 }
 
