@@ -17,9 +17,10 @@ use crate::env::Verb;
 use crate::spec::{Error, Interface, Ip, Route, Success, code};
 use crate::wait::pause_for;
 
-/// How long to wait until an address is usable. The kernel needs microseconds for it, but more on an overloaded
-/// machine.
-const ADDRESS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long to wait until an address is usable. The kernel needs microseconds for it, but seconds on an overloaded machine: its worker
+/// waits for the processor, and for the RTNL lock, which everything takes that changes links. An ADD that fails costs much more time than the
+/// wait, because the container runtime then begins the pod again.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An existing veth pair.
 struct Pair {
