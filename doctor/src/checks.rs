@@ -1,27 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All checks, and what they decide together from the facts, without side effects.
+//! All checks, and what they decide together from the facts, without side effects. The file of each check has its name.
+
+mod addresses;
+mod agent;
+mod arp_rules;
+mod br_netfilter;
+mod bridge;
+mod bridge_subnet;
+mod certificates;
+mod checksum;
+mod clock;
+mod cni;
+mod conntrack;
+mod device;
+mod disk;
+mod duplicate_address;
+mod firewall;
+mod forwarding;
+mod ipsec;
+mod ipv6;
+mod kernel;
+mod leftovers;
+mod limits;
+mod locks;
+mod managed;
+mod masquerade;
+mod mtu;
+mod neighbours;
+mod network;
+mod offload;
+mod other_agent;
+mod port;
+mod rp_filter;
+mod services;
+mod store;
+mod subnet_file;
+mod traffic_control;
+mod underlay;
+mod uplink;
 
 use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::cni_files;
-use super::duplicates;
-use super::finding::NodeFinding;
-use super::forwarding::forwarding;
-use super::ipsec;
-use super::limits;
-use super::locks;
-use super::node::NodeFacts;
-use super::node_findings;
-use super::offload;
-use super::other_networks;
-use super::pod_links;
-use super::rule_findings;
-use super::store_findings;
-use super::underlay;
-use super::uplinks;
-use super::way_findings;
+use crate::facts::NodeFacts;
+use crate::finding::NodeFinding;
 
 /// One check: its name for `--only`, what it looks for, and the function that decides.
 pub struct Check {
@@ -34,102 +57,70 @@ pub struct Check {
 
 /// Every check, in the order in which findings are shown.
 pub const CHECKS: [Check; 36] = [
-    Check {
-        name: "agent",
-        about: "problems that the agent reports, or no agent answers",
-        decide: node_findings::agent,
-    },
-    Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_networks::other_agent },
-    Check {
-        name: "subnet-file",
-        about: "the subnet file cannot be read or written",
-        decide: node_findings::subnet_file,
-    },
-    Check {
-        name: "store",
-        about: "the store fails or is slow, or net-conf is not valid",
-        decide: store_findings::store,
-    },
-    Check {
-        name: "certificates",
-        about: "a certificate of the store ended or ends soon",
-        decide: store_findings::certificates,
-    },
-    Check { name: "clock", about: "the clock is before the start of a certificate", decide: store_findings::clock },
-    Check { name: "kernel", about: "the kernel lacks the module of the backend", decide: store_findings::kernel },
-    Check { name: "port", about: "another program uses the UDP port of the tunnel", decide: node_findings::port },
-    Check { name: "device", about: "another vxlan device takes the packets of weft's", decide: way_findings::device },
-    Check {
-        name: "network",
-        about: "another program's route or network is inside Network",
-        decide: way_findings::network,
-    },
-    Check { name: "managed", about: "another program manages weft's devices", decide: way_findings::managed },
-    Check { name: "uplink", about: "a bridge or bond takes packets of a link, or ARP is off", decide: uplinks::uplink },
+    Check { name: "agent", about: "problems that the agent reports, or no agent answers", decide: agent::check },
+    Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_agent::check },
+    Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file::check },
+    Check { name: "store", about: "the store fails or is slow, or net-conf is not valid", decide: store::check },
+    Check { name: "certificates", about: "a certificate of the store ended or ends soon", decide: certificates::check },
+    Check { name: "clock", about: "the clock is before the start of a certificate", decide: clock::check },
+    Check { name: "kernel", about: "the kernel lacks the module of the backend", decide: kernel::check },
+    Check { name: "port", about: "another program uses the UDP port of the tunnel", decide: port::check },
+    Check { name: "device", about: "another vxlan device takes the packets of weft's", decide: device::check },
+    Check { name: "network", about: "another program's route or network is inside Network", decide: network::check },
+    Check { name: "managed", about: "another program manages weft's devices", decide: managed::check },
+    Check { name: "uplink", about: "a bridge or bond takes packets of a link, or ARP is off", decide: uplink::check },
     Check {
         name: "underlay",
         about: "packets to other nodes do not leave, or leave by a wrong way",
-        decide: underlay::underlay,
+        decide: underlay::check,
     },
     Check {
         name: "duplicate-address",
         about: "another host has an address of this node",
-        decide: duplicates::duplicate_address,
+        decide: duplicate_address::check,
     },
     Check {
         name: "traffic-control",
         about: "netem, XDP programs, filters or rate limits of tc may drop packets",
-        decide: uplinks::traffic_control,
+        decide: traffic_control::check,
     },
-    Check { name: "forwarding", about: "the kernel does not forward packets of pods", decide: forwarding },
-    Check { name: "bridge", about: "cni0 or links of pods are down or not connected", decide: pod_links::bridge },
-    Check {
-        name: "bridge-subnet",
-        about: "cni0 has an address of an old subnet",
-        decide: node_findings::bridge_subnet,
-    },
-    Check {
-        name: "mtu",
-        about: "cni0 or pods do not fit the size of packets in the tunnel",
-        decide: node_findings::mtu,
-    },
+    Check { name: "forwarding", about: "the kernel does not forward packets of pods", decide: forwarding::check },
+    Check { name: "bridge", about: "cni0 or links of pods are down or not connected", decide: bridge::check },
+    Check { name: "bridge-subnet", about: "cni0 has an address of an old subnet", decide: bridge_subnet::check },
+    Check { name: "mtu", about: "cni0 or pods do not fit the size of packets in the tunnel", decide: mtu::check },
     Check {
         name: "br-netfilter",
         about: "packets between pods of the bridge bypass the rules",
-        decide: node_findings::br_netfilter,
+        decide: br_netfilter::check,
     },
-    Check { name: "masquerade", about: "a rule hides pods from other nodes", decide: rule_findings::masquerade },
+    Check { name: "masquerade", about: "a rule hides pods from other nodes", decide: masquerade::check },
     Check {
         name: "services",
         about: "kube-proxy's rules are gone, or do not fit this cluster",
-        decide: rule_findings::services,
+        decide: services::check,
     },
-    Check { name: "firewall", about: "a firewall of this node drops tunnel packets", decide: rule_findings::firewall },
+    Check { name: "firewall", about: "a firewall of this node drops tunnel packets", decide: firewall::check },
     Check {
         name: "leftovers",
         about: "rules or links of another network for pods that does not run",
-        decide: other_networks::leftovers,
+        decide: leftovers::check,
     },
-    Check { name: "ipsec", about: "a policy of IPsec takes packets between pods", decide: ipsec::ipsec },
-    Check { name: "rp-filter", about: "the kernel drops packets from some nodes", decide: way_findings::rp_filter },
-    Check { name: "checksum", about: "packets arrive with wrong checksums", decide: way_findings::checksum },
-    Check { name: "offload", about: "a card is known to spoil checksums of tunnels", decide: offload::offload },
-    Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: node_findings::ipv6 },
-    Check {
-        name: "conntrack",
-        about: "the connection tracking table is nearly full",
-        decide: node_findings::conntrack,
-    },
-    Check { name: "neighbours", about: "the neighbour table is nearly full", decide: node_findings::neighbours },
+    Check { name: "ipsec", about: "a policy of IPsec takes packets between pods", decide: ipsec::check },
+    Check { name: "rp-filter", about: "the kernel drops packets from some nodes", decide: rp_filter::check },
+    Check { name: "checksum", about: "packets arrive with wrong checksums", decide: checksum::check },
+    Check { name: "offload", about: "a card is known to spoil checksums of tunnels", decide: offload::check },
+    Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: ipv6::check },
+    Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack::check },
+    Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours::check },
     Check {
         name: "cni",
         about: "CNI configurations or plugins are missing, broken, or not those of weft",
-        decide: cni_files::cni,
+        decide: cni::check,
     },
-    Check { name: "addresses", about: "pods share addresses, or nearly all are taken", decide: cni_files::addresses },
-    Check { name: "disk", about: "a directory of the agent or of CNI cannot be written", decide: limits::disk },
-    Check { name: "limits", about: "inotify, open files or threads are at the limit", decide: limits::limits },
-    Check { name: "locks", about: "a program holds the lock of iptables or host-local", decide: locks::locks },
+    Check { name: "addresses", about: "pods share addresses, or nearly all are taken", decide: addresses::check },
+    Check { name: "disk", about: "a directory of the agent or of CNI cannot be written", decide: disk::check },
+    Check { name: "limits", about: "inotify, open files or threads are at the limit", decide: limits::check },
+    Check { name: "locks", about: "a program holds the lock of iptables or host-local", decide: locks::check },
 ];
 
 /// The checks that look at rules of other programs.
@@ -185,10 +176,23 @@ pub fn decide(facts: &NodeFacts, only: &[String]) -> NodeReport {
 
 #[cfg(test)]
 mod tests {
-    use super::super::agent_problems::AgentProblem;
-    use super::super::base::Fill;
-    use super::super::node::AgentAnswer;
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
+    use crate::facts::limits::Fill;
+    use crate::sources::{AgentAnswer, AgentProblem};
+
+    /// Who looks for a check by the name that its findings have finds its file.
+    #[test]
+    fn each_check_has_a_file_of_its_name() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/checks");
+        for check in &CHECKS {
+            let file = dir.join(check.name.replace('-', "_")).with_extension("rs");
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(text.contains("pub(super) fn check(facts: &NodeFacts)"), "{}", file.display());
+        }
+    }
 
     fn checks(facts: &NodeFacts) -> Vec<&'static str> {
         decide(facts, &[]).findings.iter().map(|finding| finding.check).collect()

@@ -12,7 +12,17 @@ pub struct NodeFinding {
     pub remedy: String,
 }
 
+/// Maximum number of things of one kind that a finding names.
+pub(crate) const MAX_NAMED: usize = 3;
+
 /// Returns a finding. Its check is named when all of them run.
-pub(super) fn finding(evidence: String, remedy: String) -> NodeFinding {
+pub(crate) fn finding(evidence: String, remedy: String) -> NodeFinding {
     NodeFinding { check: "", evidence, remedy }
+}
+
+/// Returns the first of these names, and how many more there are.
+pub(crate) fn some_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let all: Vec<&str> = names.collect();
+    let more = if all.len() > MAX_NAMED { ", ..." } else { "" };
+    format!("{}{more}", all[..all.len().min(MAX_NAMED)].join(", "))
 }

@@ -11,65 +11,17 @@
 
 mod facts;
 mod findings;
-pub(crate) mod namespaces;
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use weft_cni::env::{Request, Verb};
 use weft_cni::{flannel, hostlocal, plugin};
 use weft_netlink::rtnl::Rtnl;
 
-pub use findings::{Finding, Verdict};
-
-/// What is examined.
-#[derive(Debug, Clone)]
-pub struct Sources {
-    /// The directory of host-local, which has a subdirectory for each network.
-    pub networks: PathBuf,
-    /// The directory of the CNI plugin's records.
-    pub records: PathBuf,
-    /// The runtime's cache of CNI results. The directory may be missing.
-    pub results: PathBuf,
-    /// The directory of named network namespaces.
-    pub netns: PathBuf,
-    /// The value of CNI_PATH, for the plugins that remove what a record describes.
-    pub plugins: String,
-    /// The age from which a file counts as left behind. A younger one may belong to a pod that is being started.
-    pub min_age: Duration,
-}
-
-/// Something that was left behind.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Leak {
-    /// A record of the CNI plugin. The plugin's DEL removes everything that the record describes.
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// Name of the network.
-        network: String,
-        /// ID of the container.
-        container: String,
-        /// Name of the pod's interface.
-        ifname: String,
-    },
-    /// A veth pair.
-    VethPair {
-        /// Name of the host's end.
-        name: String,
-        /// Interface index of the host's end.
-        index: u32,
-    },
-    /// An address that host-local reserves.
-    Address {
-        /// The file.
-        path: PathBuf,
-        /// ID of the container that the address is reserved for.
-        container: String,
-    },
-}
+pub use facts::Sources;
+pub use findings::{Finding, Leak, Verdict};
 
 /// The result of an examination.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use std::time::Instant;
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
 use weft_doctor::finding::NodeFinding;
-use weft_doctor::node::NodeSources;
+use weft_doctor::sources::NodeSources;
 
 const ENV: &str = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 const ENV_V6: &str = "FLANNEL_IPV6_NETWORK=fd00:5::/48\nFLANNEL_IPV6_SUBNET=fd00:5:0:7::1/64\n";
@@ -417,7 +417,7 @@ fn kube_proxy_without_its_rules_is_found() {
 #[test]
 fn the_entries_of_the_connection_tracking_table_are_counted() {
     in_namespace(|file| {
-        let fill = || weft_doctor::node::read(&sources(file)).unwrap().conntrack.unwrap();
+        let fill = || weft_doctor::facts::read(&sources(file)).unwrap().conntrack.unwrap();
         let before = fill();
         assert_eq!(before.entries, 0);
         shell("conntrack -I -s 192.0.2.1 -d 192.0.2.3 -p udp --sport 1 --dport 2 -t 600");

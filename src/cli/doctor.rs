@@ -8,8 +8,8 @@ use clap::{ArgAction, Args, Subcommand};
 
 use weft_backends::vxlan::LINUX_PORT;
 use weft_doctor::checks::CHECKS;
-use weft_doctor::cni_files::CniSources;
 use weft_doctor::pods::Sources;
+use weft_doctor::sources::CniSources;
 
 use super::build::{self, Env};
 use super::duration::duration;

@@ -7,13 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::time::timeout;
-use weft_doctor::absent_agent::AbsentAgent;
-use weft_doctor::agent_problems::{AgentProblem, Hint};
 use weft_doctor::checks::CHECKS;
-use weft_doctor::lossy::LossyPeer;
-use weft_doctor::node::{AgentAnswer, NodeSources};
-use weft_doctor::store::{StoreAnswer, StoreSources};
-use weft_doctor::underlay::PeerAddress;
+use weft_doctor::sources::{
+    AbsentAgent, AgentAnswer, AgentProblem, Hint, LossyPeer, NodeSources, PeerAddress, StoreAnswer, StoreSources,
+};
 use weft_subnet::lease::Record;
 use weft_subnet::source::{Error, Source};
 

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use weft_netlink::nftables::Hook;
 
-use crate::base::SubnetFile;
 pub use crate::kernel::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 use crate::kernel::rules::{Connection, Tested};
+use crate::subnet_file::SubnetFile;
 
 /// One decision of the routing table, and what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,11 +6,9 @@ use std::net::SocketAddr;
 
 use weft_netlink::rtnl::{Error, Rtnl};
 
+use super::explanation::{State, Step};
 use super::facts::{Packet, Proto};
-use super::{State, Step};
-
-/// The link to which kube-proxy gives the addresses of services.
-pub const LINK: &str = "kube-ipvs0";
+use crate::known_links::KUBE_IPVS;
 
 /// Returns a step that leaves the rest open, if the destination of a packet is a service that IPVS carries.
 ///
@@ -18,7 +16,7 @@ pub const LINK: &str = "kube-ipvs0";
 /// The kernel does not list its links or addresses.
 pub fn service(packet: &Packet) -> Result<Option<Step>, Error> {
     let mut kernel = Rtnl::open()?;
-    let Some(link) = kernel.links()?.into_iter().find(|link| link.name == LINK) else { return Ok(None) };
+    let Some(link) = kernel.links()?.into_iter().find(|link| link.name == KUBE_IPVS) else { return Ok(None) };
     let is_there = kernel.addrs()?.iter().any(|addr| addr.index == link.index && addr.addr == packet.to);
     Ok(is_there.then(|| step(packet)))
 }
@@ -34,7 +32,7 @@ fn step(packet: &Packet) -> Step {
         state: State::Unknown,
         because: Some(because),
         remedy: Some(format!("{table} shows the endpoints; then: weft explain {} ENDPOINT", packet.from)),
-        ..Step::ok("service", format!("{} is an address of {LINK}: IPVS carries it: {table}", packet.to))
+        ..Step::ok("service", format!("{} is an address of {KUBE_IPVS}: IPVS carries it: {table}", packet.to))
     }
 }
 

@@ -11,7 +11,7 @@ use weft_netlink::rtnl::{Rtnl, in_netns};
 
 use super::facts::{Device, Lookup, Neighbour, Packet, Pod, Read, RouteKind};
 use crate::kernel::Kernel;
-use crate::pods::namespaces;
+use crate::namespaces;
 use crate::processes;
 
 /// What came of the search for a pod.

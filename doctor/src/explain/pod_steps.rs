@@ -7,11 +7,11 @@ use ipnet::IpNet;
 use nix::libc;
 use weft_subnet::env;
 
+use super::explanation::{State, Step};
 use super::facts::{Device, DeviceKind, Facts, Lookup, Place, Pod, Read, Way};
 use super::rule_steps::TRANSLATED;
-use super::steps::down;
-use super::{State, Step};
-use crate::base::SubnetFile;
+use super::shared_steps::down;
+use crate::subnet_file::SubnetFile;
 
 /// The pod that sends the packet: its link, its route, its gateway, and the port of the bridge.
 pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {

@@ -12,10 +12,12 @@ use super::facts::{
     Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::pod::{self, Looked};
-use crate::base::{BRIDGE, SubnetFile, read_subnet_file, sysctl};
 use crate::kernel::Kernel;
+use crate::kernel::entries::unspecified;
 use crate::kernel::rules::Connection;
-use crate::ways::unspecified;
+use crate::known_links::BRIDGE;
+use crate::subnet_file::{self, SubnetFile};
+use crate::sysctl;
 
 /// Reads everything about a packet.
 ///
@@ -24,7 +26,7 @@ use crate::ways::unspecified;
 pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Facts> {
     let mut kernel = Kernel::open()?;
     let devices = kernel.devices()?;
-    let subnet_file = read_subnet_file(subnet_file);
+    let subnet_file = subnet_file::read(subnet_file);
     let bridge = devices.iter().find(|device| device.name == BRIDGE && device.kind == DeviceKind::Bridge).cloned();
     let mut walk = Walk { kernel, devices, bridge, subnet_file, agent, pods: HashMap::new() };
     let (from, to) = (walk.place(packet.from), walk.place(packet.to));
@@ -58,7 +60,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
 /// Returns whether the kernel forwards packets of this family.
 fn forwarding(to: IpAddr) -> Option<bool> {
     let name = if to.is_ipv4() { "ipv4/ip_forward" } else { "ipv6/conf/all/forwarding" };
-    sysctl(name).map(|value| value != 0)
+    sysctl::number(name).map(|value| value != 0)
 }
 
 struct Walk {

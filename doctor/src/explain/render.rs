@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{Explanation, State};
+use super::explanation::{Explanation, State};
 
 impl Explanation {
     /// Formats the explanation for people.

@@ -9,12 +9,12 @@ use weft_backends::backend::makes_routes;
 use weft_backends::overhead;
 use weft_subnet::cidr::Family;
 
+use super::explanation::{State, Step};
 use super::facts::{
     Agent, Device, DeviceKind, Facts, Hop, Lookup, Neighbour, Place, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::read::leads_to_pods;
-use super::steps::{REWRITE, down, no_device, planned, publics};
-use super::{State, Step};
+use super::shared_steps::{REWRITE, down, no_device, planned, publics};
 
 /// The kernel's answer to the question for a route, and whether it is the route that should be there.
 pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {

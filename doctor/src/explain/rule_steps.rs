@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The steps for chains of a firewall.
 
-use super::{State, Step};
+use super::explanation::{State, Step};
 use crate::kernel::rules::{Fate, Outcome};
 
 /// What the step of a chain says that translates the source address.

@@ -8,13 +8,13 @@ use weft_cni::iptables::{Flavour, Saved, builtin_chain};
 use weft_netlink::nftables::{self, BaseChain, Hook, base_chains, is_unsupported, link_chains};
 use weft_subnet::cidr::Family;
 
+use super::explanation::{State, Step};
 use super::facts::{DeviceKind, Hop, Packet, Pod, Proto, Way};
-use super::{State, Step};
+use super::legacy_tables::Examined;
 use crate::kernel::links::{Drops, Point, drops};
 use crate::kernel::nft;
 use crate::kernel::rules::{Connection, Fate, Outcome, follow};
-use crate::legacy_tables::{Examined, SIDE};
-use crate::other_rules::is_of_iptables;
+use crate::saved_rules::{SIDE, is_of_iptables};
 
 /// The rules of iptables of one family, as its programs list them. The tables other than filter and nat are read from nftables, or are in
 /// [`Examined`].

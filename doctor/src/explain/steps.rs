@@ -3,16 +3,10 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
-use super::facts::{Agent, Device, DeviceKind, Difference, Facts, Peer, Place, RouteKind, Way};
-use super::{Explanation, State, Step, Verdict, pod_steps, route_steps};
-use crate::base::{BRIDGE, SubnetFile};
-use crate::own_subnet::connect;
-
-/// What to do about an entry that weft should have written.
-pub(super) const REWRITE: &str =
-    "a running agent writes it again: `systemctl status weft`; `weft plan` shows what it would write";
+use super::explanation::{Explanation, State, Step, Verdict};
+use super::facts::{Agent, Device, DeviceKind, Facts, Peer, Place, RouteKind, Way};
+use super::shared_steps::{down, no_device, publics};
+use super::{pod_steps, route_steps};
 
 /// The step of what the agent's probes found.
 const PROBES: &str = "agent's probes";
@@ -79,11 +73,6 @@ fn describe(place: &Place, address: IpAddr) -> String {
     }
 }
 
-/// Returns the published addresses of a peer as text.
-pub(super) fn publics(peer: &Peer) -> String {
-    peer.public.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
 /// Returns the steps of one way. The lease, and an address that no pod has, are steps of the first way only.
 fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<Step> {
     let mut steps = Vec::new();
@@ -126,41 +115,9 @@ fn source(facts: &Facts, way: &Way, from: &Place) -> Option<Step> {
     Some(if is_usable(device) { step } else { down(step, device) })
 }
 
-/// The step at a pod of this node to which no route leads.
-pub(super) fn no_device(facts: &Facts, step: &str, pod: IpAddr) -> Step {
-    let step = Step::ok(step, format!("no device of this node leads to {pod}"));
-    if let Some((subnet, address)) = address_of_bridge(facts, pod) {
-        let because = format!("no route leads to {subnet} over {BRIDGE} although it has {address}");
-        return step.broken(because, connect(subnet, address));
-    }
-    step.broken(
-        format!("no device of this node leads to its pod {pod}: the bridge of the pods is down or was deleted"),
-        "ip link set cni0 up, or create the pod again; `weft doctor` shows whether the bridge has an old subnet",
-    )
-}
-
-/// Returns the subnet of a pod, and the address in it that the bridge of the pods has, if that is up.
-fn address_of_bridge(facts: &Facts, pod: IpAddr) -> Option<(IpNet, IpAddr)> {
-    let SubnetFile::Good(file) = &facts.subnet_file else { return None };
-    let subnet = file.subnets.iter().find(|subnet| subnet.contains(&pod))?.trunc();
-    let bridge = facts.bridge.as_ref().filter(|bridge| bridge.up)?;
-    let is_its = |(index, addr): &&(u32, IpAddr)| *index == bridge.index && subnet.contains(addr);
-    facts.addrs.iter().find(is_its).map(|(_, addr)| (subnet, *addr))
-}
-
 fn is_usable(device: &Device) -> bool {
     // A device without a carrier is a bridge without ports, or a cable that is not connected. Tunnels always have one.
     device.up && (device.carrier || !matches!(device.kind, DeviceKind::Ethernet | DeviceKind::Bridge))
-}
-
-/// The step at a device that carries no packets.
-pub(super) fn down(step: Step, device: &Device) -> Step {
-    let name = &device.name;
-    if device.up {
-        step.broken(format!("{name} has no carrier"), format!("connect the other end of {name}, or set it up"))
-    } else {
-        step.broken(format!("{name} is down"), format!("ip link set {name} up"))
-    }
 }
 
 /// The lease of the address that does not belong to this node.
@@ -218,12 +175,4 @@ fn reported(facts: &Facts) -> Option<Step> {
     let reason = peer.reason.clone().unwrap_or_else(|| "packets do not reach the peer".to_owned());
     let step = Step::ok(PROBES, reason.clone());
     Some(step.broken(reason, "look for this text in docs/messages.md; `weft mesh` on both nodes tells the direction"))
-}
-
-/// Returns what the plan of the agent wants in place of an entry whose name contains one of these texts.
-pub(super) fn planned(facts: &Facts, entry: &str) -> Option<String> {
-    let Agent::Answers(agent) = &facts.agent else { return None };
-    let differs = |difference: &&Difference| difference.entry.starts_with(entry);
-    let difference = agent.differences.as_ref()?.iter().find(differs)?;
-    Some(difference.should_be.clone().unwrap_or_else(|| "no such entry".to_owned()))
 }

@@ -10,8 +10,8 @@ use super::facts::{
     Read, Route, RouteKind, Tunnel, Way,
 };
 use super::{Explanation, State, Step, Verdict, decide};
-use crate::base::SubnetFile;
 use crate::kernel::rules::{Connection, Tested, follow};
+use crate::subnet_file::SubnetFile;
 
 const MAC: Mac = Mac([0xee, 0, 0, 0, 0, 2]);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel is asked about, and what it answers: packets, devices, routes and neighbours.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -39,6 +39,11 @@ impl Packet {
         let port = self.port.map(|port| format!(" --port {port}")).unwrap_or_default();
         format!("{} {}{port}{}", self.from, self.to, proto.unwrap_or_default())
     }
+}
+
+/// Returns the address that stands for any one of this family: 0.0.0.0 or ::.
+pub(crate) fn unspecified(addr: IpAddr) -> IpAddr {
+    if addr.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// A transport protocol.

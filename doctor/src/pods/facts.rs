@@ -14,10 +14,26 @@ use weft_cni::record::{self, Record};
 use weft_cni::veth::ALIAS;
 use weft_netlink::rtnl::Rtnl;
 
-use super::Sources;
-use super::namespaces::{self, Namespace};
-use crate::base::BRIDGE;
+use crate::known_links::BRIDGE;
+use crate::namespaces::{self, Namespace};
 use crate::processes::{self, Processes};
+
+/// What is examined.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// The directory of host-local, which has a subdirectory for each network.
+    pub networks: PathBuf,
+    /// The directory of the CNI plugin's records.
+    pub records: PathBuf,
+    /// The runtime's cache of CNI results. The directory may be missing.
+    pub results: PathBuf,
+    /// The directory of named network namespaces.
+    pub netns: PathBuf,
+    /// The value of CNI_PATH, for the plugins that remove what a record describes.
+    pub plugins: String,
+    /// The age from which a file counts as left behind. A younger one may belong to a pod that is being started.
+    pub min_age: Duration,
+}
 
 /// An address that host-local reserves.
 #[derive(Debug, Clone)]

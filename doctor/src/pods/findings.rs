@@ -12,11 +12,11 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Leak;
 use super::facts::{AddressFile, Facts, RecordFile, VethPair};
-use super::namespaces::Namespace;
+use crate::namespaces::Namespace;
 
 /// How certain a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,36 @@ pub enum Verdict {
     Leak,
     /// It may belong to a running pod. It is only listed.
     Doubt,
+}
+
+/// Something that was left behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Leak {
+    /// A record of the CNI plugin. The plugin's DEL removes everything that the record describes.
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Name of the network.
+        network: String,
+        /// ID of the container.
+        container: String,
+        /// Name of the pod's interface.
+        ifname: String,
+    },
+    /// A veth pair.
+    VethPair {
+        /// Name of the host's end.
+        name: String,
+        /// Interface index of the host's end.
+        index: u32,
+    },
+    /// An address that host-local reserves.
+    Address {
+        /// The file.
+        path: PathBuf,
+        /// ID of the container that the address is reserved for.
+        container: String,
+    },
 }
 
 /// Something that does not certainly belong to a running pod.

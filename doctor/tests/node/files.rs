@@ -7,10 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use nix::sched::{CloneFlags, unshare};
-use weft_doctor::agent_problems::AgentProblem;
-use weft_doctor::cni_files::CniSources;
 use weft_doctor::finding::NodeFinding;
-use weft_doctor::node::{AgentAnswer, NodeSources};
+use weft_doctor::sources::{AgentAnswer, AgentProblem, CniSources, NodeSources};
 
 use super::{ENV, OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, sources};
 
@@ -159,7 +157,7 @@ fn a_kubelet_without_any_configuration_is_found_once_the_agent_is_ready() {
     in_namespace(|file| {
         let mut sources = with_cni(file);
         fs::remove_file(sources.cni.conf_dir.join("10-flannel.conflist")).unwrap();
-        let before = weft_doctor::node::read(&sources).unwrap();
+        let before = weft_doctor::facts::read(&sources).unwrap();
         assert!(!before.cni.has_kubelet, "this machine has a kubelet");
         assert_eq!(doctor_with(&sources, "cni"), []);
         let mut process = super::named_process(file, "kubelet");
@@ -217,7 +215,7 @@ fn directories_that_cannot_be_written_are_found() {
 #[test]
 fn instances_of_inotify_open_files_and_threads_are_counted() {
     in_namespace(|file| {
-        let limits = || weft_doctor::node::read(&sources(file)).unwrap().limits;
+        let limits = || weft_doctor::facts::read(&sources(file)).unwrap().limits;
         // Only this process changes what it counts of itself; others come and go, so nothing exact can be said.
         let watch = nix::sys::inotify::Inotify::init(nix::sys::inotify::InitFlags::IN_CLOEXEC).unwrap();
         for path in ["/", "/proc", "/tmp"] {

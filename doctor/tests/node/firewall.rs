@@ -4,11 +4,9 @@
 use std::fs;
 use std::path::Path;
 
-use weft_doctor::node::NodeSources;
-
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
-use weft_doctor::lossy::LossyPeer;
+use weft_doctor::sources::{LossyPeer, NodeSources};
 
 use super::{ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources};
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use weft_doctor::node::NodeSources;
+use weft_doctor::sources::NodeSources;
 
 use super::{
     ENV, ENV_V6, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, shell_output,

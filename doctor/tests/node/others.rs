@@ -3,8 +3,7 @@
 
 use std::fs;
 
-use weft_doctor::absent_agent::AbsentAgent;
-use weft_doctor::node::{AgentAnswer, NodeSources};
+use weft_doctor::sources::{AbsentAgent, AgentAnswer, NodeSources};
 
 use super::{ENV, doctor, doctor_with, in_namespace, ip, only_text, shell, sources};
 

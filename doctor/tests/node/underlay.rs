@@ -4,8 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use weft_doctor::node::NodeSources;
-use weft_doctor::underlay::PeerAddress;
+use weft_doctor::sources::{NodeSources, PeerAddress};
 
 use super::{OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, shell_output, sources, until};
 

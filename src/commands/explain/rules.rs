@@ -5,8 +5,8 @@ use std::path::Path;
 
 use weft_doctor::explain::Step;
 use weft_doctor::explain::facts::Way;
+use weft_doctor::explain::legacy_tables::{self, Examined};
 use weft_doctor::explain::rules::{self, Endpoint, Listed};
-use weft_doctor::legacy_tables::{self, Examined};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! CNI configurations or plugins are missing, broken, or not those of weft.
+
+use std::path::PathBuf;
+
+use crate::facts::NodeFacts;
+use crate::facts::cni_plugins::OURS;
+use crate::finding::{NodeFinding, finding};
+use crate::sources::AgentAnswer;
+use crate::subnet_file::SubnetFile;
+
+/// New pods cannot be connected, or are connected to another network.
+pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let files = &facts.cni;
+    let dir = files.conf_dir.display();
+    let Some(first) = files.confs.first() else {
+        let agent_works = matches!(&facts.agent, AgentAnswer::Problems(problems) if problems.is_empty());
+        if !files.has_kubelet || !agent_works {
+            return Vec::new();
+        }
+        let evidence =
+            format!("a kubelet runs, and {dir} has no CNI configuration, so no pod can start (NetworkPluginNotReady)");
+        let remedy = "let the agent publish it (--cni-conf), or copy it there: docs/cni.md shows one; if the runtime has another \
+                      directory, name it with --cni-conf-dir";
+        return vec![finding(evidence, remedy.to_owned())];
+    };
+    let plugins = match &first.plugins {
+        Ok(plugins) => plugins,
+        // The link of an earlier version leads nowhere on purpose before the agent is ready. A later version replaces it then.
+        Err(_) if !matches!(&facts.agent, AgentAnswer::Problems(problems) if problems.is_empty()) && first.is_link => {
+            return Vec::new();
+        }
+        Err(why) => {
+            let evidence = format!("{dir}/{}, the first CNI configuration, cannot be used: {why}", first.name);
+            return vec![finding(evidence, format!("correct {dir}/{}, or remove it", first.name))];
+        }
+    };
+    let mut findings = Vec::new();
+    let is_ours = |plugins: &Vec<String>| plugins.iter().any(|plugin| OURS.contains(&plugin.as_str()));
+    // Multus calls other configurations, among them weft's.
+    let calls_others = plugins.iter().any(|plugin| plugin.contains("multus"));
+    let later = files.confs.iter().skip(1).find(|conf| conf.plugins.as_ref().is_ok_and(is_ours));
+    if let Some(later) = later.filter(|_| !is_ours(plugins) && !calls_others) {
+        let evidence = format!(
+            "{dir}/{} comes before {} in the order of names, so new pods are connected to the network of {} and not to weft's",
+            first.name,
+            later.name,
+            plugins.join(", ")
+        );
+        let remedy = format!(
+            "mv {dir}/{name} {dir}/{name}.off, restart the container runtime, and delete the pods of this node",
+            name = first.name
+        );
+        findings.push(finding(evidence, remedy));
+    }
+    if !files.missing.is_empty() {
+        let evidence = format!(
+            "{dir}/{} needs the plugins {}, and {} has no such program: no pod can start",
+            first.name,
+            files.missing.join(", "),
+            files.path
+        );
+        let remedy = "install them: `flannel` and `weft-veth` come with weft (docs/cni.md), the others with the package \
+                      containernetworking-plugins; if the runtime has another directory, name it with --cni-path";
+        findings.push(finding(evidence, remedy.to_owned()));
+    }
+    findings.extend(broken(facts));
+    findings.extend(other_subnet_file(facts));
+    findings
+}
+
+/// Plugins that cannot run.
+fn broken(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let one = |(path, why): &(PathBuf, String)| {
+        let remedy = "install it again, for the architecture of this node; if the file system is mounted with noexec, mount it without; \
+                      `CNI_COMMAND=VERSION` and that program show the error";
+        finding(format!("{} cannot run: {why}: no pod can start", path.display()), remedy.to_owned())
+    };
+    facts.cni.broken.iter().map(one).collect()
+}
+
+/// The plugins of weft and flannel read another subnet file than the one that the agent writes.
+fn other_subnet_file(facts: &NodeFacts) -> Option<NodeFinding> {
+    let runs = matches!(facts.agent, AgentAnswer::Problems(_)) && matches!(facts.subnet_file, SubnetFile::Good(_));
+    let own = facts.path.as_path();
+    let first = facts.cni.confs.iter().find(|conf| !conf.subnet_files.is_empty())?;
+    if !runs || facts.cni.confs.iter().any(|conf| conf.reads_ours) {
+        return None;
+    }
+    let (dir, name, file) = (facts.cni.conf_dir.display(), &first.name, first.subnet_files.first()?.display());
+    let evidence = format!(
+        "{dir}/{name}: the plugin reads {file}, the agent writes {}: new pods get no address, or one of another subnet",
+        own.display()
+    );
+    let remedy = format!(
+        "set `subnetFile` of the plugin in that file to {}, or start the agent with --subnet-file={file}",
+        own.display()
+    );
+    Some(finding(evidence, remedy))
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! kube-proxy's rules are gone, or do not fit this cluster.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_cni::iptables::{value, words};
+
+use crate::facts::NodeFacts;
+use crate::finding::{NodeFinding, finding, some_of};
+use crate::known_links::{BRIDGE, KUBE_IPVS};
+use crate::saved_rules::SavedRules;
+
+/// Services do not work as they should.
+pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let flushed = flushed(facts).or_else(|| empty_ipvs(facts)).into_iter();
+    flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(hairpin(facts)).collect()
+}
+
+/// kube-proxy runs, and its rules are gone.
+fn flushed(facts: &NodeFacts) -> Option<NodeFinding> {
+    let rules = &facts.rules;
+    let (Some(process), Some(nft), false) = (&rules.kube_proxy, &rules.nft, rules.ipvs) else { return None };
+    let in_iptables = |saved: &SavedRules| {
+        let chain = saved.tables.table("nat").and_then(|nat| nat.get("PREROUTING"));
+        chain.is_some_and(|chain| chain.rules.iter().any(|rule| rule.ends_with("-j KUBE-SERVICES")))
+    };
+    let in_nft = nft.lines().any(|line| line.starts_with("table ") && line.ends_with(" kube-proxy {"));
+    if in_nft || rules.unreadable.is_some() || rules.iptables.iter().any(in_iptables) {
+        return None;
+    }
+    let evidence = format!(
+        "{process} runs, and its rules are gone: nothing in PREROUTING leads to KUBE-SERVICES, and nftables has no table kube-proxy"
+    );
+    let remedy = "restart kube-proxy, which writes its rules again; then find what flushes them (`iptables -F` of a script, a \
+                  firewall that starts later)";
+    Some(finding(evidence, remedy.to_owned()))
+}
+
+/// The addresses of services are there, and IPVS carries none of them, so this node itself refuses their packets.
+fn empty_ipvs(facts: &NodeFacts) -> Option<NodeFinding> {
+    facts.rules.ipvs_is_empty.then(|| {
+        let evidence = format!("{KUBE_IPVS} has the addresses of services, and the table of IPVS is empty: no service is reached from this node");
+        let remedy = format!(
+            "restart kube-proxy, which writes the table again, and find what flushes it (`ipvsadm -C`); if kube-proxy has another mode now: \
+             ip link del {KUBE_IPVS}"
+        );
+        finding(evidence, remedy)
+    })
+}
+
+/// The words of kube-proxy's rules for services, of iptables.
+fn service_rules(facts: &NodeFacts) -> impl Iterator<Item = Vec<String>> {
+    let tables = facts.rules.iptables.iter().filter_map(|saved| saved.tables.table("nat"));
+    let chains = tables.flatten().filter(|(name, _)| name.starts_with("KUBE-S"));
+    chains.flat_map(|(_, chain)| &chain.rules).map(|rule| words(rule))
+}
+
+/// The lines of kube-proxy's rules for services, of nftables.
+fn service_lines(facts: &NodeFacts) -> impl Iterator<Item = &str> {
+    let tables = facts.rules.nft.iter().flat_map(|nft| nft.split("\ntable "));
+    let of_kube_proxy = tables.filter(|table| table.lines().next().is_some_and(|head| head.ends_with(" kube-proxy {")));
+    of_kube_proxy.flat_map(str::lines)
+}
+
+/// Returns the range of a word that is an address range or an address.
+fn net(word: &str) -> Option<IpNet> {
+    word.parse().ok().or_else(|| word.parse::<IpAddr>().ok().map(IpNet::from))
+}
+
+/// kube-proxy has another range for pods than this cluster, so it takes pods for strangers.
+fn cluster_cidr(facts: &NodeFacts) -> Option<NodeFinding> {
+    let env = facts.subnet_file.env()?;
+    let not_from = |words: Vec<String>| {
+        let at = words.windows(2).position(|two| two == ["!", "-s"])?;
+        net(words.get(at + 2)?)
+    };
+    let in_nft = |line: &str| net(line.split_once("saddr != ")?.1.split(' ').next()?);
+    let ranges: Vec<IpNet> =
+        service_rules(facts).filter_map(not_from).chain(service_lines(facts).filter_map(in_nft)).collect();
+    let wrong = |subnet: IpNet| {
+        let mut of_family = ranges.iter().filter(|range| range.addr().is_ipv4() == subnet.addr().is_ipv4()).peekable();
+        let first = **of_family.peek()?;
+        of_family.all(|range| !range.contains(&subnet.trunc())).then_some((first, subnet))
+    };
+    let (range, subnet) = env.subnets.iter().find_map(wrong)?;
+    let network =
+        env.networks.iter().map(|network| network.trunc()).find(|network| network.contains(&subnet.addr()))?;
+    let evidence = format!(
+        "kube-proxy takes {range} for the addresses of pods, and Network is {network}: it replaces the source address of pods that use a \
+         service, so network policies and logs see this node"
+    );
+    let remedy =
+        format!("set `clusterCIDR: {network}` in the configuration of kube-proxy (--cluster-cidr), and restart it");
+    Some(finding(evidence, remedy))
+}
+
+/// A service has an address of a pod.
+fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
+    let env = facts.subnet_file.env()?;
+    // A map of nftables has several services in a line; the key of each ends before `: goto`.
+    let in_map = |line: &'_ str| -> Vec<IpAddr> {
+        let keys = line.split(" : goto service-").take(line.matches(" : goto service-").count());
+        keys.filter_map(|key| key.split([' ', ',']).rev().find_map(|word| word.parse().ok())).collect()
+    };
+    let cluster_ip = |words: Vec<String>| {
+        let is_cluster_ip = value(&words, "--comment")?.contains("cluster IP");
+        net(value(&words, "-d")?).filter(|_| is_cluster_ip).map(|net| net.addr())
+    };
+    let addresses = service_rules(facts).filter_map(cluster_ip).chain(service_lines(facts).flat_map(in_map));
+    let mut inside = addresses.filter(|addr| env.networks.iter().any(|network| network.contains(addr)));
+    let addr = inside.next()?;
+    let network = env.networks.iter().map(|network| network.trunc()).find(|network| network.contains(&addr))?;
+    let evidence = format!("the service address {addr} is inside Network {network}: services and pods share addresses");
+    let remedy =
+        "give services another range (--service-cluster-ip-range of kube-apiserver), or the cluster another Network";
+    Some(finding(evidence, remedy.to_owned()))
+}
+
+/// A pod that is an endpoint of a service cannot reach itself by the address of the service. Without kube-proxy this does not matter.
+fn hairpin(facts: &NodeFacts) -> Option<NodeFinding> {
+    let pods = &facts.pods;
+    facts.rules.kube_proxy.as_ref().filter(|_| !pods.promiscuous)?;
+    let without =
+        || pods.links.iter().filter(|link| link.port.is_some_and(|port| !port.hairpin)).map(|link| link.name.as_str());
+    without().next()?;
+    let evidence = format!(
+        "{} ports of {BRIDGE} have no hairpin mode ({}): these pods do not reach themselves by the address of a service",
+        without().count(),
+        some_of(without())
+    );
+    let remedy = "set `\"hairpinMode\": true` in the delegate of the CNI configuration, and delete these pods; until then, for each port: \
+                  bridge link set dev PORT hairpin on";
+    Some(finding(evidence, remedy.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> NodeFacts {
+        let mut facts = NodeFacts::of_a_node();
+        facts.rules.nft = Some("table ip other {\n}\n".to_owned());
+        facts
+    }
+
+    #[test]
+    fn a_table_of_ipvs_that_was_flushed_is_found() {
+        let mut facts = facts();
+        assert_eq!(check(&facts), []);
+        facts.rules.ipvs_is_empty = true;
+        let found = check(&facts);
+        assert!(found.len() == 1 && found[0].evidence.contains("the table of IPVS is empty"), "{found:?}");
+    }
+
+    #[test]
+    fn services_without_rules_are_found_only_if_everything_was_read() {
+        let mut facts = facts();
+        facts.rules.iptables = vec![SavedRules::of_nat("iptables-nft", "")];
+        assert_eq!(check(&facts), [], "no kube-proxy");
+        facts.rules.kube_proxy = Some("kube-proxy (pid 7)".to_owned());
+        assert_eq!(check(&facts).len(), 1);
+        for change in [
+            (|facts: &mut NodeFacts| facts.rules.ipvs = true) as fn(&mut NodeFacts),
+            |facts| facts.rules.unreadable = Some("nft: no".to_owned()),
+            |facts| facts.rules.nft = Some("table ip kube-proxy {\n}\n".to_owned()),
+            |facts| facts.rules.nft = None,
+            |facts| {
+                let jump = "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES";
+                facts.rules.iptables = vec![SavedRules::of_nat("iptables-nft", jump)];
+            },
+        ] {
+            let mut facts = facts.clone();
+            change(&mut facts);
+            assert_eq!(check(&facts), []);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Packets to other nodes do not leave, or leave by a wrong way.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+
+use crate::facts::NodeFacts;
+use crate::facts::underlay::{Fault, MAIN, OtherLink, UplinkWay};
+use crate::finding::{NodeFinding, finding};
+use crate::remedies::main_rule;
+
+/// A policy rule with this preference comes before those of VPNs.
+const RULE: u32 = 100;
+
+/// Packets to peers do not leave this node, or leave it by a wrong way.
+pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let mut groups: Vec<(&Fault, Vec<IpAddr>)> = Vec::new();
+    for (peer, fault) in &facts.underlay {
+        match groups.iter_mut().find(|(known, _)| *known == fault) {
+            Some((_, peers)) => peers.push(*peer),
+            None => groups.push((fault, vec![*peer])),
+        }
+    }
+    groups.iter().map(|(fault, peers)| describe(fault, peers)).collect()
+}
+
+fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
+    let peer = peers[0];
+    let who = if peers.len() == 1 { peer.to_string() } else { format!("{peer} and {} more peers", peers.len() - 1) };
+    let ip = if peer.is_ipv6() { "ip -6" } else { "ip" };
+    match fault {
+        Fault::Own(Some((link, len))) => finding(
+            format!(
+                "{who} is the address of another node, and an address of {link} here, too: packets to that node do not leave this one"
+            ),
+            format!(
+                "{ip} addr del {peer}/{len} dev {link}; on kube-ipvs0, take it out of the externalIPs of the services"
+            ),
+        ),
+        Fault::Own(None) => finding(
+            format!("{who} is the address of another node, and a local route keeps packets to it on this one"),
+            format!("{ip} route del local {peer}; `{ip} route show table local` shows the route"),
+        ),
+        Fault::Refused(errno, Some(route)) => {
+            let kind = match errno {
+                Errno::EACCES => "prohibit",
+                Errno::EHOSTUNREACH => "unreachable",
+                _ => "blackhole",
+            };
+            finding(
+                format!("the main table has a route that refuses packets to {who}: {kind} {route}"),
+                format!("{ip} route del {kind} {route}; then find the program that writes it"),
+            )
+        }
+        Fault::Refused(errno, None) => finding(
+            format!(
+                "the kernel refuses packets to {who} ({}): a policy rule, or a route of another table",
+                errno.desc()
+            ),
+            format!(
+                "`{ip} rule` shows the rules and their tables; {ip} rule del with the preference of the one that is wrong"
+            ),
+        ),
+        Fault::NoRoute(uplink) => finding(
+            format!("no route leads to {who}, although the uplink {uplink} is up: its default route is gone"),
+            format!(
+                "{ip} route add default via GATEWAY dev {uplink}; or let the program that manages {uplink} do it (DHCP)"
+            ),
+        ),
+        Fault::NoRule => finding(
+            format!("no policy rule asks the main table, which has a route to {who}"),
+            main_rule(if peer.is_ipv6() { "-6 " } else { "" }),
+        ),
+        Fault::OtherLink(other) => other_link(other, (peer, &who), ip),
+        Fault::Permanent { nexthop, link, mac } => finding(
+            format!(
+                "packets do not reach {who}, and the MAC address of {nexthop} on {link} is permanent ({mac}), so nothing corrects it"
+            ),
+            format!("{ip} neigh del {nexthop} dev {link}; then find the program that writes it"),
+        ),
+        Fault::NoListener { port, device } => {
+            let answer = if peers.len() == 1 { "answers" } else { "answer" };
+            no_listener(&format!("{who} {answer}"), *port, device)
+        }
+    }
+}
+
+fn no_listener(who_answers: &str, port: u16, device: &str) -> NodeFinding {
+    let evidence = format!(
+        "{who_answers} that nothing listens on UDP port {port} there: its {device} is down or gone, its agent uses another Port, or a rule there rejects the packets"
+    );
+    let remedy = format!(
+        "on that node: `ip -d link show {device}` shows the state and the port, `weft status` the problems of its agent; restart the agent, which makes the device again"
+    );
+    finding(evidence, remedy)
+}
+
+fn other_link(other: &OtherLink, (peer, who): (IpAddr, &str), ip: &str) -> NodeFinding {
+    let OtherLink { link, route, table, uplink, way } = other;
+    let table = if *table == MAIN { "main".to_owned() } else { table.to_string() };
+    let route = route.map(|route| format!("{route}, ")).unwrap_or_default();
+    let evidence = format!(
+        "packets to {who}, which do not arrive, leave over {link} ({route}table {table}) instead of the uplink {uplink}, as a VPN wants it"
+    );
+    let host = IpNet::from(peer);
+    let command = match way {
+        Some(UplinkWay { main_is_right: true, .. }) => format!("{ip} rule add to {host} lookup main pref {RULE}"),
+        Some(UplinkWay { gateway: Some(gateway), .. }) => format!("{ip} route add {host} via {gateway} dev {uplink}"),
+        Some(UplinkWay { gateway: None, .. }) => format!("{ip} route add {host} dev {uplink}"),
+        None => format!("`{ip} route get {peer}` shows the route"),
+    };
+    finding(
+        evidence,
+        format!("{command}; then exclude the addresses of nodes in the program that sends packets over {link}"),
+    )
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A bridge or bond takes packets of a link, or ARP is off.
+
+use super::arp_rules;
+use crate::facts::NodeFacts;
+use crate::facts::path_links::{ALL, ArpOff, IGNORES_ALL, PathLink};
+use crate::finding::{NodeFinding, finding};
+
+/// The kinds of links that take the packets of the links below them.
+const TAKERS: [&str; 4] = ["bridge", "bond", "team", "openvswitch"];
+
+/// A bridge or a bond takes the packets of a link that has an address or routes of its own.
+pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let mut findings = Vec::new();
+    for link in &facts.path_links.links {
+        let Some((master, kind)) = &link.master else { continue };
+        let name = &link.name;
+        let takes = TAKERS.contains(&kind.as_str());
+        if link.is_uplink && takes {
+            let evidence = format!(
+                "{name} has an address or the default route, and is a part of {master} ({kind}), which takes the packets that arrive on {name}"
+            );
+            let remedy =
+                format!("give the address and the routes of {name} to {master}, or `ip link set {name} nomaster`");
+            findings.push(finding(evidence, remedy));
+        } else if !link.is_uplink && (takes || kind == "vrf") {
+            let what = if takes {
+                "takes the packets that arrive on it"
+            } else {
+                "routes its packets by another table than that of weft's routes"
+            };
+            let evidence = format!("{name} is a part of {master} ({kind}), which {what}");
+            findings.push(finding(
+                evidence,
+                format!("ip link set {name} nomaster; then exclude {name} in the program that did it"),
+            ));
+        }
+    }
+    for found in facts.path_links.links.iter().filter_map(|link| no_arp(facts, link)) {
+        // The setting for all links is found at each of them.
+        if !findings.contains(&found) {
+            findings.push(found);
+        }
+    }
+    findings.extend(arp_rules::found(facts));
+    findings
+}
+
+/// The kernel does not ask for MAC addresses on a link, or does not answer. Permanent neighbours can do the work of ARP on an uplink.
+fn no_arp(facts: &NodeFacts, link: &PathLink) -> Option<NodeFinding> {
+    let name = &link.name;
+    match link.arp.as_ref()? {
+        ArpOff::Flag if link.is_uplink && facts.unreachable == 0 => None,
+        ArpOff::Flag => {
+            let evidence = format!("{name} has the flag NOARP, so this node asks nobody there for a MAC address");
+            Some(finding(evidence, format!("ip link set {name} arp on")))
+        }
+        ArpOff::Ignored(conf) => {
+            let extent = if conf == ALL { "on no link" } else { "not on this link" };
+            let evidence =
+                format!("net/ipv4/conf/{conf}/arp_ignore is {IGNORES_ALL}, so this node answers ARP requests {extent}");
+            let remedy = format!("sysctl -w net/ipv4/conf/{conf}/arp_ignore=0; and correct it in /etc/sysctl.d");
+            Some(finding(evidence, remedy))
+        }
+    }
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What `weft doctor` knows about a node: files, sysctls and the kernel's tables. Each subject has a file with its facts, and with the function that
+//! reads them and draws no conclusions.
+
+mod arp_tables;
+pub(crate) mod certificates;
+mod cni_files;
+pub(crate) mod cni_plugins;
+pub(crate) mod duplicates;
+pub(crate) mod filters;
+mod forwarding;
+mod host_firewalls;
+pub(crate) mod ipsec;
+pub(crate) mod limits;
+pub(crate) mod locks;
+pub(crate) mod offload;
+pub(crate) mod other_networks;
+pub(crate) mod other_rules;
+pub(crate) mod path_links;
+mod peer_port;
+mod pod_addresses;
+pub(crate) mod pod_links;
+pub(crate) mod policy_rules;
+mod port_users;
+pub(crate) mod store;
+mod tables;
+mod tunnel;
+pub(crate) mod tunnel_rules;
+pub(crate) mod underlay;
+pub(crate) mod ways;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use ipnet::IpNet;
+use nix::unistd::geteuid;
+use weft_backends::owner;
+use weft_netlink::rtnl::{Link, Rtnl};
+
+use crate::known_links::BRIDGE;
+use crate::processes;
+use crate::sources::{AbsentAgent, AgentAnswer, LossyPeer, NodeSources, StoreAnswer};
+use crate::subnet_file::{self, SubnetFile};
+use crate::sysctl;
+use cni_files::CniFiles;
+use duplicates::{Duplicate, SameMac};
+use filters::PodFilter;
+use forwarding::Forwarding;
+use ipsec::Taken;
+use limits::{Fill, Limits};
+use locks::HeldLock;
+use offload::Offloaded;
+use other_networks::Leftover;
+use other_rules::RuleFacts;
+use path_links::PathLinks;
+use pod_links::{Bridge, PodLinks};
+use policy_rules::PolicyRules;
+use store::StoreFacts;
+use tables::Tables;
+use tunnel::Tunnel;
+use tunnel_rules::DroppingRule;
+use underlay::Fault;
+use ways::WayFacts;
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone)]
+pub struct NodeFacts {
+    /// The path of the subnet file.
+    pub path: PathBuf,
+    /// The content of the subnet file.
+    pub subnet_file: SubnetFile,
+    /// Why the directory of the subnet file cannot be written, if it cannot.
+    pub unwritable: Option<String>,
+    /// The UDP port of the tunnel: that of weft's vxlan device, if there is one.
+    pub port: u16,
+    /// The programs that have a socket on this port, with their process IDs.
+    pub port_users: Vec<String>,
+    /// The bridge, if there is one.
+    pub bridge: Option<Bridge>,
+    /// net.bridge.bridge-nf-call-iptables; `None` without the module br_netfilter.
+    pub bridge_calls_iptables: Option<u64>,
+    /// net.bridge.bridge-nf-call-ip6tables; `None` without the module br_netfilter.
+    pub bridge_calls_ip6tables: Option<u64>,
+    /// The entries below net.ipv6.conf that switch IPv6 off for our links, now or when they are made.
+    pub ipv6_disabled: Vec<String>,
+    /// The connection tracking table, if the module is loaded.
+    pub conntrack: Option<Fill>,
+    /// The neighbour tables of IPv4 and IPv6, each with the name in the sysctl. They have limits in the host's namespace alone.
+    pub neighbours: Vec<(&'static str, Fill)>,
+    /// What concerns packets between nodes.
+    pub ways: WayFacts,
+    /// The links of pods.
+    pub pods: PodLinks,
+    /// Whether packets are forwarded.
+    pub forwarding: Forwarding,
+    /// The links by which packets between nodes pass.
+    pub path_links: PathLinks,
+    /// The filters of tc at links of pods that drop packets, or may do so.
+    pub filters: Vec<PodFilter>,
+    /// The IPv4 addresses of this node that another host has, too.
+    pub duplicates: Vec<Duplicate>,
+    /// The MAC addresses of this node that another host has, too.
+    pub same_macs: Vec<SameMac>,
+    /// The policies of IPsec that take packets between pods.
+    pub ipsec: Vec<Taken>,
+    /// The tunnel devices that leave checksums to a card that may spoil them.
+    pub offload: Vec<Offloaded>,
+    /// Number of peers that packets do not reach.
+    pub unreachable: usize,
+    /// Other peers, to which some packets get lost.
+    pub lossy: Vec<LossyPeer>,
+    /// The rules of other programs.
+    pub rules: RuleFacts,
+    /// The rules that drop packets of the tunnel.
+    pub dropping: Vec<DroppingRule>,
+    /// What other networks for pods left behind.
+    pub leftovers: Vec<Leftover>,
+    /// Agents of flannel that run beside ours.
+    pub other_agents: Vec<String>,
+    /// The files of CNI.
+    pub cni: CniFiles,
+    /// The addresses in our subnets that pods have, each with the number of pods.
+    pub pod_addresses: BTreeMap<IpAddr, usize>,
+    /// Limits of the machine.
+    pub limits: Limits,
+    /// Locks that a program holds for too long.
+    pub locks: Vec<HeldLock>,
+    /// The store, net-conf and certificates.
+    pub store: StoreFacts,
+    /// What the agent answered.
+    pub agent: AgentAnswer,
+    /// The socket on which the agent was asked.
+    pub socket: PathBuf,
+    /// What is known about the agent if it does not answer.
+    pub absent_agent: AbsentAgent,
+    /// The name of a device whose alias says that an agent with this subnet file made it.
+    pub own_device: Option<String>,
+    /// Why packets cannot reach the addresses of peers.
+    pub underlay: Vec<(IpAddr, Fault)>,
+    /// The backend of the agent; empty if this is not known.
+    pub backend: String,
+    /// What could not be examined: the name of the check, and a text for people.
+    pub not_examined: Vec<(&'static str, String)>,
+}
+
+/// Reads everything.
+///
+/// # Errors
+/// The kernel's tables or /proc cannot be read.
+pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
+    let mut kernel = Rtnl::open()?;
+    let (links, addrs) = (kernel.links()?, kernel.addrs()?);
+    let subnet_file = subnet_file::read(&sources.subnet_file);
+    let subnets = subnet_file.subnets();
+    let (routes, neighbours) = (kernel.main_table()?, kernel.neighbours()?);
+    let policy = PolicyRules::read().context("read the policy rules")?;
+    let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours, policy: &policy };
+    let ways = ways::read(&tables, &subnets)?;
+    let rules = other_rules::read((&links, &addrs), &subnets, &ways.to_peers);
+    let (tunnel, vxlan_port) = (Tunnel::of(sources, &ways), tunnel::vxlan_port(sources, &ways));
+    // A kernel without queueing disciplines has none that matters.
+    let qdiscs = kernel.qdiscs().unwrap_or_default();
+    let path_links = path_links::read(&links, (&addrs, &routes), &qdiscs, &sources.published);
+    let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|(_, subnet)| *subnet).collect();
+    let mut not_examined = not_examined(sources);
+    let what = "whether another host has an IPv4 address of this node";
+    let duplicates = known("duplicate-address", what, duplicates::read(&links, &addrs, &path_links), &mut not_examined);
+    Ok(NodeFacts {
+        path: sources.subnet_file.clone(),
+        subnet_file,
+        unwritable: limits::unwritable(&sources.subnet_file),
+        port: ways.port().unwrap_or(sources.port),
+        port_users: port_users::read(vxlan_port).context("look for the programs that use UDP ports")?,
+        bridge: pod_links::bridge(&links, &addrs),
+        bridge_calls_iptables: sysctl::number("bridge/bridge-nf-call-iptables"),
+        bridge_calls_ip6tables: sysctl::number("bridge/bridge-nf-call-ip6tables"),
+        ipv6_disabled: ipv6_disabled(&links, &ways),
+        conntrack: limits::conntrack(),
+        neighbours: limits::neighbour_tables(&neighbours),
+        pods: pod_links::read(&links, &addrs, &routes),
+        pod_addresses: pod_addresses::read(&links, &subnets).unwrap_or_default(),
+        forwarding: forwarding::read(&links, &routes),
+        duplicates,
+        same_macs: duplicates::same_macs(&tables, &path_links),
+        offload: offload::read(&links, &path_links, Path::new("/sys/class/net")),
+        path_links,
+        // A kernel without filters has none that drop packets.
+        filters: filters::read(&links, &qdiscs).unwrap_or_default(),
+        ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
+        unreachable: sources.unreachable,
+        lossy: sources.lossy.clone(),
+        dropping: tunnel_rules::read(tunnel.map(|tunnel| (&*sources.peers, tunnel)), &subnets, &rules.iptables)?,
+        leftovers: other_networks::read(&links, &rules.iptables),
+        other_agents: sources.other_agents.clone(),
+        cni: cni_files::read(&sources.cni, &sources.subnet_file),
+        limits: limits::read(&[&sources.state_dir, &sources.cni.networks]),
+        locks: locks::read(&sources.cni.networks),
+        rules,
+        ways,
+        store: store::read(&sources.store),
+        agent: sources.agent.clone(),
+        socket: sources.socket.clone(),
+        absent_agent: sources.absent_agent.clone(),
+        own_device: own_device(&sources.subnet_file, &links),
+        underlay: underlay::read(&tables, sources, tunnel.and_then(Tunnel::port))
+            .context("ask for the ways to peers")?,
+        backend: sources.backend.clone(),
+        not_examined,
+    })
+}
+
+/// Returns the name of a device that an agent with this subnet file made.
+fn own_device(subnet_file: &Path, links: &[Link]) -> Option<String> {
+    let alias = format!("{}{}", owner::ALIAS, subnet_file.display());
+    links.iter().find(|link| link.alias == alias).map(|link| link.name.clone())
+}
+
+/// Returns what was read, or nothing if it could not be read, for example by another user than root. Then a text for people says so.
+fn known<T: Default>(
+    check: &'static str,
+    what: &str,
+    read: io::Result<T>,
+    not_examined: &mut Vec<(&'static str, String)>,
+) -> T {
+    read.unwrap_or_else(|error| {
+        not_examined.push((check, format!("{what}: {error}")));
+        T::default()
+    })
+}
+
+/// Returns what this process cannot see.
+fn not_examined(sources: &NodeSources) -> Vec<(&'static str, String)> {
+    let mut texts = Vec::new();
+    if sources.agent == AgentAnswer::None {
+        let place = sources.socket.display();
+        texts.push(("agent", format!("what only a running agent knows: no agent answers on {place}")));
+    }
+    if sources.store.answer == StoreAnswer::NotAsked {
+        texts.push((
+            "store",
+            "the store and its certificates: give --check-store and the flags of the store".to_owned(),
+        ));
+    }
+    if !geteuid().is_root() {
+        texts.push(("port", "programs of other users: you are not root".to_owned()));
+    }
+    texts.extend(processes::unreadable().map(|text| ("port", text)));
+    texts
+}
+
+/// Returns the IPv6 entries that are switched off: those of the links that pods' packets pass, and the one for links that are
+/// made later.
+fn ipv6_disabled(links: &[Link], ways: &WayFacts) -> Vec<String> {
+    let carries = |link: &Link| ways.to_peers.iter().any(|(name, dst)| *name == link.name && dst.addr().is_ipv6());
+    let is_ours = |link: &Link| link.name == BRIDGE || link.name.starts_with("flannel-v6.") || carries(link);
+    let ours = links.iter().filter(|link| is_ours(link));
+    let names = ours.map(|link| link.name.as_str()).chain(["default"]);
+    let disabled =
+        names.filter(|name| sysctl::number(&format!("ipv6/conf/{name}/disable_ipv6")).is_none_or(|value| value != 0));
+    disabled.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+impl NodeFacts {
+    /// Returns the facts of a node with an IPv4 subnet.
+    pub(crate) fn of_a_node() -> NodeFacts {
+        let text = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+        let env = weft_subnet::env::SubnetEnv::parse(text).unwrap();
+        NodeFacts { subnet_file: SubnetFile::Good(env), port: 8472, ..NodeFacts::default() }
+    }
+
+    /// Returns the facts of a node whose store answered so, a thousand days after 1970.
+    pub(crate) fn with_store(answer: StoreAnswer) -> NodeFacts {
+        let store = StoreFacts { place: "etcd".to_owned(), answer, now: 1000 * 24 * 3600, ..StoreFacts::default() };
+        NodeFacts { store, ..NodeFacts::default() }
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The files of CNI on this node: configurations, plugins, and the addresses that host-local gave to pods.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::cni_plugins;
+use crate::processes;
+use crate::sources::CniSources;
+
+/// Files with these endings are configurations.
+const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
+
+/// A configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conf {
+    /// Name of the file.
+    pub name: String,
+    /// The plugins that it needs, those of delegates included; or why it cannot be used.
+    pub plugins: Result<Vec<String>, String>,
+    /// True if it is a link to another file.
+    pub is_link: bool,
+    /// The subnet files that plugins of weft and flannel read.
+    pub subnet_files: Vec<PathBuf>,
+    /// True if one of these files is that of the agent.
+    pub reads_ours: bool,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct CniFiles {
+    /// The directory of configurations.
+    pub conf_dir: PathBuf,
+    /// The configurations, in the order in which runtimes use them.
+    pub confs: Vec<Conf>,
+    /// The plugins of the first configuration that are in none of the directories. Empty if none of the directories exists.
+    pub missing: Vec<String>,
+    /// The plugins of the first configuration that are there and cannot run, each with the reason.
+    pub broken: Vec<(PathBuf, String)>,
+    /// The directories of plugins, for people.
+    pub path: String,
+    /// For each network of host-local its name, and the reserved addresses.
+    pub reserved: Vec<(String, Vec<IpAddr>)>,
+    /// True if a kubelet runs on this machine.
+    pub has_kubelet: bool,
+}
+
+/// Reads the files. What does not exist is empty. `subnet_file` is that of the agent.
+pub(super) fn read(sources: &CniSources, subnet_file: &Path) -> CniFiles {
+    let names = |dir: &Path| -> Vec<String> {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names
+    };
+    let is_conf =
+        |name: &String| Path::new(name).extension().is_some_and(|kind| ENDINGS.iter().any(|ending| kind == *ending));
+    let conf = |name: String| {
+        let path = sources.conf_dir.join(&name);
+        let list = plugin_list(&path);
+        let subnet_files: Vec<PathBuf> = list.iter().flatten().filter_map(cni_plugins::subnet_file).collect();
+        let reads_ours = subnet_files.iter().any(|file| is_same(file, subnet_file));
+        let is_link = fs::symlink_metadata(&path).is_ok_and(|about| about.is_symlink());
+        Conf { plugins: list.and_then(|list| plugins(&list)), is_link, subnet_files, reads_ours, name }
+    };
+    let confs: Vec<Conf> = names(&sources.conf_dir).into_iter().filter(is_conf).map(conf).collect();
+    let wanted = || confs.first().and_then(|first| first.plugins.as_ref().ok()).into_iter().flatten();
+    let has_dir = sources.path.iter().any(|dir| dir.is_dir());
+    let is_missing = |plugin: &&String| !sources.path.iter().any(|dir| is_program(&dir.join(plugin)));
+    let place = |plugin: &String| sources.path.iter().map(|dir| dir.join(plugin)).find(|path| is_program(path));
+    let broken = wanted().filter_map(place).filter_map(|path| Some((path.clone(), cni_plugins::why_not(&path)?)));
+    let reserved = |network: String| {
+        let addrs = names(&sources.networks.join(&network)).iter().filter_map(|name| name.parse().ok()).collect();
+        (network, addrs)
+    };
+    CniFiles {
+        conf_dir: sources.conf_dir.clone(),
+        missing: wanted().filter(|_| has_dir).filter(is_missing).cloned().collect(),
+        broken: broken.collect(),
+        confs,
+        path: sources.path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":"),
+        reserved: names(&sources.networks).into_iter().map(reserved).collect(),
+        has_kubelet: processes::is_running(&["kubelet"]),
+    }
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
+}
+
+/// Returns the plugins of a configuration, as it describes them.
+fn plugin_list(path: &Path) -> Result<Vec<Value>, String> {
+    let text = fs::read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => "it is a link that leads nowhere".to_owned(),
+        _ => error.to_string(),
+    })?;
+    let value: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    Ok(match &value["plugins"] {
+        Value::Array(list) => list.clone(),
+        _ => vec![value],
+    })
+}
+
+/// Returns the names of these plugins, and of those that they call.
+fn plugins(list: &[Value]) -> Result<Vec<String>, String> {
+    let mut found: Vec<String> = Vec::new();
+    for plugin in list {
+        let kind = plugin["type"].as_str().filter(|kind| !kind.is_empty()).ok_or("a plugin in it has no `type`")?;
+        let mut add = |value: &Value, default: Option<&str>| {
+            let named = value["type"].as_str().or(default).filter(|name| !name.is_empty() && !name.contains('/'));
+            found.extend(named.map(str::to_owned).filter(|name| !found.contains(name)));
+        };
+        add(plugin, None);
+        if kind == "flannel" {
+            // These are the defaults of flannel's plugin.
+            add(&plugin["delegate"], Some("bridge"));
+            add(&plugin["delegate"]["ipam"], Some("host-local"));
+        } else {
+            add(&plugin["ipam"], None);
+        }
+    }
+    if found.is_empty() { Err("it has no plugins".to_owned()) } else { Ok(found) }
+}
+
+/// Returns true for two paths of one file. /var/run is a link to /run.
+fn is_same(one: &Path, other: &Path) -> bool {
+    one == other || fs::canonicalize(one).is_ok_and(|one| fs::canonicalize(other).is_ok_and(|other| one == other))
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Limits of the kernel and of the whole machine, and room on its disks.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{AccessFlags, access, geteuid};
+use weft_netlink::rtnl::Neigh;
+
+use crate::processes;
+use crate::sysctl;
+
+/// How full a table of the kernel is.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// Number of entries that count against the limit.
+    pub entries: u64,
+    /// The limit.
+    pub max: u64,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// The inotify instances of root. Programs that watch files, such as the kubelet, need some.
+    pub inotify: Option<Fill>,
+    /// The files and directories that root watches with these instances.
+    pub watches: Option<Fill>,
+    /// The open files of the machine.
+    pub files: Option<Fill>,
+    /// The threads of the machine. Each process has at least one.
+    pub threads: Option<Fill>,
+    /// For each directory that the agent or a CNI plugin writes, why it cannot.
+    pub unwritable: Vec<(PathBuf, String)>,
+}
+
+/// Reads the limits. `dirs` contains directories that are written; those that do not exist are left out.
+pub(super) fn read(dirs: &[&Path]) -> Limits {
+    let (instances, watches) = inotify().unzip();
+    let fill = |max: &str, entries: Option<u64>| Some(Fill { entries: entries?, max: number(max)? });
+    let text = fs::read_to_string("/proc/sys/fs/file-nr").unwrap_or_default();
+    let words: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let files = match words[..] {
+        [entries, _, max] => Some(Fill { entries, max }),
+        _ => None,
+    };
+    // Another user than root may write none of them.
+    let written = dirs.iter().filter(|dir| geteuid().is_root() && dir.is_dir());
+    let unwritable = written.filter_map(|dir| Some((dir.to_path_buf(), unwritable(&dir.join("file"))?)));
+    Limits {
+        inotify: fill("/proc/sys/fs/inotify/max_user_instances", instances),
+        watches: fill("/proc/sys/fs/inotify/max_user_watches", watches),
+        files,
+        threads: threads(),
+        unwritable: unwritable.collect(),
+    }
+}
+
+/// Returns the number in a file.
+fn number(path: &str) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Counts the inotify instances of root's processes, and what they watch. Each watch is a line of `/proc/PID/fdinfo/FD`
+/// (Documentation/filesystems/proc.rst of the kernel).
+fn inotify() -> Option<(u64, u64)> {
+    let (mut instances, mut watches) = (0, 0);
+    for process in processes::all().ok()? {
+        if !process.dir.metadata().is_ok_and(|about| about.uid() == 0) {
+            continue;
+        }
+        for (number, _) in process.numbered_files().filter(|(_, file)| file == Path::new("anon_inode:inotify")) {
+            let about = fs::read_to_string(process.dir.join("fdinfo").join(number)).unwrap_or_default();
+            instances += 1;
+            watches += about.lines().filter(|line| line.starts_with("inotify ")).count() as u64;
+        }
+    }
+    Some((instances, watches))
+}
+
+/// Counts all threads of the machine: the fourth word of /proc/loadavg is `RUNNING/ALL`. Each needs a number up to `kernel.pid_max`.
+fn threads() -> Option<Fill> {
+    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    let (_, all) = text.split_whitespace().nth(3)?.split_once('/')?;
+    let max = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
+    Some(Fill { entries: all.parse().ok()?, max })
+}
+
+/// Returns why the agent could not write a file. It makes missing directories, so the nearest one that exists counts.
+pub(super) fn unwritable(path: &Path) -> Option<String> {
+    let mut dirs = path.ancestors().skip(1);
+    let dir = dirs.find(|dir| dir.exists()).filter(|dir| !dir.as_os_str().is_empty())?;
+    if !dir.is_dir() {
+        return Some(format!("{} is not a directory", dir.display()));
+    }
+    if let Err(error) = access(dir, AccessFlags::W_OK | AccessFlags::X_OK) {
+        return Some(format!("{}: {}", dir.display(), error.desc()));
+    }
+    let space = statvfs(dir).ok()?;
+    // A file system without a limit, such as overlayfs on some hosts, reports no blocks and no files at all.
+    let is_full = space.blocks() > 0 && space.blocks_available() == 0;
+    let lacks_files = space.files() > 0 && space.files_available() == 0;
+    (is_full || lacks_files).then(|| format!("{}: the file system is full", dir.display()))
+}
+
+/// Returns how full the connection tracking table is, if the module is loaded.
+pub(super) fn conntrack() -> Option<Fill> {
+    let (entries, max) =
+        sysctl::number("netfilter/nf_conntrack_count").zip(sysctl::number("netfilter/nf_conntrack_max"))?;
+    Some(Fill { entries, max })
+}
+
+/// Counts the neighbours of both families. Permanent ones, as weft writes them, do not count against the limit.
+pub(super) fn neighbour_tables(all: &[Neigh]) -> Vec<(&'static str, Fill)> {
+    let table = |name: &'static str, v6: bool| {
+        let max = sysctl::number(&format!("{name}/neigh/default/gc_thresh3"))?;
+        let counted = all.iter().filter(|neigh| !neigh.permanent && neigh.addr.is_ipv6() == v6).count();
+        Some((name, Fill { entries: counted as u64, max }))
+    };
+    [table("ipv4", false), table("ipv6", true)].into_iter().flatten().collect()
+}

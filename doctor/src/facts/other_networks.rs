@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What other networks for pods left behind on this node.
+
+use weft_cni::iptables::{Saved, target, words};
+use weft_netlink::rtnl::Link;
+
+use crate::processes;
+use crate::saved_rules::SavedRules;
+
+/// The chains of the kernel, from which rules are reached.
+const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
+
+/// A network for pods, and how it is known.
+struct Known {
+    name: &'static str,
+    /// The names of its processes, as /proc/PID/comm has them, which is at most 15 bytes.
+    programs: &'static [&'static str],
+    /// How its chains of iptables begin.
+    chains: &'static [&'static str],
+    /// Its links on the host.
+    links: &'static [&'static str],
+}
+
+const KNOWN: [Known; 5] = [
+    Known {
+        name: "Calico",
+        programs: &["calico-node", "calico-felix", "felix"],
+        chains: &["cali-"],
+        links: &["vxlan.calico", "wireguard.cali"],
+    },
+    Known {
+        name: "Cilium",
+        programs: &["cilium-agent"],
+        chains: &["CILIUM_", "OLD_CILIUM_"],
+        links: &["cilium_host", "cilium_vxlan"],
+    },
+    Known {
+        name: "kube-router",
+        // k3s has its network policies inside.
+        programs: &["kube-router", "k3s-server", "k3s-agent", "k3s"],
+        chains: &["KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"],
+        links: &["kube-bridge"],
+    },
+    Known { name: "Weave Net", programs: &["weaver"], chains: &["WEAVE"], links: &["weave", "vxlan-6784"] },
+    Known { name: "Antrea", programs: &["antrea-agent"], chains: &["ANTREA-"], links: &["antrea-gw0"] },
+];
+
+/// What a network left behind: its rules or links are here, and none of its programs runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leftover {
+    /// The network.
+    pub network: &'static str,
+    /// The program that shows its rules, the first rule that leads to them, and how its chains begin.
+    pub rules: Option<(String, String, String)>,
+    /// Its links.
+    pub links: Vec<String>,
+}
+
+/// Looks for what networks without a running program have left. Where not all processes are seen, nothing is certain.
+pub(super) fn read(links: &[Link], iptables: &[SavedRules]) -> Vec<Leftover> {
+    if processes::unreadable().is_some() {
+        return Vec::new();
+    }
+    let left = KNOWN.iter().map(|known| left_by(known, links, iptables));
+    left.filter(|left| left.rules.is_some() || !left.links.is_empty())
+        .filter(|left| {
+            let programs =
+                KNOWN.iter().find(|known| known.name == left.network).map_or(&[][..], |known| known.programs);
+            !processes::is_running(programs)
+        })
+        .collect()
+}
+
+fn left_by(known: &Known, links: &[Link], iptables: &[SavedRules]) -> Leftover {
+    let names = links.iter().filter(|link| known.links.contains(&link.name.as_str()));
+    let rules = iptables.iter().find_map(|saved| {
+        let (rule, prefix) = jump(known, &saved.tables)?;
+        Some((saved.program.clone(), rule, prefix.to_owned()))
+    });
+    Leftover { network: known.name, rules, links: names.map(|link| link.name.clone()).collect() }
+}
+
+/// Returns the first rule by which a chain of the kernel leads to one of this network, and how the name of that one begins.
+fn jump(known: &Known, saved: &Saved) -> Option<(String, &'static str)> {
+    for table in ["filter", "nat"].into_iter().filter_map(|name| saved.table(name)) {
+        for chain in BUILT_IN {
+            for rule in table.get(chain).into_iter().flat_map(|chain| &chain.rules) {
+                let words = words(rule);
+                let Some((target, _)) = target(&words) else { continue };
+                if let Some(prefix) = known.chains.iter().find(|prefix| target.starts_with(**prefix)) {
+                    return Some((format!("-A {chain} {rule}"), *prefix));
+                }
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rules of other programs, as the programs that list them print them, and as the kernel has them.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use ipnet::IpNet;
+use weft_cni::iptables::legacy_tables_file;
+use weft_netlink::nftables::{self, Hook, base_chains};
+use weft_netlink::rtnl::{Addr, Link};
+use weft_subnet::cidr::Family;
+
+use super::arp_tables;
+use crate::kernel::entries::Packet;
+use crate::kernel::nft;
+use crate::kernel::rules::{Fate, Tested};
+use crate::known_links::{BRIDGE, KUBE_IPVS};
+use crate::processes::{self, Process, net_namespace};
+use crate::programs::{LIMIT, run};
+use crate::saved_rules::{self, SavedRules, is_listed};
+
+/// A rule of nftables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NftRule {
+    /// Family, table and name of the base chain that leads to it.
+    pub chain: String,
+    /// The rule as text, with its handle.
+    pub rule: String,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct RuleFacts {
+    /// The rules of iptables, for each flavour and family that could be read.
+    pub iptables: Vec<SavedRules>,
+    /// What `nft list ruleset` prints; `None` if there is no such program.
+    pub nft: Option<String>,
+    /// What `arptables-legacy-save` prints; empty without its table or the program.
+    pub arptables: String,
+    /// The rules of nftables that replace the source address of packets to pods of other nodes.
+    pub nft_masquerades: Vec<NftRule>,
+    /// kube-proxy with its process ID, if it runs in this network namespace.
+    pub kube_proxy: Option<String>,
+    /// True if kube-proxy carries services by IPVS.
+    pub ipvs: bool,
+    /// True if services have addresses for IPVS, and its table is empty.
+    pub ipvs_is_empty: bool,
+    /// What could not be read.
+    pub unreadable: Option<String>,
+}
+
+/// Reads the rules. `links` and `addrs` are all of this node, `subnets` are its subnets, and `to_peers` contains a destination for each link by
+/// which packets to pods of other nodes leave.
+pub(super) fn read((links, addrs): (&[Link], &[Addr]), subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> RuleFacts {
+    let mut facts = RuleFacts {
+        kube_proxy: kube_proxy(),
+        ipvs: links.iter().any(|link| link.name == KUBE_IPVS),
+        ipvs_is_empty: ipvs_is_empty(links, addrs),
+        arptables: arp_tables::read(),
+        ..RuleFacts::default()
+    };
+    for family in [Family::V4, Family::V6] {
+        let legacy = fs::read_to_string(legacy_tables_file(family)).unwrap_or_default();
+        for tables in [None, Some(legacy.as_str())] {
+            match saved_rules::read(family, tables) {
+                Ok(saved) => facts.iptables.push(saved),
+                Err(error) => facts.unreadable = Some(error.to_string()),
+            }
+        }
+    }
+    match run("nft", &["--stateless", "list", "ruleset"], LIMIT) {
+        Ok(text) => facts.nft = Some(text),
+        Err(error) => facts.unreadable = Some(error.to_string()),
+    }
+    match nft_masquerades(subnets, to_peers, &facts.iptables) {
+        Ok(rules) => facts.nft_masquerades = rules,
+        // A kernel without nftables has no such rules.
+        Err(error) if weft_netlink::socket::absent(&error) => {}
+        Err(error) => facts.unreadable = Some(format!("nftables cannot be read: {error}")),
+    }
+    facts
+}
+
+/// Follows a packet from a pod of this node to one of another node through the chains that translate source addresses. The tables that iptables-nft
+/// has listed are left out.
+fn nft_masquerades(
+    subnets: &[IpNet],
+    to_peers: &[(String, IpNet)],
+    iptables: &[SavedRules],
+) -> io::Result<Vec<NftRule>> {
+    let mut netlink = nftables::open()?;
+    let mut found = Vec::new();
+    let chains = base_chains(&mut netlink, Hook::Postrouting)?;
+    for chain in chains.iter().filter(|chain| chain.is_nat && !is_listed(iptables, chain)) {
+        for (link, dst) in to_peers {
+            let of_family = |subnet: &&IpNet| subnet.addr().is_ipv4() == dst.addr().is_ipv4();
+            let sees = chain.sees(dst.addr().is_ipv4());
+            let Some(own) = subnets.iter().find(of_family).filter(|_| sees) else { continue };
+            let (Some(from), Some(to)) = (own.trunc().hosts().last(), dst.hosts().last()) else { continue };
+            let packet = Packet { from, to, proto: None, port: None };
+            let tested = Tested::new(&packet, Some(BRIDGE), Some(link));
+            let outcome = nft::follow(&mut netlink, chain, tested)?;
+            // The packet may never come to a rule behind one that is not evaluated.
+            let is_certain = outcome.not_evaluated.is_none_or(|(fate, _)| fate == Fate::SourceTranslated);
+            if let Some((Fate::SourceTranslated, rule)) = outcome.fate.filter(|_| is_certain) {
+                found.push(NftRule { chain: chain.path(), rule });
+            }
+        }
+    }
+    found.dedup();
+    Ok(found)
+}
+
+/// Returns true if the link of kube-proxy has addresses of services, and IPVS carries none.
+fn ipvs_is_empty(links: &[Link], addrs: &[Addr]) -> bool {
+    let link = links.iter().find(|link| link.name == KUBE_IPVS);
+    let has_services = link.is_some_and(|link| addrs.iter().any(|addr| addr.index == link.index && addr.global));
+    has_services && fs::read_to_string("/proc/thread-self/net/ip_vs").is_ok_and(|table| lists_no_service(&table))
+}
+
+fn lists_no_service(table: &str) -> bool {
+    let is_service = |line: &str| ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|begin| line.starts_with(begin));
+    !table.lines().any(is_service)
+}
+
+fn kube_proxy() -> Option<String> {
+    let own = net_namespace(Path::new("/proc/thread-self")).ok()?;
+    let is_here = |process: &Process| net_namespace(&process.dir).is_ok_and(|netns| netns == own);
+    let is_kube_proxy = |process: &Process| process.name() == "kube-proxy" && is_here(process);
+    processes::all().ok()?.into_iter().find(is_kube_proxy).map(|process| process.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lists_no_service;
+
+    #[test]
+    fn a_table_of_ipvs_without_a_service_has_only_its_head() {
+        let head = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n";
+        assert!(lists_no_service(head));
+        assert!(!lists_no_service(&format!(
+            "{head}TCP  0A600001:01BB rr\n  -> 0A050102:1F90      Masq    1      0          0\n"
+        )));
+    }
+}

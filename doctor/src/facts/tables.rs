@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The tables of the kernel, as they were read at the start of an examination.
+
+use weft_netlink::rtnl::{Addr, Link, Neigh, Route};
+
+use super::policy_rules::PolicyRules;
+
+/// The tables of the kernel that were read.
+#[derive(Debug, Clone, Copy)]
+pub struct Tables<'a> {
+    /// The links.
+    pub links: &'a [Link],
+    /// The addresses.
+    pub addrs: &'a [Addr],
+    /// The main table.
+    pub routes: &'a [Route],
+    /// The neighbours.
+    pub neighbours: &'a [Neigh],
+    /// The policy rules.
+    pub policy: &'a PolicyRules,
+}
+
+impl Tables<'_> {
+    /// Returns true if a link is up and has a carrier. The kernel may leave out the routes of others.
+    pub(super) fn runs(&self, link: u32) -> bool {
+        self.links.iter().any(|one| one.index == link && one.is_running())
+    }
+}

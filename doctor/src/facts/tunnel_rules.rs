@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules of firewalls on this node that drop packets between nodes: those of the tunnel itself, and forwarded packets of pods.
+
+use std::io;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_cni::iptables::{Table, builtin_chain};
+use weft_netlink::nftables::{self, BaseChain, Hook, base_chains, link_chains};
+use weft_netlink::socket::{Netlink, absent};
+
+use super::host_firewalls::HostFirewall;
+use super::tunnel::Tunnel;
+use crate::kernel::Kernel;
+use crate::kernel::entries::{Device, Lookup, Packet, Proto, RouteKind, unspecified};
+use crate::kernel::links::{Point, drops};
+use crate::kernel::nft;
+use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
+use crate::known_links::BRIDGE;
+use crate::saved_rules::{FILTER, SavedRules, is_listed};
+
+/// The tables of weft. Its guard drops packets of strangers on purpose.
+const OURS: &str = "weft";
+/// Maximum number of peers, for each family, whose pods' packets are followed. Network policies may be thousands of rules.
+const MAX_PEERS: usize = 16;
+
+/// A chain that certainly drops packets between nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DroppingRule {
+    /// The chain, for people.
+    pub chain: String,
+    /// The rule or the policy.
+    pub rule: String,
+    /// The packets, for people.
+    pub what: String,
+    /// What lets the packets pass: a command, and what to do then.
+    pub remedy: String,
+    /// True for the packets of the tunnel, false for those of pods.
+    pub of_tunnel: bool,
+    /// Only what is beyond a rate or chosen at random is dropped.
+    pub beyond_rate: bool,
+}
+
+/// What a packet is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It goes from pods to pods.
+    Pods,
+    /// It belongs to the tunnel to a peer.
+    Tunnel,
+    /// It belongs to the tunnel, and any node may have sent it, because no peer is known yet.
+    AnyNode,
+}
+
+/// A packet between this node and another one.
+struct Flow {
+    kind: Kind,
+    packet: Packet,
+    /// How many bits of the addresses are known, if the packet stands for those between two subnets, or from everywhere.
+    known_bits: Option<(u8, u8)>,
+    /// The packet is for this host.
+    to_local: bool,
+    input: Option<String>,
+    output: Option<String>,
+    connection: Connection,
+    /// The hooks that it passes, in order.
+    hooks: &'static [Hook],
+    /// What it is, for people.
+    what: String,
+    /// Tests that match it, for iptables and for nftables.
+    tests: [String; 2],
+    /// The links and bridges that it passes.
+    points: Vec<Point>,
+}
+
+impl Flow {
+    fn tested(&self) -> Tested<'_> {
+        let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
+        let to_local = Some(self.to_local);
+        Tested { connection: self.connection, known_bits: self.known_bits, to_local, ..tested }
+    }
+
+    fn of_tunnel(&self) -> bool {
+        self.kind != Kind::Pods
+    }
+
+    /// Returns what makes the firewall of the host accept the packet, if this is a packet of the tunnel to this host.
+    fn accepted_by(&self, firewall: HostFirewall) -> Option<String> {
+        let from = (self.kind == Kind::Tunnel).then(|| self.packet.from.to_string());
+        let port = self.packet.port.filter(|_| self.of_tunnel() && self.to_local)?;
+        Some(firewall.accept(from.as_deref(), port, self.input.as_deref()?))
+    }
+
+    /// Returns the rule that drops the packet, if one certainly does. `command` accepts it, unless the chains are those of the firewall of a host.
+    fn dropped(
+        &self,
+        outcome: Outcome,
+        chain: String,
+        command: &str,
+        firewall: Option<HostFirewall>,
+    ) -> Option<DroppingRule> {
+        let by_firewall = firewall.and_then(|firewall| Some((firewall.name(), self.accepted_by(firewall)?)));
+        // Nobody needs packets of the tunnel before a node runs an agent. Only a firewall that is known to keep everything out is named then.
+        if self.kind == Kind::AnyNode && (by_firewall.is_none() || outcome.certainly_dropped().is_none()) {
+            return None;
+        }
+        let (rule, beyond_rate) = match outcome.certainly_dropped() {
+            Some(rule) => (rule.to_owned(), false),
+            None => (outcome.drops_some()?.to_owned(), true),
+        };
+        // A rule is reported for the first node alone whose packets it drops.
+        let others = if self.of_tunnel() { " for each node" } else { "" };
+        let usual =
+            || format!("{command}; then write this{others} into the configuration of the program that makes the rules");
+        let (chain, remedy) = match by_firewall {
+            Some((name, remedy)) => (format!("{chain} ({name})"), remedy),
+            None => (chain, usual()),
+        };
+        Some(DroppingRule { chain, rule, what: self.what.clone(), remedy, of_tunnel: self.of_tunnel(), beyond_rate })
+    }
+}
+
+/// Follows packets of the tunnel between this node and each of these peers, and those between pods of this node and of peers, through all
+/// firewalls. `tunnel` contains the peers and what the packets to them are, if the backend has a tunnel. Each rule is reported once.
+/// `subnets` are those of this node.
+///
+/// # Errors
+/// The kernel does not answer.
+pub(super) fn read(
+    tunnel: Option<(&[IpAddr], Tunnel)>,
+    subnets: &[IpNet],
+    iptables: &[SavedRules],
+) -> io::Result<Vec<DroppingRule>> {
+    let mut kernel = Kernel::open()?;
+    let devices = kernel.devices()?;
+    let mut flows = Vec::new();
+    if let Some((peers, tunnel)) = tunnel {
+        // ipip carries nothing over IPv6.
+        for peer in peers.iter().filter(|peer| peer.is_ipv4() || tunnel != Tunnel::Ipip) {
+            flows.extend(of_tunnel(&mut kernel, &devices, (*peer, tunnel)));
+        }
+        if let Some(port) = tunnel.port().filter(|_| peers.is_empty()) {
+            flows.extend(from_any_node(&mut kernel, &devices, port)?);
+        }
+    }
+    if let Some(bridge) = devices.iter().find(|device| device.name == BRIDGE) {
+        let ports: Vec<&Device> = devices.iter().filter(|device| device.master == bridge.index).collect();
+        for own in subnets.iter().map(IpNet::trunc) {
+            flows.extend(of_pods(&mut kernel, (&devices, &ports), own)?);
+            flows.extend(between_ports(&ports, own));
+        }
+    }
+    let mut found = match of_nftables(&mut flows, iptables) {
+        Ok(rules) => rules,
+        // A kernel without nftables has no such rules.
+        Err(error) if absent(&error) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    found.extend(of_iptables(&flows, iptables));
+    let mut once: Vec<DroppingRule> = Vec::new();
+    for rule in found {
+        if !once.iter().any(|known| known.chain == rule.chain && known.rule == rule.rule) {
+            once.push(rule);
+        }
+    }
+    Ok(once)
+}
+
+/// Returns the packets of the tunnel to a peer and from it.
+fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, Tunnel)) -> Vec<Flow> {
+    let asked = Packet { from: unspecified(peer), to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
+    let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
+    let link = devices.iter().find(|device| device.index == route.device);
+    let (Some(own), Some(link)) = (route.source, link) else { return Vec::new() };
+    let family = if peer.is_ipv4() { "ip" } else { "ip6" };
+    let tests = |[option, field]: [&str; 2]| {
+        let [iptables, nft] = tunnel.tests();
+        [format!("{option} {peer} {iptables}"), format!("{family} {field} {peer} {nft}")]
+    };
+    let link = || link.name.clone();
+    let incoming = Flow {
+        kind: Kind::Tunnel,
+        packet: Packet { from: peer, to: own, ..asked },
+        known_bits: None,
+        to_local: true,
+        input: Some(link()),
+        output: None,
+        connection: Connection::New,
+        hooks: &[Hook::Prerouting, Hook::Input],
+        what: format!("packets of the tunnel ({tunnel}) from {peer}"),
+        tests: tests(["-s", "saddr"]),
+        points: vec![Point::Arrives(link())],
+    };
+    let outgoing = Flow {
+        kind: Kind::Tunnel,
+        packet: Packet { from: own, ..asked },
+        known_bits: None,
+        to_local: false,
+        input: None,
+        output: Some(link()),
+        connection: Connection::New,
+        hooks: &[Hook::Output, Hook::Postrouting],
+        what: format!("packets of the tunnel ({tunnel}) to {peer}"),
+        tests: tests(["-d", "daddr"]),
+        points: vec![Point::Leaves(link())],
+    };
+    vec![incoming, outgoing]
+}
+
+/// Returns a packet of the tunnel that any node may have sent, over the link of the default route: that of IPv4, if there is one. As long
+/// as no peer is known, nodes that have it are expected to use it.
+fn from_any_node(kernel: &mut Kernel, devices: &[Device], port: u16) -> io::Result<Option<Flow>> {
+    for is_ipv4 in [true, false] {
+        let routes = kernel.main_table(is_ipv4)?.into_iter();
+        let mut default = routes.filter(|route| route.prefix.is_none_or(|prefix| prefix.prefix_len() == 0));
+        let default = default.find(|route| route.kind == RouteKind::Unicast);
+        let link = default.and_then(|route| devices.iter().find(|device| device.index == route.device));
+        // Whether IPv6 is used beside IPv4 is not known before the first start.
+        if let Some(link) = link {
+            return Ok(Some(any_node(port, &link.name, is_ipv4)));
+        }
+    }
+    Ok(None)
+}
+
+fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
+    let any = if is_ipv4 { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0; 16]) };
+    Flow {
+        kind: Kind::AnyNode,
+        packet: Packet { from: any, to: any, proto: Some(Proto::Udp), port: Some(port) },
+        known_bits: Some((0, 0)),
+        to_local: true,
+        input: Some(link.to_owned()),
+        output: None,
+        connection: Connection::New,
+        hooks: &[Hook::Prerouting, Hook::Input],
+        what: format!("packets of the tunnel (UDP port {port}) from other nodes"),
+        tests: Tunnel::Udp(port).tests(),
+        points: Vec::new(),
+    }
+}
+
+/// Returns the packets between the pods of this node and those of peers, in both directions.
+fn of_pods(kernel: &mut Kernel, (devices, ports): (&[Device], &[&Device]), own: IpNet) -> io::Result<Vec<Flow>> {
+    let routes = kernel.main_table(own.addr().is_ipv4())?.into_iter();
+    let of_peers = routes.filter(|route| route.of_weft() && route.kind == RouteKind::Unicast);
+    let mut flows = Vec::new();
+    for route in of_peers.take(MAX_PEERS) {
+        let link = devices.iter().find(|device| device.index == route.device);
+        let (Some(peer), Some(link)) = (route.prefix.filter(|net| !net.contains(&own)), link) else { continue };
+        // The places at all pods are looked at for the first peer alone.
+        let ports = if flows.is_empty() { ports } else { &[] };
+        let (bridge, link) = (BRIDGE.to_owned(), link.name.clone());
+        let mut there: Vec<Point> = ports.iter().flat_map(|port| Point::from_port(&port.name)).collect();
+        there.extend([Point::Arrives(bridge.clone()), Point::Leaves(link.clone())]);
+        let mut back = vec![Point::Arrives(link.clone()), Point::Leaves(bridge.clone())];
+        back.extend(ports.iter().flat_map(|port| Point::to_port(&port.name)));
+        flows.push(forwarded((own, peer), (bridge.clone(), link.clone()), there));
+        flows.push(forwarded((peer, own), (link, bridge), back));
+    }
+    Ok(flows)
+}
+
+/// Returns the packets between two subnets of pods.
+fn forwarded((from, to): (IpNet, IpNet), (input, output): (String, String), points: Vec<Point>) -> Flow {
+    let family = if from.addr().is_ipv4() { "ip" } else { "ip6" };
+    Flow {
+        kind: Kind::Pods,
+        packet: Packet { from: from.network(), to: to.network(), proto: None, port: None },
+        known_bits: Some((from.prefix_len(), to.prefix_len())),
+        to_local: false,
+        input: Some(input),
+        output: Some(output),
+        connection: Connection::New,
+        hooks: &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
+        what: format!("packets from pods of {from} to pods of {to}"),
+        tests: [format!("-s {from} -d {to}"), format!("{family} saddr {from} {family} daddr {to}")],
+        points,
+    }
+}
+
+/// Returns the packets between two pods of this node, which pass the bridge alone.
+fn between_ports(ports: &[&Device], own: IpNet) -> Option<Flow> {
+    let [first, second, ..] = ports else { return None };
+    let (first, second) = (first.name.clone(), second.name.clone());
+    let forward = Point::Bridge("forward", Some(first.clone()), Some(second.clone()));
+    let what = "packets between pods of this node".to_owned();
+    Some(Flow { what, hooks: &[], ..forwarded((own, own), (first, second), vec![forward]) })
+}
+
+fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
+    let mut found = Vec::new();
+    for saved in iptables {
+        let tables: Vec<(&str, &Table)> = saved.filters().collect();
+        for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != saved.program.starts_with("ip6")) {
+            found.extend(of_tables(flow, &tables, &saved.program));
+        }
+    }
+    found
+}
+
+/// Follows one packet through tables of iptables. A rule of the table raw may take it out of connection tracking.
+fn of_tables(flow: &Flow, tables: &[(&str, &Table)], program: &str) -> Vec<DroppingRule> {
+    let mut found = Vec::new();
+    let mut connection = flow.connection;
+    for (name, table) in tables.iter().copied() {
+        let is_filter = name == FILTER;
+        let filters = [Hook::Input, Hook::Forward, Hook::Output];
+        let at_hooks = flow.hooks.iter().copied().filter(|hook| !is_filter || filters.contains(hook));
+        for (hook, chain) in at_hooks.map(|hook| (hook, builtin_chain(hook))) {
+            if !table.contains_key(chain) {
+                continue;
+            }
+            let outcome = follow(table, chain, Tested { connection, ..flow.tested() }.at(hook));
+            if outcome.untracked {
+                connection = Connection::Untracked;
+            }
+            let (of_table, option) = match is_filter {
+                true => (String::new(), String::new()),
+                false => (format!(" (table {name})"), format!("-t {name} ")),
+            };
+            let command = format!("{program} {option}-I {chain} {} -j ACCEPT", flow.tests[0]);
+            let firewall = HostFirewall::of_iptables(table).filter(|_| is_filter);
+            found.extend(flow.dropped(outcome, format!("{chain} of {program}{of_table}"), &command, firewall));
+        }
+    }
+    found
+}
+
+/// The tables that the programs of iptables have listed are left out. Flows that a rule takes out of connection tracking
+/// are marked.
+fn of_nftables(flows: &mut [Flow], iptables: &[SavedRules]) -> io::Result<Vec<DroppingRule>> {
+    let mut netlink = nftables::open()?;
+    let mut found = at_links(&mut netlink, flows)?;
+    for hook in [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting] {
+        for chain in base_chains(&mut netlink, hook)? {
+            if chain.is_nat || is_listed(iptables, &chain) || chain.table.starts_with(OURS) {
+                continue;
+            }
+            let sees = |flow: &&mut Flow| flow.hooks.contains(&hook) && chain.sees(flow.packet.to.is_ipv4());
+            for flow in flows.iter_mut().filter(sees) {
+                found.extend(of_chain(&mut netlink, (&chain, hook), flow)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn of_chain(
+    netlink: &mut Netlink,
+    (chain, hook): (&BaseChain, Hook),
+    flow: &mut Flow,
+) -> io::Result<Option<DroppingRule>> {
+    let mut outcome = nft::follow(netlink, chain, flow.tested().at(hook))?;
+    if outcome.untracked {
+        flow.connection = Connection::Untracked;
+    }
+    if outcome.fate.is_none() && chain.drops {
+        outcome.fate = Some((Fate::Dropped, "policy drop".to_owned()));
+    }
+    let command = format!("nft insert rule {} {} accept", chain.path(), flow.tests[1]);
+    let firewall = HostFirewall::of_nftables(&chain.table);
+    Ok(flow.dropped(outcome, format!("{} of nftables", chain.path()), &command, firewall))
+}
+
+/// Returns the chains at links and in bridges that drop packets.
+fn at_links(netlink: &mut Netlink, flows: &[Flow]) -> io::Result<Vec<DroppingRule>> {
+    let chains = link_chains(netlink)?;
+    let mut found = Vec::new();
+    if chains.is_empty() {
+        return Ok(found);
+    }
+    for flow in flows {
+        for drop in drops(netlink, &chains, flow.tested(), &flow.points)? {
+            found.push(DroppingRule {
+                chain: format!("{} of nftables", drop.chain),
+                rule: drop.rule,
+                what: format!("{} {}", flow.what, drop.place),
+                remedy: drop.remedy,
+                of_tunnel: flow.of_tunnel(),
+                beyond_rate: false,
+            });
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_cni::iptables::Saved;
+
+    const UFW: &str = ":INPUT DROP [0:0]
+-A INPUT -j ufw-before-input
+-A ufw-before-input -i lo -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate INVALID -j DROP
+-A ufw-before-input -p udp -m udp --sport 67 --dport 68 -j ACCEPT
+-A ufw-before-input -j ufw-not-local
+-A ufw-before-input -d 224.0.0.251/32 -p udp -m udp --dport 5353 -j ACCEPT
+-A ufw-before-input -j ufw-user-input
+-A ufw-not-local -m addrtype --dst-type LOCAL -j RETURN
+-A ufw-not-local -m addrtype --dst-type MULTICAST -j RETURN
+-A ufw-not-local -m limit --limit 3/min --limit-burst 10 -j ufw-logging-deny
+-A ufw-not-local -j DROP
+-A ufw-user-input -p tcp -m tcp --dport 22 -j ACCEPT
+";
+
+    fn saved(program: &str, filter: &str) -> SavedRules {
+        let tables = Saved::parse(&format!("*filter\n{filter}"));
+        SavedRules { program: program.to_owned(), tables, ..SavedRules::default() }
+    }
+
+    #[test]
+    fn before_a_peer_is_known_ufw_is_found_only_if_it_certainly_accepts_no_packets_of_the_tunnel() {
+        for (more, found) in [
+            ("", true),
+            ("-A ufw-user-input -p tcp -m tcp --dport 8472 -j ACCEPT\n", true),
+            ("-A ufw-user-input -p udp -m udp --dport 8400:8471 -j ACCEPT\n", true),
+            ("-A ufw-user-input -i eth9 -j ACCEPT\n", true),
+            ("-A ufw-user-input -p udp -m udp --dport 8472 -j ACCEPT\n", false),
+            ("-A ufw-user-input -p udp -m multiport --dports 51820,8472 -j ACCEPT\n", false),
+            ("-A ufw-user-input -p udp -m multiport --dports 8000:9000 -j ACCEPT\n", false),
+            ("-A ufw-user-input -s 192.168.0.0/16 -j ACCEPT\n", false),
+            ("-A ufw-user-input -i eth0 -j ACCEPT\n", false),
+            ("-A ufw-before-input -p udp -m udp --dport 8472 -j ACCEPT\n", false),
+            ("-A INPUT -p udp -m udp --dport 8472 -j ACCEPT\n", false),
+        ] {
+            let rules = saved("iptables-nft", &format!("{UFW}{more}"));
+            let dropping = of_iptables(&[any_node(8472, "eth0", true)], &[rules]);
+            assert_eq!(dropping.len(), usize::from(found), "{more}: {dropping:?}");
+            let remedy = "ufw allow proto udp from NODES to any port 8472, where NODES is the network of the nodes";
+            assert!(dropping.iter().all(|one| one.chain == "INPUT of iptables-nft (ufw)" && one.remedy == remedy));
+        }
+        let none = |rules: &[SavedRules]| of_iptables(&[any_node(8472, "eth0", true)], rules);
+        assert_eq!(none(&[saved("iptables-nft", ":INPUT DROP [0:0]\n")]), [], "these rules are somebody's own");
+        let six = UFW.replace("ufw", "ufw6");
+        assert_eq!(none(&[saved("ip6tables-nft", &six)]), [], "whether the nodes have IPv6 is not known");
+        assert_eq!(of_iptables(&[any_node(8472, "eth0", false)], &[saved("ip6tables-nft", &six)]).len(), 1);
+    }
+
+    #[test]
+    fn the_firewall_of_the_host_is_told_to_accept_the_packets_of_a_peer_of_either_family() {
+        let flow = |peer: &str| {
+            let packet = Packet {
+                from: peer.parse().unwrap(),
+                to: peer.parse().unwrap(),
+                ..any_node(8472, "eth0", true).packet
+            };
+            Flow { kind: Kind::Tunnel, known_bits: None, packet, ..any_node(8472, "eth0", true) }
+        };
+        let rules = [saved("iptables-nft", UFW), saved("ip6tables-nft", &UFW.replace("ufw", "ufw6"))];
+        for (peer, chain) in [("192.0.2.9", "INPUT of iptables-nft (ufw)"), ("fd00::9", "INPUT of ip6tables-nft (ufw)")]
+        {
+            let found = of_iptables(&[flow(peer)], &rules);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!(found[0].chain, chain);
+            assert!(
+                found[0].remedy.starts_with(&format!("ufw allow proto udp from {peer} to any port 8472;")),
+                "{found:?}"
+            );
+        }
+        let accept = "-A ufw6-user-input -p udp -m udp --dport 8472 -j ACCEPT\n";
+        let open = saved("ip6tables-nft", &(UFW.replace("ufw", "ufw6") + accept));
+        assert_eq!(of_iptables(&[flow("fd00::9")], &[rules[0].clone(), open]), [], "rules of IPv4 do not matter");
+        let zones = ":INPUT ACCEPT [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -j INPUT_ZONES\n-A INPUT -j REJECT\n";
+        let found = of_iptables(&[flow("192.0.2.9")], &[saved("iptables-legacy", zones)]);
+        assert!(found[0].remedy.starts_with("firewall-cmd --permanent --add-port=8472/udp && "), "{found:?}");
+    }
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The way of packets to the addresses that peers publish: what the kernel does with them, and whether they can arrive.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::libc;
+use weft_backends::backend::makes_routes;
+use weft_netlink::rtnl::{Link, Route, mac_text};
+
+use super::peer_port;
+use super::tables::Tables;
+use crate::kernel::Kernel;
+use crate::kernel::entries::{self, Lookup, Packet, RouteKind, unspecified};
+use crate::known_links::is_ours;
+use crate::sources::{NodeSources, PeerAddress};
+
+pub(crate) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
+/// The device of the tunnel, where this node has none.
+const USUAL_DEVICE: &str = "flannel.1";
+
+/// Why packets to a peer cannot arrive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// This node has the address itself: the link and the length of the prefix, if a link has it.
+    Own(Option<(String, u8)>),
+    /// The kernel refuses them. The route is that of the main table which does.
+    Refused(Errno, Option<IpNet>),
+    /// No route leads there. The uplink is named.
+    NoRoute(String),
+    /// The main table has a route, and no policy rule asks it.
+    NoRule,
+    /// They leave by another link than the uplink.
+    OtherLink(OtherLink),
+    /// The MAC address of the next hop is written down.
+    Permanent {
+        /// The next hop.
+        nexthop: IpAddr,
+        /// The link.
+        link: String,
+        /// The MAC address, for people.
+        mac: String,
+    },
+    /// The peer answers that nothing listens on the port of the tunnel.
+    NoListener {
+        /// The UDP port.
+        port: u16,
+        /// The device that receives on it.
+        device: String,
+    },
+}
+
+/// The link that packets take instead of the uplink.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherLink {
+    /// Its name.
+    pub link: String,
+    /// The route that they take, if the kernel names it.
+    pub route: Option<IpNet>,
+    /// Its table.
+    pub table: u32,
+    /// The uplink.
+    pub uplink: String,
+    /// The way by the uplink, if the main table has one.
+    pub way: Option<UplinkWay>,
+}
+
+/// How packets get to a peer by the uplink.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UplinkWay {
+    /// The next hop; `None` if the peer is on the same link.
+    pub gateway: Option<IpAddr>,
+    /// True if the main table sends them there, when it is asked.
+    pub main_is_right: bool,
+}
+
+/// Asks the kernel for the way to each address that peers publish. The agent must have named the own addresses. Peers that packets do not reach
+/// although the way is right are asked whether anything listens on the UDP port of the tunnel, if there is one.
+///
+/// # Errors
+/// The kernel does not answer.
+pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, port: Option<u16>) -> io::Result<Vec<(IpAddr, Fault)>> {
+    let others = sources.peer_addresses.iter().filter(|peer| !sources.published.contains(&peer.addr));
+    if !makes_routes(&sources.backend) || sources.published.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut kernel = Kernel::open()?;
+    let (mut found, mut silent) = (Vec::new(), Vec::new());
+    for peer in others {
+        let to = peer.addr;
+        // An address of the other side of a NAT is none of this node.
+        let is_here = |own: &&IpAddr| tables.addrs.iter().any(|addr| addr.addr == **own);
+        let own = sources.published.iter().filter(is_here).find(|own| own.is_ipv4() == to.is_ipv4());
+        let from = own.copied().unwrap_or_else(|| unspecified(to));
+        let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
+        match tables.fault(peer, &lookup, sources) {
+            Some(fault) => found.push((to, fault)),
+            None if !peer.reached => {
+                silent.extend(peer.port.or(port).map(|port| (from, SocketAddr::new(to, port))));
+            }
+            None => {}
+        }
+    }
+    let closed = |at: SocketAddr| {
+        let (to, port) = (at.ip(), at.port());
+        (to, Fault::NoListener { port, device: tables.tunnel_device(to) })
+    };
+    found.extend(peer_port::closed(&silent).into_iter().map(closed));
+    Ok(found)
+}
+
+impl Tables<'_> {
+    fn fault(&self, peer: &PeerAddress, lookup: &Lookup, sources: &NodeSources) -> Option<Fault> {
+        let to = peer.addr;
+        match lookup {
+            Lookup::Route(route) if route.kind == RouteKind::Local => Some(Fault::Own(self.own(to))),
+            Lookup::Route(route) => match route.kind {
+                RouteKind::Unicast if !peer.reached => self.wrong_way(to, route, sources),
+                RouteKind::Refuses(libc::RTN_PROHIBIT) => Some(Fault::Refused(Errno::EACCES, self.refusing(to))),
+                RouteKind::Refuses(libc::RTN_UNREACHABLE) => {
+                    Some(Fault::Refused(Errno::EHOSTUNREACH, self.refusing(to)))
+                }
+                RouteKind::Refuses(_) => Some(Fault::Refused(Errno::EINVAL, self.refusing(to))),
+                _ => None,
+            },
+            Lookup::Refused(Errno::ENETUNREACH) if !peer.reached => {
+                // The agent itself says that its uplink is down.
+                let uplink = self.uplinks(sources).find(|link| link.up)?;
+                let has_route = self.routes_to(to).any(|(_, route)| !route.refuses && self.runs(route.index));
+                Some(match self.policy.asks_main(to.is_ipv4()) {
+                    _ if !has_route => Fault::NoRoute(uplink.name.clone()),
+                    true => Fault::Refused(Errno::ENETUNREACH, None),
+                    false => Fault::NoRule,
+                })
+            }
+            Lookup::Refused(errno @ (Errno::EACCES | Errno::EINVAL | Errno::EHOSTUNREACH)) => {
+                let route = self.refusing(to);
+                (route.is_some() || !peer.reached).then_some(Fault::Refused(*errno, route))
+            }
+            Lookup::Refused(_) | Lookup::Unreadable(_) => None,
+        }
+    }
+
+    /// Returns the links by which packets should leave: those with a published address, and the one that the agent chose.
+    fn uplinks<'a>(&'a self, sources: &'a NodeSources) -> impl Iterator<Item = &'a Link> {
+        let is_published =
+            |link: &Link| self.addrs.iter().any(|a| a.index == link.index && sources.published.contains(&a.addr));
+        let is_uplink = move |link: &&Link| link.name == sources.uplink || (is_published(link) && !is_ours(link));
+        self.links.iter().filter(is_uplink)
+    }
+
+    /// Returns the device that sends packets to such an address. That of the peer has the same name.
+    fn tunnel_device(&self, to: IpAddr) -> String {
+        let ours = || self.links.iter().filter(|link| is_ours(link));
+        let of_family = ours().find(|link| link.name.contains("-v6") == to.is_ipv6());
+        of_family.or_else(|| ours().next()).map_or(USUAL_DEVICE, |link| link.name.as_str()).to_owned()
+    }
+
+    fn own(&self, to: IpAddr) -> Option<(String, u8)> {
+        let addr = self.addrs.iter().find(|addr| addr.addr == to)?;
+        let link = self.links.iter().find(|link| link.index == addr.index)?;
+        Some((link.name.clone(), addr.len))
+    }
+
+    /// Returns the routes of the main table that lead to this address.
+    fn routes_to(&self, to: IpAddr) -> impl Iterator<Item = (IpNet, &Route)> {
+        let any = unspecified(to);
+        let of_family = self.routes.iter().filter(move |route| route.v6 == to.is_ipv6());
+        let net = move |route: &Route| IpNet::new(route.dst.unwrap_or(any), route.len).ok();
+        of_family.filter_map(move |route| Some((net(route)?, route))).filter(move |(net, _)| net.contains(&to))
+    }
+
+    /// Returns the longest route to this address, if it refuses packets. Of two routes that are equally long, the metric decides, and both may
+    /// be innocent.
+    fn refusing(&self, to: IpAddr) -> Option<IpNet> {
+        let longest = self.routes_to(to).map(|(net, _)| net.prefix_len()).max()?;
+        let mut longest = self.routes_to(to).filter(|(net, _)| net.prefix_len() == longest);
+        let (net, first) = longest.next()?;
+        (first.refuses && longest.all(|(_, route)| route.refuses)).then_some(net)
+    }
+
+    fn wrong_way(&self, to: IpAddr, taken: &entries::Route, sources: &NodeSources) -> Option<Fault> {
+        let link = self.links.iter().find(|link| link.index == taken.device)?;
+        let first = self.uplinks(sources).next()?;
+        // The check `uplink` looks at links that are a part of another one.
+        let is_right =
+            |uplink: &Link| uplink.index == link.index || uplink.master == link.index || link.master == uplink.index;
+        if self.uplinks(sources).any(is_right) {
+            return self.permanent(taken.gateway.unwrap_or(to), link);
+        }
+        let longest = self.routes_to(to).filter(|(_, route)| !route.refuses).max_by_key(|(net, _)| net.prefix_len());
+        let by_uplink = self.routes_to(to).filter(|(_, route)| self.uplinks(sources).any(|up| up.index == route.index));
+        let way = by_uplink.max_by_key(|(net, _)| net.prefix_len()).map(|(net, route)| {
+            let is_longest = longest.is_some_and(|(longest, _)| longest.prefix_len() == net.prefix_len());
+            UplinkWay { gateway: route.gateway, main_is_right: taken.table != MAIN && is_longest }
+        });
+        let (link, uplink) = (link.name.clone(), first.name.clone());
+        Some(Fault::OtherLink(OtherLink { link, route: taken.prefix, table: taken.table, uplink, way }))
+    }
+
+    fn permanent(&self, nexthop: IpAddr, link: &Link) -> Option<Fault> {
+        let mut of_link = self.neighbours.iter().filter(|neigh| neigh.index == link.index && !is_ours(link));
+        let neigh = of_link.find(|neigh| neigh.permanent && neigh.addr == nexthop && !neigh.mac.is_empty())?;
+        Some(Fault::Permanent { nexthop, link: link.name.clone(), mac: mac_text(&neigh.mac) })
+    }
+}

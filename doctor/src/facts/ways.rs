@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads what concerns packets between nodes: devices, addresses and routes, the programs that manage links, and counters.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+use nix::libc;
+use weft_backends::owner::PROTOCOL;
+use weft_netlink::rtnl::{Link, Route, Vxlan};
+
+use super::policy_rules::Marked;
+use super::tables::Tables;
+use crate::kernel::Kernel;
+use crate::kernel::entries::{Lookup, Packet, RouteKind, unspecified};
+use crate::known_links::{BRIDGE, is_of_routed_pod, is_ours};
+use crate::sysctl;
+
+/// A vxlan device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VxlanDevice {
+    /// Its name.
+    pub name: String,
+    /// What tells it from other vxlan devices.
+    pub vxlan: Vxlan,
+    /// True if weft or flannel made it.
+    pub ours: bool,
+}
+
+/// A route of the main table, or the network of an address, over a link that is not for pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherRoute {
+    /// The destination.
+    pub dst: IpNet,
+    /// Name of the link.
+    pub link: String,
+    /// True if the next hop is another host.
+    pub has_gateway: bool,
+    /// What wrote the route, as /etc/iproute2/rt_protos names it.
+    pub protocol: u8,
+}
+
+/// What packets meet instead of a route of weft.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Instead {
+    /// A policy rule asks another table first.
+    Table {
+        /// Its number, as `ip rule` names it.
+        table: u32,
+        /// Name of the link by which the packets leave, or `None` if they are refused.
+        link: Option<String>,
+    },
+    /// A policy rule refuses them.
+    Rule,
+    /// No policy rule asks the main table.
+    NoRule,
+    /// A route of type local keeps them on this node, and no link has the address.
+    Local {
+        /// The table of that route.
+        table: u32,
+        /// Its destination, if the kernel names it.
+        prefix: Option<IpNet>,
+    },
+}
+
+/// Routes of weft that packets do not take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bypass {
+    /// What decides instead.
+    pub instead: Instead,
+    /// True if only packets of pods are concerned, and not those of this host.
+    pub of_pods: bool,
+    /// The destination of the first of these routes.
+    pub example: IpNet,
+    /// Number of these routes.
+    pub count: usize,
+}
+
+/// The rp_filter of a link over which routes lead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReversePath {
+    /// Name of the link.
+    pub link: String,
+    /// The larger one of the values of the link and of `all`, which is the one that counts.
+    pub value: u64,
+}
+
+/// Packets of a protocol that were received with a wrong checksum.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChecksumErrors {
+    /// The protocol, as /proc/net/snmp names it.
+    pub protocol: &'static str,
+    /// Number of packets with a wrong checksum.
+    pub wrong: u64,
+    /// Number of packets.
+    pub received: u64,
+}
+
+/// Everything that was read.
+#[derive(Debug, Default, Clone)]
+pub struct WayFacts {
+    /// The vxlan devices.
+    pub vxlan: Vec<VxlanDevice>,
+    /// The routes that neither weft wrote nor lead to pods of this node.
+    pub other_routes: Vec<OtherRoute>,
+    /// For each link over which routes of weft lead, and for each family, the destination of one of them.
+    pub to_peers: Vec<(String, IpNet)>,
+    /// The routes of weft that packets do not take.
+    pub bypasses: Vec<Bypass>,
+    /// The routes to peers that packets with a mark take.
+    pub marked: Vec<Marked>,
+    /// Routes of others that refuse packets: their destinations, and what wrote them.
+    pub refusals: Vec<(IpNet, u8)>,
+    /// The rp_filter of the links over which weft's routes lead.
+    pub reverse_path: Vec<ReversePath>,
+    /// The links of weft that a program manages, each with the name of the program.
+    pub managed: Vec<(String, &'static str)>,
+    /// Packets with a wrong checksum, for each protocol.
+    pub checksums: Vec<ChecksumErrors>,
+}
+
+impl WayFacts {
+    /// Returns the UDP port of weft's vxlan device, if there is one.
+    pub fn port(&self) -> Option<u16> {
+        self.vxlan.iter().find(|device| device.ours).map(|device| device.vxlan.port)
+    }
+}
+
+/// Returns the facts about the links, addresses and routes of these tables, and about what /run and /proc contain. `subnets` are those of this
+/// node.
+///
+/// # Errors
+/// The kernel does not answer what it does with packets to peers.
+pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFacts> {
+    let Tables { links, addrs, routes, .. } = *tables;
+    let mut facts = WayFacts { vxlan: vxlan_devices(links), ..WayFacts::default() };
+    let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
+    let link_of = |index: u32| by_index.get(&index).copied();
+    let (refusing, routes): (Vec<&Route>, Vec<&Route>) = routes.iter().partition(|route| route.refuses);
+    let others = refusing.into_iter().filter(|route| route.protocol != PROTOCOL);
+    facts.refusals = others.filter_map(|route| Some((destination(route)?, route.protocol))).collect();
+    for route in routes.iter().copied() {
+        let (Some(dst), Some(link)) = (destination(route), link_of(route.index)) else { continue };
+        if route.protocol == PROTOCOL {
+            add_path(&mut facts.reverse_path, &link.name, dst);
+            add_way(&mut facts.to_peers, &link.name, dst);
+        } else if !is_for_pods(link) {
+            let has_gateway = route.gateway.is_some();
+            facts.other_routes.push(OtherRoute { dst, link: link.name.clone(), has_gateway, protocol: route.protocol });
+        }
+    }
+    for addr in addrs.iter().filter(|addr| addr.global) {
+        let Some(link) = link_of(addr.index).filter(|link| !is_for_pods(link)) else { continue };
+        let Ok(dst) = IpNet::new(addr.addr, addr.len).map(|net| net.trunc()) else { continue };
+        let known = facts.other_routes.iter().any(|route| route.dst == dst && route.link == link.name);
+        if !known {
+            let (link, protocol) = (link.name.clone(), libc::RTPROT_KERNEL);
+            facts.other_routes.push(OtherRoute { dst, link, has_gateway: false, protocol });
+        }
+    }
+    let of_weft = routes.iter().filter(|route| route.protocol == PROTOCOL && route.index != 0);
+    let of_weft: Vec<(IpNet, &Route)> = of_weft.filter_map(|route| Some((destination(route)?, *route))).collect();
+    let bridge = links.iter().find(|link| link.name == BRIDGE && link.up).map(|link| link.index);
+    facts.bypasses = bypasses(tables, &of_weft, (subnets, bridge))?;
+    facts.marked = tables.policy.marked(&of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
+    facts.managed = managed(links, Path::new("/run"));
+    facts.checksums = checksums(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
+    Ok(facts)
+}
+
+/// Asks the kernel for each of weft's routes whether a packet to the first address of its destination takes it: a packet of this host, and
+/// one of a pod, if the pods have a bridge.
+fn bypasses(
+    tables: &Tables<'_>,
+    of_weft: &[(IpNet, &Route)],
+    (subnets, bridge): (&[IpNet], Option<u32>),
+) -> io::Result<Vec<Bypass>> {
+    let mut kernel = Kernel::open()?;
+    let mut found: Vec<Bypass> = Vec::new();
+    for (dst, route) in of_weft.iter().copied() {
+        let Some(to) = dst.hosts().next() else { continue };
+        let any = unspecified(to);
+        let pod = subnets.iter().find(|subnet| subnet.addr().is_ipv4() == to.is_ipv4());
+        let pod = pod.and_then(|subnet| subnet.trunc().hosts().nth(1));
+        let mut asked = vec![(any, None)];
+        asked.extend(pod.zip(bridge).map(|(pod, bridge)| (pod, Some(bridge))));
+        for (from, arrives) in asked {
+            let of_pods = arrives.is_some();
+            let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, arrives);
+            let Some(instead) = instead(tables, (&lookup, of_pods), (to, route)) else { continue };
+            match found.iter_mut().find(|bypass| bypass.instead == instead) {
+                Some(bypass) if bypass.of_pods == of_pods => bypass.count += 1,
+                // It concerns all packets, and is known already.
+                Some(_) => {}
+                None => found.push(Bypass { instead, of_pods, example: dst, count: 1 }),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Returns what a packet to this address meets instead of a route of weft, if it does not take that route.
+fn instead(
+    tables: &Tables<'_>,
+    (lookup, of_pods): (&Lookup, bool),
+    (to, of_weft): (IpAddr, &Route),
+) -> Option<Instead> {
+    match lookup {
+        Lookup::Route(taken) if taken.of_weft() => None,
+        // An address of this node in the subnet of a peer is another finding.
+        Lookup::Route(taken) if taken.kind == RouteKind::Local => {
+            let is_address = tables.addrs.iter().any(|addr| addr.addr == to);
+            (!is_address).then_some(Instead::Local { table: taken.table, prefix: taken.prefix })
+        }
+        Lookup::Route(taken) => {
+            let is_usual = [libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from).contains(&taken.table);
+            let link = || {
+                let device = tables.links.iter().find(|link| link.index == taken.device);
+                device.filter(|_| taken.kind == RouteKind::Unicast).map(|link| link.name.clone())
+            };
+            (!is_usual).then(|| Instead::Table { table: taken.table, link: link() })
+        }
+        // `ip rule ... prohibit` and `blackhole`. What the reverse path filter refuses looks like the latter.
+        Lookup::Refused(Errno::EACCES) => Some(Instead::Rule),
+        Lookup::Refused(Errno::EINVAL) if !of_pods => Some(Instead::Rule),
+        // `ip rule ... unreachable`, or no route is found at all. A route whose link does not run may be left out.
+        Lookup::Refused(Errno::ENETUNREACH) if tables.runs(of_weft.index) => {
+            Some(if tables.policy.asks_main(to.is_ipv4()) { Instead::Rule } else { Instead::NoRule })
+        }
+        Lookup::Refused(_) | Lookup::Unreadable(_) => None,
+    }
+}
+
+/// Returns true for a link on the way to pods, of this node or of others.
+fn is_for_pods(link: &Link) -> bool {
+    is_ours(link) || link.name == BRIDGE || is_of_routed_pod(link)
+}
+
+fn vxlan_devices(links: &[Link]) -> Vec<VxlanDevice> {
+    let device = |link: &Link| Some(VxlanDevice { name: link.name.clone(), vxlan: link.vxlan?, ours: is_ours(link) });
+    links.iter().filter_map(device).collect()
+}
+
+/// Returns the destination of a route, unless it is a default route.
+fn destination(route: &Route) -> Option<IpNet> {
+    IpNet::new(route.dst?, route.len).ok()
+}
+
+/// Adds the link of a route to an IPv4 destination, if it is a new one.
+fn add_path(all: &mut Vec<ReversePath>, link: &str, dst: IpNet) {
+    if dst.addr().is_ipv4() && all.iter().all(|path| path.link != link) {
+        let one = |name: &str| sysctl::number(&format!("ipv4/conf/{name}/rp_filter")).unwrap_or_default();
+        all.push(ReversePath { link: link.to_owned(), value: one("all").max(one(link)) });
+    }
+}
+
+/// Adds a route, if it is the first one over its link and of its family.
+fn add_way(all: &mut Vec<(String, IpNet)>, link: &str, dst: IpNet) {
+    if all.iter().all(|(name, known)| name != link || known.addr().is_ipv4() != dst.addr().is_ipv4()) {
+        all.push((link.to_owned(), dst));
+    }
+}
+
+/// Returns the links of weft that NetworkManager or systemd-networkd manages. Each of the two has a file for every link that it
+/// knows, whose name is the index of the link.
+fn managed(links: &[Link], run: &Path) -> Vec<(String, &'static str)> {
+    let mut found = Vec::new();
+    for link in links.iter().filter(|link| is_ours(link) || link.name == BRIDGE) {
+        let has_line = |dir: &str, wanted: &dyn Fn(&str) -> bool| {
+            let text = fs::read_to_string(run.join(dir).join(link.index.to_string())).unwrap_or_default();
+            text.lines().any(wanted)
+        };
+        if has_line("NetworkManager/devices", &|line| line == "managed=true") {
+            found.push((link.name.clone(), "NetworkManager"));
+        }
+        let is_managed = |line: &str| {
+            line.strip_prefix("ADMIN_STATE=")
+                .is_some_and(|state| !["unmanaged", "pending", "initialized", "linger"].contains(&state))
+        };
+        if has_line("systemd/netif/links", &is_managed) {
+            found.push((link.name.clone(), "systemd-networkd"));
+        }
+    }
+    found
+}
+
+/// Reads the counters of /proc/net/snmp: for each protocol a line with names, and one with values.
+fn checksums(text: &str) -> Vec<ChecksumErrors> {
+    let counter = |protocol: &str, name: &str| {
+        let mut lines = text.lines().filter(|line| line.split(':').next() == Some(protocol));
+        let (names, values) = (lines.next()?, lines.next()?);
+        let at = names.split_whitespace().position(|word| word == name)?;
+        values.split_whitespace().nth(at)?.parse::<u64>().ok()
+    };
+    let one = |(protocol, received): (&'static str, &str)| {
+        let (wrong, received) = (counter(protocol, "InCsumErrors")?, counter(protocol, received)?);
+        Some(ChecksumErrors { protocol, wrong, received })
+    };
+    [("Icmp", "InMsgs"), ("Tcp", "InSegs"), ("Udp", "InDatagrams")].into_iter().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_a_program_manages_are_read_from_its_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = |index: u32, name: &str| Link { index, name: name.to_owned(), ..Link::default() };
+        let links = [link(2, "eth0"), link(7, "flannel.1"), link(8, "cni0"), link(9, "flannel-wg")];
+        for (path, text) in [
+            ("NetworkManager/devices/2", "[device]\nmanaged=true\n"),
+            ("NetworkManager/devices/7", "[device]\nconnection-uuid=1\nmanaged=true\n"),
+            ("NetworkManager/devices/8", "[device]\nmanaged=false\n"),
+            ("systemd/netif/links/7", "# This is private data.\nADMIN_STATE=unmanaged\n"),
+            ("systemd/netif/links/9", "ADMIN_STATE=configured\nOPER_STATE=routable\n"),
+        ] {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let wanted = [("flannel.1".to_owned(), "NetworkManager"), ("flannel-wg".to_owned(), "systemd-networkd")];
+        assert_eq!(managed(&links, dir.path()), wanted);
+    }
+
+    /// Who installs weft's own file has no finding.
+    #[test]
+    fn the_file_for_networkmanager_names_every_link_that_must_not_be_managed() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/weft-unmanaged.conf");
+        let text = fs::read_to_string(file).unwrap();
+        let list = text.lines().find_map(|line| line.strip_prefix("unmanaged-devices=")).unwrap();
+        let is_left_alone = |name: &str| {
+            let mut patterns = list.split(';').filter_map(|one| one.strip_prefix("interface-name:"));
+            patterns.any(|one| one.strip_suffix('*').map_or(one == name, |begin| name.starts_with(begin)))
+        };
+        let names = ["flannel.1", "flannel-v6.1", "flannel.ipip", "flannel-wg", "flannel0", BRIDGE, "eth0"];
+        let dir = tempfile::tempdir().unwrap();
+        let devices = dir.path().join("NetworkManager/devices");
+        fs::create_dir_all(&devices).unwrap();
+        let link = |(index, name): (u32, &str)| {
+            fs::write(devices.join(index.to_string()), "managed=true\n").unwrap();
+            Link { index, name: name.to_owned(), ..Link::default() }
+        };
+        let links: Vec<Link> = (1..).zip(names).map(link).collect();
+        let found: Vec<String> = managed(&links, dir.path()).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(found, names[..names.len() - 1], "all but the uplink");
+        for name in found {
+            assert!(is_left_alone(&name), "{name} is not in {list}");
+        }
+        assert!(!is_left_alone("eth0"));
+    }
+
+    #[test]
+    fn counters_of_wrong_checksums_are_read_for_each_protocol() {
+        let text = "Ip: Forwarding InReceives\nIp: 1 9\nIcmp: InMsgs InErrors InCsumErrors\nIcmp: 100 20 7\n\
+                    Tcp: InSegs InCsumErrors\nTcp: 5 0\nUdp: InDatagrams\nUdp: 3\n";
+        let wanted = [
+            ChecksumErrors { protocol: "Icmp", wrong: 7, received: 100 },
+            ChecksumErrors { protocol: "Tcp", wrong: 0, received: 5 },
+        ];
+        assert_eq!(checksums(text), wanted, "an old kernel has no counter for udp");
+        assert_eq!(checksums(""), []);
+    }
+}

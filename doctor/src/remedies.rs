@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Commands that several findings, or findings and steps of `weft explain`, propose.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::known_links::BRIDGE;
+
+/// Returns the command that makes the route of the subnet over the bridge, as the kernel makes it for the address of the bridge.
+pub(crate) fn connect(subnet: IpNet, address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(_) => format!("ip route replace {subnet} dev {BRIDGE} proto kernel scope link src {address}"),
+        IpAddr::V6(_) => format!("ip -6 route replace {subnet} dev {BRIDGE} proto kernel metric 256"),
+    }
+}
+
+/// Returns the command that adds the rule for the main table as the kernel makes it. `family` is an option of the command, with a space.
+pub(crate) fn main_rule(family: &str) -> String {
+    format!("ip {family}rule add lookup main pref 32766; then find the program that deleted this rule")
+}
