@@ -27,7 +27,7 @@ const ALL: [Layers; 6] = [
             "programs",
             "sysctl",
             "namespaces",
-            // What several of the rooms below know of links, files and rules.
+            // What several of the modules below know of links, files and rules.
             "known_links",
             "subnet_file",
             "saved_rules",
@@ -253,9 +253,9 @@ fn modules_import_only_modules_that_stand_below_them() {
 
 #[test]
 fn imports_are_found_in_every_form_and_those_of_comments_and_tests_are_not() {
-    let layers = Layers { dir: "src/room", order: &["low", "high"], known: ("high", "low") };
+    let layers = Layers { dir: "src/part", order: &["low", "high"], known: ("high", "low") };
     let names = |text: &str, depth: usize| layers.names(&code(text), depth).into_iter().collect::<Vec<_>>();
-    let text = "use super::{\n    a,\n    b::{c, d},\n};\nuse crate::other::e;\n// super::f\nfn f() { crate::room::g::h() }\n\
+    let text = "use super::{\n    a,\n    b::{c, d},\n};\nuse crate::other::e;\n// super::f\nfn f() { crate::part::g::h() }\n\
                 #[cfg(test)]\nmod tests {\n    use super::i;\n}\n";
     assert_eq!(names(text, 1), ["a", "b", "g"]);
     assert_eq!(names("use super::a;\nuse super::super::b;\n", 2), ["b"], "its parent is no other module");
@@ -263,7 +263,7 @@ fn imports_are_found_in_every_form_and_those_of_comments_and_tests_are_not() {
 
 #[test]
 fn an_import_of_a_higher_module_or_of_the_parent_is_a_fault() {
-    let layers = Layers { dir: "src/room", order: &["low", "high"], known: ("high", "low") };
+    let layers = Layers { dir: "src/part", order: &["low", "high"], known: ("high", "low") };
     let import = |importer: &str, imported: &str| ((importer.to_owned(), imported.to_owned()), PathBuf::from("x.rs"));
     let all = Imports::from([import("low", "high"), import("high", "low"), import("low", "Parent")]);
     let wanted = ["x.rs: low must not import Parent", "x.rs: low must not import high"];

@@ -20,9 +20,14 @@ pub struct Tables<'a> {
     pub policy: &'a PolicyRules,
 }
 
-impl Tables<'_> {
+impl<'a> Tables<'a> {
+    /// Returns the link with this index.
+    pub(super) fn link(&self, index: u32) -> Option<&'a Link> {
+        self.links.iter().find(|link| link.index == index)
+    }
+
     /// Returns true if a link is up and has a carrier. The kernel may leave out the routes of others.
     pub(super) fn runs(&self, link: u32) -> bool {
-        self.links.iter().any(|one| one.index == link && one.is_running())
+        self.link(link).is_some_and(Link::is_running)
     }
 }

@@ -5,14 +5,17 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use weft_backends::owner::PROTOCOL;
 use weft_cni::iptables::{Table, builtin_chain};
 use weft_netlink::nftables::{self, BaseChain, Hook, base_chains, link_chains};
+use weft_netlink::rtnl::{Link, Route};
 use weft_netlink::socket::{Netlink, absent};
 
 use super::host_firewalls::HostFirewall;
+use super::tables::Tables;
 use super::tunnel::Tunnel;
 use crate::kernel::Kernel;
-use crate::kernel::entries::{Device, Lookup, Packet, Proto, RouteKind, unspecified};
+use crate::kernel::entries::{Lookup, Packet, Proto, unspecified};
 use crate::kernel::links::{Point, drops};
 use crate::kernel::nft;
 use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
@@ -121,32 +124,31 @@ impl Flow {
 }
 
 /// Follows packets of the tunnel between this node and each of these peers, and those between pods of this node and of peers, through all
-/// firewalls. `tunnel` contains the peers and what the packets to them are, if the backend has a tunnel. Each rule is reported once.
-/// `subnets` are those of this node.
+/// firewalls. `tunnel` says what the packets to peers are, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this
+/// node.
 ///
 /// # Errors
 /// The kernel does not answer.
 pub(super) fn read(
-    tunnel: Option<(&[IpAddr], Tunnel)>,
+    tables: &Tables<'_>,
+    tunnel: Option<Tunnel>,
+    peers: &[IpAddr],
     subnets: &[IpNet],
     iptables: &[SavedRules],
 ) -> io::Result<Vec<DroppingRule>> {
-    let mut kernel = Kernel::open()?;
-    let devices = kernel.devices()?;
     let mut flows = Vec::new();
-    if let Some((peers, tunnel)) = tunnel {
+    if let Some(tunnel) = tunnel {
+        let mut kernel = Kernel::open()?;
         // ipip carries nothing over IPv6.
         for peer in peers.iter().filter(|peer| peer.is_ipv4() || tunnel != Tunnel::Ipip) {
-            flows.extend(of_tunnel(&mut kernel, &devices, (*peer, tunnel)));
+            flows.extend(of_tunnel(&mut kernel, tables, *peer, tunnel));
         }
-        if let Some(port) = tunnel.port().filter(|_| peers.is_empty()) {
-            flows.extend(from_any_node(&mut kernel, &devices, port)?);
-        }
+        flows.extend(tunnel.port().filter(|_| peers.is_empty()).and_then(|port| from_any_node(tables, port)));
     }
-    if let Some(bridge) = devices.iter().find(|device| device.name == BRIDGE) {
-        let ports: Vec<&Device> = devices.iter().filter(|device| device.master == bridge.index).collect();
+    if let Some(bridge) = tables.links.iter().find(|link| link.name == BRIDGE) {
+        let ports: Vec<&Link> = tables.links.iter().filter(|link| link.master == bridge.index).collect();
         for own in subnets.iter().map(IpNet::trunc) {
-            flows.extend(of_pods(&mut kernel, (&devices, &ports), own)?);
+            flows.extend(of_pods(tables, &ports, own));
             flows.extend(between_ports(&ports, own));
         }
     }
@@ -167,11 +169,10 @@ pub(super) fn read(
 }
 
 /// Returns the packets of the tunnel to a peer and from it.
-fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, Tunnel)) -> Vec<Flow> {
+fn of_tunnel(kernel: &mut Kernel, tables: &Tables<'_>, peer: IpAddr, tunnel: Tunnel) -> Vec<Flow> {
     let asked = Packet { from: unspecified(peer), to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
     let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
-    let link = devices.iter().find(|device| device.index == route.device);
-    let (Some(own), Some(link)) = (route.source, link) else { return Vec::new() };
+    let (Some(own), Some(link)) = (route.source, tables.link(route.device)) else { return Vec::new() };
     let family = if peer.is_ipv4() { "ip" } else { "ip6" };
     let tests = |[option, field]: [&str; 2]| {
         let [iptables, nft] = tunnel.tests();
@@ -209,18 +210,14 @@ fn of_tunnel(kernel: &mut Kernel, devices: &[Device], (peer, tunnel): (IpAddr, T
 
 /// Returns a packet of the tunnel that any node may have sent, over the link of the default route: that of IPv4, if there is one. As long
 /// as no peer is known, nodes that have it are expected to use it.
-fn from_any_node(kernel: &mut Kernel, devices: &[Device], port: u16) -> io::Result<Option<Flow>> {
-    for is_ipv4 in [true, false] {
-        let routes = kernel.main_table(is_ipv4)?.into_iter();
-        let mut default = routes.filter(|route| route.prefix.is_none_or(|prefix| prefix.prefix_len() == 0));
-        let default = default.find(|route| route.kind == RouteKind::Unicast);
-        let link = default.and_then(|route| devices.iter().find(|device| device.index == route.device));
-        // Whether IPv6 is used beside IPv4 is not known before the first start.
-        if let Some(link) = link {
-            return Ok(Some(any_node(port, &link.name, is_ipv4)));
-        }
-    }
-    Ok(None)
+fn from_any_node(tables: &Tables<'_>, port: u16) -> Option<Flow> {
+    let of_family = |is_ipv4: bool| {
+        let mut routes = tables.routes.iter().filter(|route| route.v6 != is_ipv4);
+        let default = routes.find(|route| route.len == 0 && !route.refuses)?;
+        Some(any_node(port, &tables.link(default.index)?.name, is_ipv4))
+    };
+    // Whether IPv6 is used beside IPv4 is not known before the first start.
+    of_family(true).or_else(|| of_family(false))
 }
 
 fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
@@ -241,13 +238,15 @@ fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
 }
 
 /// Returns the packets between the pods of this node and those of peers, in both directions.
-fn of_pods(kernel: &mut Kernel, (devices, ports): (&[Device], &[&Device]), own: IpNet) -> io::Result<Vec<Flow>> {
-    let routes = kernel.main_table(own.addr().is_ipv4())?.into_iter();
-    let of_peers = routes.filter(|route| route.of_weft() && route.kind == RouteKind::Unicast);
-    let mut flows = Vec::new();
+fn of_pods(tables: &Tables<'_>, ports: &[&Link], own: IpNet) -> Vec<Flow> {
+    let is_of_weft = |route: &&Route| route.protocol == PROTOCOL && !route.refuses;
+    let of_peers = tables.routes.iter().filter(|route| route.v6 == own.addr().is_ipv6()).filter(is_of_weft);
+    let mut flows: Vec<Flow> = Vec::new();
     for route in of_peers.take(MAX_PEERS) {
-        let link = devices.iter().find(|device| device.index == route.device);
-        let (Some(peer), Some(link)) = (route.prefix.filter(|net| !net.contains(&own)), link) else { continue };
+        let peer = route.dst.and_then(|dst| IpNet::new(dst, route.len).ok());
+        let (Some(peer), Some(link)) = (peer.filter(|net| !net.contains(&own)), tables.link(route.index)) else {
+            continue;
+        };
         // The places at all pods are looked at for the first peer alone.
         let ports = if flows.is_empty() { ports } else { &[] };
         let (bridge, link) = (BRIDGE.to_owned(), link.name.clone());
@@ -258,7 +257,7 @@ fn of_pods(kernel: &mut Kernel, (devices, ports): (&[Device], &[&Device]), own: 
         flows.push(forwarded((own, peer), (bridge.clone(), link.clone()), there));
         flows.push(forwarded((peer, own), (link, bridge), back));
     }
-    Ok(flows)
+    flows
 }
 
 /// Returns the packets between two subnets of pods.
@@ -280,7 +279,7 @@ fn forwarded((from, to): (IpNet, IpNet), (input, output): (String, String), poin
 }
 
 /// Returns the packets between two pods of this node, which pass the bridge alone.
-fn between_ports(ports: &[&Device], own: IpNet) -> Option<Flow> {
+fn between_ports(ports: &[&Link], own: IpNet) -> Option<Flow> {
     let [first, second, ..] = ports else { return None };
     let (first, second) = (first.name.clone(), second.name.clone());
     let forward = Point::Bridge("forward", Some(first.clone()), Some(second.clone()));
