@@ -167,8 +167,8 @@ pub fn decide(facts: &NodeFacts, only: &[String]) -> NodeReport {
         let found = (check.decide)(facts).into_iter();
         report.findings.extend(found.map(|found| NodeFinding { check: check.name, ..found }));
     }
-    let not_examined = facts.not_examined.iter().filter(|(check, _)| wanted(check));
-    report.not_examined = not_examined.map(|(_, text)| text.clone()).collect();
+    let not_examined = facts.not_examined.iter().filter(|one| wanted(one.check));
+    report.not_examined = not_examined.map(|one| one.what.clone()).collect();
     let of_rules = facts.rules.unreadable.iter().filter(|_| OF_RULES.iter().any(|check| wanted(check)));
     report.not_examined.extend(of_rules.map(|why| format!("rules of other programs: {why}")));
     report
@@ -180,7 +180,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::facts::limits::Fill;
+    use crate::facts::NotExamined;
+    use crate::facts::limits::{Fill, NeighbourTable};
     use crate::sources::{AgentAnswer, AgentProblem};
 
     /// Who looks for a check by the name that its findings have finds its file.
@@ -209,7 +210,7 @@ mod tests {
             let fill = Fill { entries, max: 1000 };
             let facts = NodeFacts { conntrack: Some(fill), ..NodeFacts::default() };
             assert_eq!(checks(&facts) == ["conntrack"], found, "{entries}");
-            let facts = NodeFacts { neighbours: vec![("ipv6", fill)], ..NodeFacts::default() };
+            let facts = NodeFacts { neighbours: vec![NeighbourTable { family: "ipv6", fill }], ..NodeFacts::default() };
             assert_eq!(checks(&facts) == ["neighbours"], found, "{entries}");
         }
         let facts = NodeFacts { conntrack: Some(Fill::default()), ..NodeFacts::default() };
@@ -219,7 +220,7 @@ mod tests {
     #[test]
     fn only_the_chosen_checks_run_and_problems_of_the_agent_are_findings() {
         let agent = AgentAnswer::Problems(vec![AgentProblem::new("no lease")]);
-        let not_examined = vec![("port", "other users".to_owned())];
+        let not_examined = vec![NotExamined { check: "port", what: "other users".to_owned() }];
         let port_users = vec!["nc (pid 7)".to_owned()];
         let facts = NodeFacts { agent, port_users, not_examined, ..NodeFacts::default() };
         assert_eq!(checks(&facts), ["agent", "port"]);

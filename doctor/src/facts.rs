@@ -4,7 +4,7 @@
 
 mod arp_tables;
 pub(crate) mod certificates;
-mod cni_files;
+pub(crate) mod cni_files;
 pub(crate) mod cni_plugins;
 pub(crate) mod duplicates;
 pub(crate) mod filters;
@@ -50,7 +50,7 @@ use duplicates::{Duplicate, SameMac};
 use filters::PodFilter;
 use forwarding::Forwarding;
 use ipsec::Taken;
-use limits::{Fill, Limits};
+use limits::{Fill, Limits, NeighbourTable};
 use locks::HeldLock;
 use offload::Offloaded;
 use other_networks::Leftover;
@@ -62,7 +62,7 @@ use store::StoreFacts;
 use tables::Tables;
 use tunnel::Tunnel;
 use tunnel_rules::DroppingRule;
-use underlay::Fault;
+use underlay::PeerFault;
 use ways::WayFacts;
 
 /// Everything that was read.
@@ -88,8 +88,8 @@ pub struct NodeFacts {
     pub ipv6_disabled: Vec<String>,
     /// The connection tracking table, if the module is loaded.
     pub conntrack: Option<Fill>,
-    /// The neighbour tables of IPv4 and IPv6, each with the name in the sysctl. They have limits in the host's namespace alone.
-    pub neighbours: Vec<(&'static str, Fill)>,
+    /// The neighbour tables of IPv4 and IPv6. They have limits in the host's namespace alone.
+    pub neighbours: Vec<NeighbourTable>,
     /// What concerns packets between nodes.
     pub ways: WayFacts,
     /// The links of pods.
@@ -139,11 +139,20 @@ pub struct NodeFacts {
     /// The name of a device whose alias says that an agent with this subnet file made it.
     pub own_device: Option<String>,
     /// Why packets cannot reach the addresses of peers.
-    pub underlay: Vec<(IpAddr, Fault)>,
+    pub underlay: Vec<PeerFault>,
     /// The backend of the agent; empty if this is not known.
     pub backend: String,
-    /// What could not be examined: the name of the check, and a text for people.
-    pub not_examined: Vec<(&'static str, String)>,
+    /// What could not be examined.
+    pub not_examined: Vec<NotExamined>,
+}
+
+/// Something that could not be examined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotExamined {
+    /// The name of the check.
+    pub check: &'static str,
+    /// What it is, and why it was not examined, for people.
+    pub what: String,
 }
 
 /// Reads everything.
@@ -159,30 +168,30 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let policy = PolicyRules::read().context("read the policy rules")?;
     let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours, policy: &policy };
     let ways = ways::read(&tables, &subnets)?;
-    let rules = other_rules::read((&links, &addrs), &subnets, &ways.to_peers);
+    let rules = other_rules::read(&tables, &subnets, &ways.to_peers);
     let (tunnel, vxlan_port) = (Tunnel::of(sources, &ways), tunnel::vxlan_port(sources, &ways));
     // A kernel without queueing disciplines has none that matters.
     let qdiscs = kernel.qdiscs().unwrap_or_default();
-    let path_links = path_links::read(&links, (&addrs, &routes), &qdiscs, &sources.published);
-    let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|(_, subnet)| *subnet).collect();
+    let path_links = path_links::read(&tables, &qdiscs, &sources.published);
+    let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|way| way.example).collect();
     let mut not_examined = not_examined(sources);
     let what = "whether another host has an IPv4 address of this node";
-    let duplicates = known("duplicate-address", what, duplicates::read(&links, &addrs, &path_links), &mut not_examined);
+    let duplicates = known("duplicate-address", what, duplicates::read(&tables, &path_links), &mut not_examined);
     Ok(NodeFacts {
         path: sources.subnet_file.clone(),
         subnet_file,
         unwritable: limits::unwritable(&sources.subnet_file),
         port: ways.port().unwrap_or(sources.port),
         port_users: port_users::read(vxlan_port).context("look for the programs that use UDP ports")?,
-        bridge: pod_links::bridge(&links, &addrs),
+        bridge: pod_links::bridge(&tables),
         bridge_calls_iptables: sysctl::number("bridge/bridge-nf-call-iptables"),
         bridge_calls_ip6tables: sysctl::number("bridge/bridge-nf-call-ip6tables"),
         ipv6_disabled: ipv6_disabled(&links, &ways),
         conntrack: limits::conntrack(),
         neighbours: limits::neighbour_tables(&neighbours),
-        pods: pod_links::read(&links, &addrs, &routes),
+        pods: pod_links::read(&tables),
         pod_addresses: pod_addresses::read(&links, &subnets).unwrap_or_default(),
-        forwarding: forwarding::read(&links, &routes),
+        forwarding: forwarding::read(&tables),
         duplicates,
         same_macs: duplicates::same_macs(&tables, &path_links),
         offload: offload::read(&links, &path_links, Path::new("/sys/class/net")),
@@ -219,42 +228,37 @@ fn own_device(subnet_file: &Path, links: &[Link]) -> Option<String> {
 }
 
 /// Returns what was read, or nothing if it could not be read, for example by another user than root. Then a text for people says so.
-fn known<T: Default>(
-    check: &'static str,
-    what: &str,
-    read: io::Result<T>,
-    not_examined: &mut Vec<(&'static str, String)>,
-) -> T {
+fn known<T: Default>(check: &'static str, what: &str, read: io::Result<T>, not_examined: &mut Vec<NotExamined>) -> T {
     read.unwrap_or_else(|error| {
-        not_examined.push((check, format!("{what}: {error}")));
+        not_examined.push(NotExamined { check, what: format!("{what}: {error}") });
         T::default()
     })
 }
 
 /// Returns what this process cannot see.
-fn not_examined(sources: &NodeSources) -> Vec<(&'static str, String)> {
-    let mut texts = Vec::new();
+fn not_examined(sources: &NodeSources) -> Vec<NotExamined> {
+    let mut all = Vec::new();
+    let mut add = |check: &'static str, what: String| all.push(NotExamined { check, what });
     if sources.agent == AgentAnswer::None {
         let place = sources.socket.display();
-        texts.push(("agent", format!("what only a running agent knows: no agent answers on {place}")));
+        add("agent", format!("what only a running agent knows: no agent answers on {place}"));
     }
     if sources.store.answer == StoreAnswer::NotAsked {
-        texts.push((
-            "store",
-            "the store and its certificates: give --check-store and the flags of the store".to_owned(),
-        ));
+        add("store", "the store and its certificates: give --check-store and the flags of the store".to_owned());
     }
     if !geteuid().is_root() {
-        texts.push(("port", "programs of other users: you are not root".to_owned()));
+        add("port", "programs of other users: you are not root".to_owned());
     }
-    texts.extend(processes::unreadable().map(|text| ("port", text)));
-    texts
+    if let Some(text) = processes::unreadable() {
+        add("port", text);
+    }
+    all
 }
 
 /// Returns the IPv6 entries that are switched off: those of the links that pods' packets pass, and the one for links that are
 /// made later.
 fn ipv6_disabled(links: &[Link], ways: &WayFacts) -> Vec<String> {
-    let carries = |link: &Link| ways.to_peers.iter().any(|(name, dst)| *name == link.name && dst.addr().is_ipv6());
+    let carries = |link: &Link| ways.to_peers.iter().any(|way| way.link == link.name && way.example.addr().is_ipv6());
     let is_ours = |link: &Link| link.name == BRIDGE || link.name.starts_with("flannel-v6.") || carries(link);
     let ours = links.iter().filter(|link| is_ours(link));
     let names = ours.map(|link| link.name.as_str()).chain(["default"]);

@@ -152,8 +152,17 @@ pub struct StoreSources {
     pub place: String,
     /// What it answered.
     pub answer: StoreAnswer,
-    /// The files with certificates, each with what it is for.
-    pub certificates: Vec<(&'static str, PathBuf)>,
+    /// The files with certificates.
+    pub certificates: Vec<CertificateFile>,
+}
+
+/// A file with certificates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateFile {
+    /// What they are for, such as `client certificate`.
+    pub purpose: &'static str,
+    /// The file.
+    pub file: PathBuf,
 }
 
 /// What the store answered.

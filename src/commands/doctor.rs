@@ -9,7 +9,8 @@ use anyhow::Context;
 use tokio::time::timeout;
 use weft_doctor::checks::CHECKS;
 use weft_doctor::sources::{
-    AbsentAgent, AgentAnswer, AgentProblem, Hint, LossyPeer, NodeSources, PeerAddress, StoreAnswer, StoreSources,
+    AbsentAgent, AgentAnswer, AgentProblem, CertificateFile, Hint, LossyPeer, NodeSources, PeerAddress, StoreAnswer,
+    StoreSources,
 };
 use weft_subnet::lease::Record;
 use weft_subnet::source::{Error, Source};
@@ -135,7 +136,10 @@ async fn examine_store(store: &Store, found: &mut StoreSources) -> Vec<Record> {
     let certificates = match store {
         Store::Etcd(options) => {
             let files = [("client certificate", &options.cert_file), ("CA certificate", &options.ca_file)];
-            files.into_iter().filter_map(|(purpose, file)| Some((purpose, file.clone()?))).collect()
+            files
+                .into_iter()
+                .filter_map(|(purpose, file)| Some(CertificateFile { purpose, file: file.clone()? }))
+                .collect()
         }
         _ => Vec::new(),
     };

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use crate::facts::NodeFacts;
+use crate::facts::cni_files::Reserved;
 use crate::finding::{MAX_NAMED, NodeFinding, finding};
 
 /// A network of host-local is reported from this share of its addresses, in percent.
@@ -15,8 +16,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let Some(subnet) = facts.subnet_file.env().and_then(|env| env.subnets.v4) else { return findings };
     // The network, its broadcast address and the gateway are for no pod.
     let all = (1_usize << (32 - subnet.prefix_len())).saturating_sub(3);
-    for (network, reserved) in &facts.cni.reserved {
-        let taken = reserved.iter().filter(|addr| matches!(addr, IpAddr::V4(addr) if subnet.contains(addr))).count();
+    for Reserved { network, addrs } in &facts.cni.reserved {
+        let taken = addrs.iter().filter(|addr| matches!(addr, IpAddr::V4(addr) if subnet.contains(addr))).count();
         if all > 0 && taken * 100 >= all * FULL {
             let evidence = format!(
                 "{taken} of the {all} addresses of {} are reserved in network {network}: soon no pod can start",
@@ -40,7 +41,7 @@ fn shared(facts: &NodeFacts) -> Vec<NodeFinding> {
         );
         findings.push(finding(evidence, remedy));
     }
-    let is_reserved = |addr: &IpAddr| facts.cni.reserved.iter().any(|(_, reserved)| reserved.contains(addr));
+    let is_reserved = |addr: &IpAddr| facts.cni.reserved.iter().any(|reserved| reserved.addrs.contains(addr));
     let pods = &facts.pod_addresses;
     // Where host-local reserved none of these addresses, something else gives them to pods.
     let (kept, lost): (Vec<&IpAddr>, Vec<&IpAddr>) = pods.keys().partition(|addr| is_reserved(addr));

@@ -9,7 +9,7 @@ use weft_netlink::rtnl::BridgePort;
 use weft_subnet::env::gateway;
 
 use crate::facts::NodeFacts;
-use crate::facts::pod_links::{PodLink, PodLinks};
+use crate::facts::pod_links::{PodLink, PodLinks, Stray};
 use crate::finding::{MAX_NAMED, NodeFinding, finding, some_of};
 use crate::known_links::BRIDGE;
 use crate::remedies::connect;
@@ -45,7 +45,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     }
     for subnet in env.subnets.iter() {
         let of_family = |addr: &IpAddr| addr.is_ipv4() == subnet.addr().is_ipv4();
-        let has_address = pods.addrs.iter().any(|(link, addr)| link == BRIDGE && of_family(&addr.addr()));
+        let has_address = pods.addrs.iter().any(|one| one.link == BRIDGE && of_family(&one.addr.addr()));
         if ports > 0 && !has_address {
             let evidence = format!(
                 "{BRIDGE} connects {ports} pods and has no address in {}, which is their gateway",
@@ -116,7 +116,7 @@ fn ports_that_drop(pods: &PodLinks) -> Vec<NodeFinding> {
 
 /// A pod hangs in a bridge that is not that of the pods.
 fn strays_found(pods: &PodLinks) -> Vec<NodeFinding> {
-    let one = |(link, bridge): &(String, String)| {
+    let one = |Stray { link, bridge }: &Stray| {
         let evidence = format!("{link} leads to a pod and is in {bridge}, not in {BRIDGE}: this pod has no network");
         finding(evidence, format!("ip link set {link} master {BRIDGE}"))
     };
@@ -125,8 +125,8 @@ fn strays_found(pods: &PodLinks) -> Vec<NodeFinding> {
 
 /// Two links have addresses in the subnet of this node, so packets to its pods leave by the wrong one.
 fn two_links(pods: &PodLinks, subnet: IpNet) -> Option<NodeFinding> {
-    let inside = pods.addrs.iter().filter(|(_, addr)| subnet.trunc().contains(&addr.addr()));
-    let links: BTreeSet<&str> = inside.map(|(link, _)| link.as_str()).collect();
+    let inside = pods.addrs.iter().filter(|one| subnet.trunc().contains(&one.addr.addr()));
+    let links: BTreeSet<&str> = inside.map(|one| one.link.as_str()).collect();
     let other = links.iter().find(|link| **link != BRIDGE).filter(|_| links.len() > 1)?;
     let evidence = format!(
         "{} have addresses in {}, the subnet of this node: packets to its pods leave by one of them only",
@@ -139,8 +139,8 @@ fn two_links(pods: &PodLinks, subnet: IpNet) -> Option<NodeFinding> {
 /// The bridge has an address in the subnet of this node, and the kernel does not send packets for exactly this subnet over it.
 fn not_connected(pods: &PodLinks, subnet: IpNet) -> Option<NodeFinding> {
     let subnet = subnet.trunc();
-    let inside = pods.addrs.iter().filter(|(link, addr)| link == BRIDGE && subnet.contains(&addr.addr()));
-    let inside: Vec<IpNet> = inside.map(|(_, addr)| *addr).collect();
+    let inside = pods.addrs.iter().filter(|one| one.link == BRIDGE && subnet.contains(&one.addr.addr()));
+    let inside: Vec<IpNet> = inside.map(|one| one.addr).collect();
     let Some(right) = inside.iter().find(|addr| addr.prefix_len() == subnet.prefix_len()) else {
         return wrong_length(pods, subnet, *inside.first()?);
     };

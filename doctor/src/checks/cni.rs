@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! CNI configurations or plugins are missing, broken, or not those of weft.
 
-use std::path::PathBuf;
-
 use crate::facts::NodeFacts;
+use crate::facts::cni_files::BrokenPlugin;
 use crate::facts::cni_plugins::OURS;
 use crate::finding::{NodeFinding, finding};
 use crate::sources::AgentAnswer;
@@ -71,7 +70,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// Plugins that cannot run.
 fn broken(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let one = |(path, why): &(PathBuf, String)| {
+    let one = |BrokenPlugin { path, why }: &BrokenPlugin| {
         let remedy = "install it again, for the architecture of this node; if the file system is mounted with noexec, mount it without; \
                       `CNI_COMMAND=VERSION` and that program show the error";
         finding(format!("{} cannot run: {why}: no pod can start", path.display()), remedy.to_owned())

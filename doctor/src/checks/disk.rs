@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A directory of the agent or of CNI cannot be written.
 
-use std::path::PathBuf;
-
 use crate::facts::NodeFacts;
+use crate::facts::limits::UnwritableDir;
 use crate::finding::{NodeFinding, finding};
 
 /// A directory that the agent or CNI plugins write is read-only or full.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let one = |(dir, why): &(PathBuf, String)| {
+    let one = |UnwritableDir { dir, why }: &UnwritableDir| {
         let evidence = format!(
             "{} cannot be written ({why}): what it keeps over a restart is lost, or no pod can start",
             dir.display()

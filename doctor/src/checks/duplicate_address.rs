@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another host has an address of this node, or its MAC address.
 
-use std::net::IpAddr;
-
 use weft_netlink::rtnl::mac_text;
 
 use crate::facts::NodeFacts;
 use crate::facts::duplicates::{Duplicate, SameMac};
+use crate::facts::path_links::DuplicateV6;
 use crate::finding::{NodeFinding, finding};
 
 /// Another host has an address of this node, or its MAC address.
@@ -19,7 +18,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         );
         finding(evidence, format!("give one of the two hosts another address; the switch knows the port of {mac}"))
     };
-    let v6 = |(addr, link): &(IpAddr, String)| {
+    let v6 = |DuplicateV6 { addr, link }: &DuplicateV6| {
         let evidence = format!(
             "another host has {addr} of {link}, too: the kernel found it (dadfailed) and does not use the address"
         );

@@ -14,7 +14,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         };
         let evidence = format!(
             "a policy of IPsec takes or drops packets from {from} to {to}: src {} dst {} dir {direction} priority {}",
-            policy.from, policy.to, policy.order.0
+            policy.from, policy.to, policy.order.priority
         );
         let remedy = "`ip xfrm policy` shows it; exclude Network in the program that made it (a passthrough connection of strongSwan or \
                       Libreswan with the Network on both sides)";

@@ -7,7 +7,7 @@ use weft_backends::backend::makes_routes;
 
 use crate::facts::NodeFacts;
 use crate::facts::policy_rules::Marked;
-use crate::facts::ways::{Bypass, Instead, OtherRoute};
+use crate::facts::ways::{Bypass, Instead, OtherRoute, RefusingRoute};
 use crate::finding::{NodeFinding, finding};
 use crate::remedies::main_rule;
 use crate::sources::AgentAnswer;
@@ -28,7 +28,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     findings.extend(facts.ways.marked.iter().filter(|_| facts.unreachable > 0).map(marked));
     findings.extend(led_away(facts, &own));
     for network in networks.into_iter().flat_map(|networks| networks.iter()).map(|network| network.trunc()) {
-        let refused = facts.ways.refusals.iter().filter(|(dst, _)| network.contains(dst));
+        let refused = facts.ways.refusals.iter().filter(|route| network.contains(&route.dst));
         findings.extend(refused.filter_map(|route| refusal(*route, &own)));
         for route in facts.ways.other_routes.iter().filter(|route| !in_own(&route.dst)) {
             let is_inside = network.contains(&route.dst) && !may_be_of_flannel(facts, route);
@@ -99,7 +99,7 @@ fn marked(Marked { mark, mask, table, link, example }: &Marked) -> NodeFinding {
 }
 
 /// A route of another program that refuses packets to some pods. One for a wider range than a subnet concerns no pods that a node has.
-fn refusal((dst, protocol): (IpNet, u8), own: &[IpNet]) -> Option<NodeFinding> {
+fn refusal(RefusingRoute { dst, protocol }: RefusingRoute, own: &[IpNet]) -> Option<NodeFinding> {
     let subnet = own.iter().find(|subnet| subnet.addr().is_ipv4() == dst.addr().is_ipv4())?;
     if dst.prefix_len() < subnet.prefix_len() || dst == subnet.trunc() {
         return None;

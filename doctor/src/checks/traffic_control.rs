@@ -35,7 +35,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         }
         let filters = |suspect: &Suspect| match suspect {
             Suspect::Filters(kind) => Some(*kind),
-            Suspect::Netem | Suspect::Xdp | Suspect::Shaper(..) => None,
+            Suspect::Netem | Suspect::Xdp | Suspect::Shaper { .. } => None,
         };
         if let Some(kind) = link.suspects.iter().find_map(filters) {
             let evidence = format!(
@@ -54,7 +54,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// A queueing discipline that lets less pass than the link does. Somebody may want that, as long as no packets are lost.
 fn shaper(link: &PathLink, suspect: Suspect) -> Option<NodeFinding> {
-    let Suspect::Shaper(kind, rate) = suspect else { return None };
+    let Suspect::Shaper { kind, rate } = suspect else { return None };
     let name = &link.name;
     let rate = rate.map_or_else(|| " by classes".to_owned(), |bytes| format!(" to {} bit/s", bytes.saturating_mul(8)));
     let evidence = format!(

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 
 use crate::facts::NodeFacts;
-use crate::facts::underlay::{Fault, MAIN, OtherLink, UplinkWay};
+use crate::facts::underlay::{Fault, MAIN, OtherLink, OwnAddress, PeerFault, UplinkWay};
 use crate::finding::{NodeFinding, finding};
 use crate::remedies::main_rule;
 
@@ -17,7 +17,7 @@ const RULE: u32 = 100;
 /// Packets to peers do not leave this node, or leave it by a wrong way.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let mut groups: Vec<(&Fault, Vec<IpAddr>)> = Vec::new();
-    for (peer, fault) in &facts.underlay {
+    for PeerFault { peer, fault } in &facts.underlay {
         match groups.iter_mut().find(|(known, _)| *known == fault) {
             Some((_, peers)) => peers.push(*peer),
             None => groups.push((fault, vec![*peer])),
@@ -31,7 +31,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
     let who = if peers.len() == 1 { peer.to_string() } else { format!("{peer} and {} more peers", peers.len() - 1) };
     let ip = if peer.is_ipv6() { "ip -6" } else { "ip" };
     match fault {
-        Fault::Own(Some((link, len))) => finding(
+        Fault::Own(Some(OwnAddress { link, len })) => finding(
             format!(
                 "{who} is the address of another node, and an address of {link} here, too: packets to that node do not leave this one"
             ),
@@ -43,7 +43,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             format!("{who} is the address of another node, and a local route keeps packets to it on this one"),
             format!("{ip} route del local {peer}; `{ip} route show table local` shows the route"),
         ),
-        Fault::Refused(errno, Some(route)) => {
+        Fault::Refused { errno, route: Some(route) } => {
             let kind = match errno {
                 Errno::EACCES => "prohibit",
                 Errno::EHOSTUNREACH => "unreachable",
@@ -54,7 +54,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
                 format!("{ip} route del {kind} {route}; then find the program that writes it"),
             )
         }
-        Fault::Refused(errno, None) => finding(
+        Fault::Refused { errno, route: None } => finding(
             format!(
                 "the kernel refuses packets to {who} ({}): a policy rule, or a route of another table",
                 errno.desc()
@@ -73,7 +73,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             format!("no policy rule asks the main table, which has a route to {who}"),
             main_rule(if peer.is_ipv6() { "-6 " } else { "" }),
         ),
-        Fault::OtherLink(other) => other_link(other, (peer, &who), ip),
+        Fault::OtherLink(other) => other_link(other, peer, &who, ip),
         Fault::Permanent { nexthop, link, mac } => finding(
             format!(
                 "packets do not reach {who}, and the MAC address of {nexthop} on {link} is permanent ({mac}), so nothing corrects it"
@@ -97,7 +97,7 @@ fn no_listener(who_answers: &str, port: u16, device: &str) -> NodeFinding {
     finding(evidence, remedy)
 }
 
-fn other_link(other: &OtherLink, (peer, who): (IpAddr, &str), ip: &str) -> NodeFinding {
+fn other_link(other: &OtherLink, peer: IpAddr, who: &str, ip: &str) -> NodeFinding {
     let OtherLink { link, route, table, uplink, way } = other;
     let table = if *table == MAIN { "main".to_owned() } else { table.to_string() };
     let route = route.map(|route| format!("{route}, ")).unwrap_or_default();

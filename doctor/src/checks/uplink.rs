@@ -3,7 +3,7 @@
 
 use super::arp_rules;
 use crate::facts::NodeFacts;
-use crate::facts::path_links::{ALL, ArpOff, IGNORES_ALL, PathLink};
+use crate::facts::path_links::{ALL, ArpOff, IGNORES_ALL, Master, PathLink};
 use crate::finding::{NodeFinding, finding};
 
 /// The kinds of links that take the packets of the links below them.
@@ -13,7 +13,7 @@ const TAKERS: [&str; 4] = ["bridge", "bond", "team", "openvswitch"];
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let mut findings = Vec::new();
     for link in &facts.path_links.links {
-        let Some((master, kind)) = &link.master else { continue };
+        let Some(Master { name: master, kind }) = &link.master else { continue };
         let name = &link.name;
         let takes = TAKERS.contains(&kind.as_str());
         if link.is_uplink && takes {

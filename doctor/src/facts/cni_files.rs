@@ -31,6 +31,24 @@ pub struct Conf {
     pub reads_ours: bool,
 }
 
+/// A plugin that cannot run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BrokenPlugin {
+    /// The file.
+    pub path: PathBuf,
+    /// Why it cannot run.
+    pub why: String,
+}
+
+/// The addresses that host-local reserves in a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reserved {
+    /// Name of the network.
+    pub network: String,
+    /// The addresses.
+    pub addrs: Vec<IpAddr>,
+}
+
 /// Everything that was read.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct CniFiles {
@@ -40,12 +58,12 @@ pub struct CniFiles {
     pub confs: Vec<Conf>,
     /// The plugins of the first configuration that are in none of the directories. Empty if none of the directories exists.
     pub missing: Vec<String>,
-    /// The plugins of the first configuration that are there and cannot run, each with the reason.
-    pub broken: Vec<(PathBuf, String)>,
+    /// The plugins of the first configuration that are there and cannot run.
+    pub broken: Vec<BrokenPlugin>,
     /// The directories of plugins, for people.
     pub path: String,
-    /// For each network of host-local its name, and the reserved addresses.
-    pub reserved: Vec<(String, Vec<IpAddr>)>,
+    /// The addresses that host-local reserves.
+    pub reserved: Vec<Reserved>,
     /// True if a kubelet runs on this machine.
     pub has_kubelet: bool,
 }
@@ -73,15 +91,15 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path) -> CniFiles {
     let has_dir = sources.path.iter().any(|dir| dir.is_dir());
     let is_missing = |plugin: &&String| !sources.path.iter().any(|dir| is_program(&dir.join(plugin)));
     let place = |plugin: &String| sources.path.iter().map(|dir| dir.join(plugin)).find(|path| is_program(path));
-    let broken = wanted().filter_map(place).filter_map(|path| Some((path.clone(), cni_plugins::why_not(&path)?)));
+    let broken = |path: PathBuf| cni_plugins::why_not(&path).map(|why| BrokenPlugin { path, why });
     let reserved = |network: String| {
         let addrs = names(&sources.networks.join(&network)).iter().filter_map(|name| name.parse().ok()).collect();
-        (network, addrs)
+        Reserved { network, addrs }
     };
     CniFiles {
         conf_dir: sources.conf_dir.clone(),
         missing: wanted().filter(|_| has_dir).filter(is_missing).cloned().collect(),
-        broken: broken.collect(),
+        broken: wanted().filter_map(place).filter_map(broken).collect(),
         confs,
         path: sources.path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":"),
         reserved: names(&sources.networks).into_iter().map(reserved).collect(),

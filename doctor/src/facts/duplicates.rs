@@ -70,7 +70,8 @@ pub(super) fn same_macs(tables: &Tables<'_>, path: &PathLinks) -> Vec<SameMac> {
 ///
 /// # Errors
 /// No packets can be sent or received, for example because the caller is not root.
-pub(super) fn read(links: &[Link], addrs: &[Addr], path: &PathLinks) -> io::Result<Vec<Duplicate>> {
+pub(super) fn read(tables: &Tables<'_>, path: &PathLinks) -> io::Result<Vec<Duplicate>> {
+    let Tables { links, addrs, .. } = *tables;
     // A link of this host may answer for an address of another one.
     let own: BTreeSet<Mac> = links.iter().filter_map(|link| link.mac).collect();
     let mut found = BTreeSet::new();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The sysctls that say whether the kernel forwards the packets of pods.
 
-use weft_netlink::rtnl::{Link, Route};
+use weft_netlink::rtnl::Link;
 
+use super::tables::Tables;
 use crate::known_links::{BRIDGE, is_ours};
 use crate::sysctl;
 
@@ -18,7 +19,8 @@ pub struct Forwarding {
 }
 
 /// Reads the sysctls for the links of pods, for those of weft, and for those of default routes.
-pub(super) fn read(links: &[Link], routes: &[Route]) -> Forwarding {
+pub(super) fn read(tables: &Tables<'_>) -> Forwarding {
+    let Tables { links, routes, .. } = *tables;
     let is_default = |link: &Link| routes.iter().any(|route| route.dst.is_none() && route.index == link.index);
     let wanted = links.iter().filter(|link| link.name == BRIDGE || is_ours(link) || is_default(link));
     let names = wanted.map(|link| link.name.as_str()).chain(["default"]);

@@ -43,6 +43,15 @@ pub enum Direction {
     Forward,
 }
 
+/// The order of policies: by priority, then by index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Order {
+    /// The priority.
+    pub priority: u32,
+    /// The index.
+    pub index: u32,
+}
+
 /// A policy that depends on addresses alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
@@ -52,8 +61,8 @@ pub struct Policy {
     pub from: IpNet,
     /// The destination addresses.
     pub to: IpNet,
-    /// The one with the lowest pair of priority and index decides.
-    pub order: (u32, u32),
+    /// The one with the lowest order decides.
+    pub order: Order,
     /// True if packets are dropped, or must be transformed, which the packets of pods are not expected to be.
     pub takes: bool,
 }
@@ -113,7 +122,7 @@ fn policy(info: &[u8]) -> Option<Policy> {
     };
     let takes = u8_at(info, ACTION) == XFRM_POLICY_BLOCK || has(XFRMA_TMPL).is_some();
     let (from, to) = (net(SOURCE, SOURCE_LENGTH)?, net(0, DESTINATION_LENGTH)?);
-    let order = (u32_at(info, PRIORITY), u32_at(info, INDEX));
+    let order = Order { priority: u32_at(info, PRIORITY), index: u32_at(info, INDEX) };
     (!depends_on_more).then_some(Policy { direction, from, to, order, takes })
 }
 
@@ -142,7 +151,13 @@ mod tests {
     use super::*;
 
     fn policy(direction: Direction, from: &str, to: &str, priority: u32, takes: bool) -> Policy {
-        Policy { direction, from: from.parse().unwrap(), to: to.parse().unwrap(), order: (priority, 1), takes }
+        Policy {
+            direction,
+            from: from.parse().unwrap(),
+            to: to.parse().unwrap(),
+            order: Order { priority, index: 1 },
+            takes,
+        }
     }
 
     #[test]
@@ -153,7 +168,7 @@ mod tests {
         assert_eq!(found(std::slice::from_ref(&all)), 1);
         let passes = policy(Direction::Out, "10.5.0.0/16", "10.5.0.0/16", 8, false);
         assert_eq!(found(&[all.clone(), passes.clone()]), 0);
-        assert_eq!(found(&[all, Policy { order: (10, 1), ..passes }]), 1);
+        assert_eq!(found(&[all, Policy { order: Order { priority: 10, index: 1 }, ..passes }]), 1);
         let back = policy(Direction::Forward, "10.5.2.0/24", "10.5.1.0/24", 1, true);
         assert_eq!(found(std::slice::from_ref(&back)), 1);
         assert_eq!(found(&[Policy { direction: Direction::Out, ..back }]), 0, "our packets go the other way");

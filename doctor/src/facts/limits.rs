@@ -21,6 +21,24 @@ pub struct Fill {
     pub max: u64,
 }
 
+/// A neighbour table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NeighbourTable {
+    /// Its family, as the sysctls name it: `ipv4` or `ipv6`.
+    pub family: &'static str,
+    /// How full it is.
+    pub fill: Fill,
+}
+
+/// A directory that cannot be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnwritableDir {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Why it cannot be written.
+    pub why: String,
+}
+
 /// Everything that was read.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -32,8 +50,8 @@ pub struct Limits {
     pub files: Option<Fill>,
     /// The threads of the machine. Each process has at least one.
     pub threads: Option<Fill>,
-    /// For each directory that the agent or a CNI plugin writes, why it cannot.
-    pub unwritable: Vec<(PathBuf, String)>,
+    /// The directories that the agent or a CNI plugin writes, and that cannot be written.
+    pub unwritable: Vec<UnwritableDir>,
 }
 
 /// Reads the limits. `dirs` contains directories that are written; those that do not exist are left out.
@@ -48,7 +66,8 @@ pub(super) fn read(dirs: &[&Path]) -> Limits {
     };
     // Another user than root may write none of them.
     let written = dirs.iter().filter(|dir| geteuid().is_root() && dir.is_dir());
-    let unwritable = written.filter_map(|dir| Some((dir.to_path_buf(), unwritable(&dir.join("file"))?)));
+    let unwritable =
+        written.filter_map(|dir| Some(UnwritableDir { dir: dir.to_path_buf(), why: unwritable(&dir.join("file"))? }));
     Limits {
         inotify: fill("/proc/sys/fs/inotify/max_user_instances", instances),
         watches: fill("/proc/sys/fs/inotify/max_user_watches", watches),
@@ -113,11 +132,11 @@ pub(super) fn conntrack() -> Option<Fill> {
 }
 
 /// Counts the neighbours of both families. Permanent ones, as weft writes them, do not count against the limit.
-pub(super) fn neighbour_tables(all: &[Neigh]) -> Vec<(&'static str, Fill)> {
-    let table = |name: &'static str, v6: bool| {
-        let max = sysctl::number(&format!("{name}/neigh/default/gc_thresh3"))?;
+pub(super) fn neighbour_tables(all: &[Neigh]) -> Vec<NeighbourTable> {
+    let table = |family: &'static str, v6: bool| {
+        let max = sysctl::number(&format!("{family}/neigh/default/gc_thresh3"))?;
         let counted = all.iter().filter(|neigh| !neigh.permanent && neigh.addr.is_ipv6() == v6).count();
-        Some((name, Fill { entries: counted as u64, max }))
+        Some(NeighbourTable { family, fill: Fill { entries: counted as u64, max } })
     };
     [table("ipv4", false), table("ipv6", true)].into_iter().flatten().collect()
 }

@@ -45,13 +45,24 @@ const KNOWN: [Known; 5] = [
     Known { name: "Antrea", programs: &["antrea-agent"], chains: &["ANTREA-"], links: &["antrea-gw0"] },
 ];
 
+/// Rules of iptables that a network left behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftRules {
+    /// The program that shows them.
+    pub program: String,
+    /// The first rule that leads to them.
+    pub rule: String,
+    /// How the names of their chains begin.
+    pub prefix: &'static str,
+}
+
 /// What a network left behind: its rules or links are here, and none of its programs runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftover {
     /// The network.
     pub network: &'static str,
-    /// The program that shows its rules, the first rule that leads to them, and how its chains begin.
-    pub rules: Option<(String, String, String)>,
+    /// Its rules of iptables.
+    pub rules: Option<LeftRules>,
     /// Its links.
     pub links: Vec<String>,
 }
@@ -75,7 +86,7 @@ fn left_by(known: &Known, links: &[Link], iptables: &[SavedRules]) -> Leftover {
     let names = links.iter().filter(|link| known.links.contains(&link.name.as_str()));
     let rules = iptables.iter().find_map(|saved| {
         let (rule, prefix) = jump(known, &saved.tables)?;
-        Some((saved.program.clone(), rule, prefix.to_owned()))
+        Some(LeftRules { program: saved.program.clone(), rule, prefix })
     });
     Leftover { network: known.name, rules, links: names.map(|link| link.name.clone()).collect() }
 }

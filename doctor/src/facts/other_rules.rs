@@ -8,10 +8,11 @@ use std::path::Path;
 use ipnet::IpNet;
 use weft_cni::iptables::legacy_tables_file;
 use weft_netlink::nftables::{self, Hook, base_chains};
-use weft_netlink::rtnl::{Addr, Link};
 use weft_subnet::cidr::Family;
 
 use super::arp_tables;
+use super::tables::Tables;
+use super::ways::WayToPeers;
 use crate::kernel::entries::Packet;
 use crate::kernel::nft;
 use crate::kernel::rules::{Fate, Tested};
@@ -50,13 +51,12 @@ pub struct RuleFacts {
     pub unreadable: Option<String>,
 }
 
-/// Reads the rules. `links` and `addrs` are all of this node, `subnets` are its subnets, and `to_peers` contains a destination for each link by
-/// which packets to pods of other nodes leave.
-pub(super) fn read((links, addrs): (&[Link], &[Addr]), subnets: &[IpNet], to_peers: &[(String, IpNet)]) -> RuleFacts {
+/// Reads the rules. `subnets` are those of this node.
+pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet], to_peers: &[WayToPeers]) -> RuleFacts {
     let mut facts = RuleFacts {
         kube_proxy: kube_proxy(),
-        ipvs: links.iter().any(|link| link.name == KUBE_IPVS),
-        ipvs_is_empty: ipvs_is_empty(links, addrs),
+        ipvs: tables.links.iter().any(|link| link.name == KUBE_IPVS),
+        ipvs_is_empty: ipvs_is_empty(tables),
         arptables: arp_tables::read(),
         ..RuleFacts::default()
     };
@@ -84,16 +84,12 @@ pub(super) fn read((links, addrs): (&[Link], &[Addr]), subnets: &[IpNet], to_pee
 
 /// Follows a packet from a pod of this node to one of another node through the chains that translate source addresses. The tables that iptables-nft
 /// has listed are left out.
-fn nft_masquerades(
-    subnets: &[IpNet],
-    to_peers: &[(String, IpNet)],
-    iptables: &[SavedRules],
-) -> io::Result<Vec<NftRule>> {
+fn nft_masquerades(subnets: &[IpNet], to_peers: &[WayToPeers], iptables: &[SavedRules]) -> io::Result<Vec<NftRule>> {
     let mut netlink = nftables::open()?;
     let mut found = Vec::new();
     let chains = base_chains(&mut netlink, Hook::Postrouting)?;
     for chain in chains.iter().filter(|chain| chain.is_nat && !is_listed(iptables, chain)) {
-        for (link, dst) in to_peers {
+        for WayToPeers { link, example: dst } in to_peers {
             let of_family = |subnet: &&IpNet| subnet.addr().is_ipv4() == dst.addr().is_ipv4();
             let sees = chain.sees(dst.addr().is_ipv4());
             let Some(own) = subnets.iter().find(of_family).filter(|_| sees) else { continue };
@@ -113,9 +109,9 @@ fn nft_masquerades(
 }
 
 /// Returns true if the link of kube-proxy has addresses of services, and IPVS carries none.
-fn ipvs_is_empty(links: &[Link], addrs: &[Addr]) -> bool {
-    let link = links.iter().find(|link| link.name == KUBE_IPVS);
-    let has_services = link.is_some_and(|link| addrs.iter().any(|addr| addr.index == link.index && addr.global));
+fn ipvs_is_empty(tables: &Tables<'_>) -> bool {
+    let link = tables.links.iter().find(|link| link.name == KUBE_IPVS);
+    let has_services = link.is_some_and(|link| tables.addrs.iter().any(|addr| addr.index == link.index && addr.global));
     has_services && fs::read_to_string("/proc/thread-self/net/ip_vs").is_ok_and(|table| lists_no_service(&table))
 }
 

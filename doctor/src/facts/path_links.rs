@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use weft_netlink::rtnl::{Addr, Link, Qdisc, Route};
+use weft_netlink::rtnl::{Addr, Link, Qdisc};
 
+use super::tables::Tables;
 use crate::known_links::{BRIDGE, is_ours};
 use crate::sysctl;
 
@@ -22,13 +23,31 @@ pub(crate) const IGNORES_ALL: u64 = 8;
 /// The sysctls of all links.
 pub(crate) const ALL: &str = "all";
 
+/// A link that takes the packets of another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Master {
+    /// Its name.
+    pub name: String,
+    /// Its kind, such as `bridge`.
+    pub kind: String,
+}
+
+/// An IPv6 address of this node that another host has, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DuplicateV6 {
+    /// The address.
+    pub addr: IpAddr,
+    /// The link of this node that has it.
+    pub link: String,
+}
+
 /// A link on the way of packets between nodes.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct PathLink {
     /// Its name.
     pub name: String,
-    /// Name and kind of the link above it.
-    pub master: Option<(String, String)>,
+    /// The link above it.
+    pub master: Option<Master>,
     /// True if it has the published address or a default route, and neither weft nor a CNI plugin made it.
     pub is_uplink: bool,
     /// True if weft made it.
@@ -57,8 +76,13 @@ pub enum Suspect {
     Xdp,
     /// Filters of tc for packets that arrive or leave, in a queueing discipline of this kind.
     Filters(&'static str),
-    /// A queueing discipline of this kind that limits the rate of all packets that leave, to this many bytes a second if it has one rate.
-    Shaper(&'static str, Option<u64>),
+    /// A queueing discipline that limits the rate of all packets that leave.
+    Shaper {
+        /// Its kind.
+        kind: &'static str,
+        /// The bytes a second that it lets pass, if it has one rate.
+        rate: Option<u64>,
+    },
 }
 
 /// Everything that was read.
@@ -66,17 +90,13 @@ pub enum Suspect {
 pub struct PathLinks {
     /// The uplinks, weft's devices, the bridge of pods and its ports.
     pub links: Vec<PathLink>,
-    /// The IPv6 addresses of this node that another host has, too, each with its link.
-    pub duplicates: Vec<(IpAddr, String)>,
+    /// The IPv6 addresses of this node that another host has, too.
+    pub duplicates: Vec<DuplicateV6>,
 }
 
 /// Reads from the tables of the kernel. `published` contains the addresses that this node publishes, if they are known.
-pub(super) fn read(
-    links: &[Link],
-    (addrs, routes): (&[Addr], &[Route]),
-    qdiscs: &[Qdisc],
-    published: &[IpAddr],
-) -> PathLinks {
+pub(super) fn read(tables: &Tables<'_>, qdiscs: &[Qdisc], published: &[IpAddr]) -> PathLinks {
+    let Tables { links, addrs, routes, .. } = *tables;
     let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
     let bridge = links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
     let of_link = |link: &Link| qdiscs.iter().filter(|qdisc| qdisc.index == link.index).collect::<Vec<_>>();
@@ -87,7 +107,7 @@ pub(super) fn read(
         let all = [(Suspect::Netem, has_qdisc(NETEM)), (Suspect::Xdp, link.xdp)].into_iter().chain(filters);
         let shaper = |qdisc: &&Qdisc| {
             let kind = SHAPERS.into_iter().find(|kind| qdisc.is_root && qdisc.kind == *kind)?;
-            Some(Suspect::Shaper(kind, qdisc.rate))
+            Some(Suspect::Shaper { kind, rate: qdisc.rate })
         };
         let found = all.filter(|(_, is_there)| *is_there).map(|(suspect, _)| suspect);
         found.chain(qdiscs.iter().filter_map(shaper)).collect()
@@ -102,7 +122,7 @@ pub(super) fn read(
             name: link.name.clone(),
             master: master
                 .filter(|master| master.name != BRIDGE)
-                .map(|master| (master.name.clone(), master.kind.clone())),
+                .map(|master| Master { name: master.name.clone(), kind: master.kind.clone() }),
             is_uplink,
             is_of_weft: is_ours(link),
             arp: arp_off(link).filter(|_| is_uplink || link.name == BRIDGE),
@@ -110,7 +130,7 @@ pub(super) fn read(
         })
     };
     let duplicates = addrs.iter().filter(|addr| addr.duplicate);
-    let named = |addr: &Addr| Some((addr.addr, by_index.get(&addr.index)?.name.clone()));
+    let named = |addr: &Addr| Some(DuplicateV6 { addr: addr.addr, link: by_index.get(&addr.index)?.name.clone() });
     PathLinks {
         links: links.iter().filter_map(path_link).collect(),
         duplicates: duplicates.filter_map(named).collect(),
@@ -130,6 +150,7 @@ fn arp_off(link: &Link) -> Option<ArpOff> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::policy_rules::PolicyRules;
     use super::*;
 
     #[test]
@@ -150,9 +171,11 @@ mod tests {
         let qdiscs =
             [qdisc(2, "fq_codel"), qdisc(2, "clsact"), tbf(false), tbf(true), qdisc(3, "netem"), qdisc(4, "netem")];
         let addr = Addr { index: 2, addr: [192, 0, 2, 1].into(), len: 24, global: true, duplicate: false };
-        let found = read(&links, (&[addr], &[]), &qdiscs, &[addr.addr]);
+        let (addrs, policy) = ([addr], PolicyRules::default());
+        let tables = Tables { links: &links, addrs: &addrs, routes: &[], neighbours: &[], policy: &policy };
+        let found = read(&tables, &qdiscs, &[addr.addr]);
         let named: Vec<_> = found.links.into_iter().map(|link| (link.name, link.suspects)).collect();
-        let of_eth0 = vec![Suspect::Filters("clsact"), Suspect::Shaper("tbf", Some(1250))];
+        let of_eth0 = vec![Suspect::Filters("clsact"), Suspect::Shaper { kind: "tbf", rate: Some(1250) }];
         let wanted = [("eth0".to_owned(), of_eth0), ("flannel.1".to_owned(), vec![Suspect::Netem])];
         assert_eq!(named, wanted, "eth9 is not on the way");
     }

@@ -14,11 +14,20 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Maximum number of addresses that are asked.
 const MAX_PEERS: usize = 8;
 
-/// Sends one byte from each own address to the address and port of a peer beside it. Returns the peers that answer that nothing listens there.
-pub(super) fn closed(peers: &[(IpAddr, SocketAddr)]) -> Vec<SocketAddr> {
+/// A question to a peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Question {
+    /// The own address from which it is asked.
+    pub own: IpAddr,
+    /// The address and port of the peer.
+    pub peer: SocketAddr,
+}
+
+/// Asks peers with one byte each. Returns those that answer that nothing listens there.
+pub(super) fn closed(questions: &[Question]) -> Vec<SocketAddr> {
     // A socket that cannot send tells nothing about the peer.
-    let sent = |(own, peer): &(IpAddr, SocketAddr)| Some((*peer, send(*own, *peer).ok()?));
-    let sent: Vec<(SocketAddr, UdpSocket)> = peers.iter().take(MAX_PEERS).filter_map(sent).collect();
+    let sent = |Question { own, peer }: &Question| Some((*peer, send(*own, *peer).ok()?));
+    let sent: Vec<(SocketAddr, UdpSocket)> = questions.iter().take(MAX_PEERS).filter_map(sent).collect();
     let end = Instant::now() + WAIT;
     let refuses = |socket: &UdpSocket| {
         let left = end.saturating_duration_since(Instant::now()).max(LOOK);

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use weft_netlink::rtnl::{Addr, BridgePort, Link, Route};
 
+use super::tables::Tables;
 use crate::known_links::{BRIDGE, is_of_routed_pod, is_ours};
 
 /// The bridge plugin names the host's end of a pod's veth pair so, followed by eight hexadecimal digits.
@@ -26,6 +27,24 @@ pub struct PodLink {
     pub port: Option<BridgePort>,
 }
 
+/// The link of a pod in another bridge than cni0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stray {
+    /// Name of the link.
+    pub link: String,
+    /// Name of the bridge.
+    pub bridge: String,
+}
+
+/// An address of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkAddress {
+    /// Name of the link.
+    pub link: String,
+    /// The address, with its prefix length.
+    pub addr: IpNet,
+}
+
 /// Everything that was read.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct PodLinks {
@@ -39,11 +58,10 @@ pub struct PodLinks {
     pub links: Vec<PodLink>,
     /// Links that look like those of pods, and belong to no bridge and no route.
     pub orphans: Vec<String>,
-    /// Links of pods that are in another bridge than cni0, each with the name of that bridge.
-    pub strays: Vec<(String, String)>,
-    /// The addresses of all links, with their prefix lengths, except for those of weft's devices and of routed pods, and for the address of the
-    /// gateway at links of pods.
-    pub addrs: Vec<(String, IpNet)>,
+    /// Links of pods that are in another bridge than cni0.
+    pub strays: Vec<Stray>,
+    /// The addresses of all links, except for those of weft's devices and of routed pods, and for the address of the gateway at links of pods.
+    pub addrs: Vec<LinkAddress>,
     /// The destinations of the routes over the bridge that need no gateway.
     pub connected: Vec<IpNet>,
 }
@@ -58,14 +76,15 @@ pub struct Bridge {
 }
 
 /// Reads the bridge of the CNI plugin, if there is one.
-pub(super) fn bridge(links: &[Link], addrs: &[Addr]) -> Option<Bridge> {
-    let link = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge")?;
-    let of_link = addrs.iter().filter(|addr| addr.index == link.index && addr.global);
+pub(super) fn bridge(tables: &Tables<'_>) -> Option<Bridge> {
+    let link = tables.links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge")?;
+    let of_link = tables.addrs.iter().filter(|addr| addr.index == link.index && addr.global);
     Some(Bridge { mtu: link.mtu, addrs: of_link.map(|addr| addr.addr).collect() })
 }
 
 /// Reads from the tables of the kernel what concerns pods.
-pub(super) fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks {
+pub(super) fn read(tables: &Tables<'_>) -> PodLinks {
+    let Tables { links, addrs, routes, .. } = *tables;
     let bridge = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge");
     let of_bridge = |link: &Link| bridge.is_some_and(|bridge| link.master == bridge.index);
     let of_pods = links.iter().filter(|link| of_bridge(link) || is_of_routed_pod(link));
@@ -90,7 +109,7 @@ pub(super) fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks
         let is_alone = addr.len == if addr.addr.is_ipv4() { 32 } else { 128 };
         let of_pod = link.kind == VETH && link.peer_netns.is_some();
         let addr = IpNet::new(addr.addr, addr.len).ok()?;
-        (!(is_alone && of_pod)).then(|| (link.name.clone(), addr))
+        (!(is_alone && of_pod)).then(|| LinkAddress { link: link.name.clone(), addr })
     };
     let is_connected = |route: &&Route| {
         let of_bridge = bridge.is_some_and(|bridge| bridge.index == route.index);
@@ -111,14 +130,15 @@ pub(super) fn read(links: &[Link], addrs: &[Addr], routes: &[Route]) -> PodLinks
 
 /// Returns the links that look like those of pods of cni0 and are in another bridge. Such a link may belong to a container of another program,
 /// whose bridge is its gateway and has an address; or it is a second network of a pod, which is reached over cni0, too.
-fn strays(bridge: &Link, links: &[Link], addrs: &[Addr]) -> Vec<(String, String)> {
+fn strays(bridge: &Link, links: &[Link], addrs: &[Addr]) -> Vec<Stray> {
     let has_cni0 =
         |netns: Option<i32>| links.iter().any(|link| link.master == bridge.index && link.peer_netns == netns);
     let stray = |link: &Link| {
         let other = links.iter().find(|other| link.master != 0 && other.index == link.master)?;
         let is_of_pod = link.kind == VETH && link.peer_netns.is_some() && is_of_bridge_plugin(&link.name);
         let is_elsewhere = other.index != bridge.index && other.kind == "bridge" && !has_address(addrs, other.index);
-        (is_of_pod && is_elsewhere && !has_cni0(link.peer_netns)).then(|| (link.name.clone(), other.name.clone()))
+        (is_of_pod && is_elsewhere && !has_cni0(link.peer_netns))
+            .then(|| Stray { link: link.name.clone(), bridge: other.name.clone() })
     };
     links.iter().filter_map(stray).collect()
 }

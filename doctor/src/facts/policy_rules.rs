@@ -32,13 +32,21 @@ const SUPPRESS_NOTHING: u32 = u32::MAX;
 /// Maximum number of rules with a mark whose tables are read.
 const MAX_MARKS: usize = 8;
 
+/// A mark that a policy rule tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mark {
+    value: u32,
+    /// The bits that count.
+    mask: u32,
+}
+
 /// A policy rule that asks a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rule {
     is_ipv4: bool,
     table: u32,
-    /// The mark of the packets that it concerns, and the bits of it that count.
-    mark: Option<(u32, u32)>,
+    /// The mark of the packets that it concerns.
+    mark: Option<Mark>,
     /// True if it asks the table for every packet, and ignores none of its routes.
     is_for_all: bool,
 }
@@ -46,6 +54,15 @@ struct Rule {
 /// The policy rules that ask a table, of both families.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyRules(Vec<Rule>);
+
+/// A route of weft to pods of a peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RouteOfWeft<'a> {
+    /// Its destination.
+    pub dst: IpNet,
+    /// The route.
+    pub route: &'a rtnl::Route,
+}
 
 /// A route to the pods of a peer in a table that the kernel asks for packets with a mark alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +107,7 @@ impl PolicyRules {
     /// The dump of a table fails.
     pub(super) fn marked(
         &self,
-        of_weft: &[(IpNet, &rtnl::Route)],
+        of_weft: &[RouteOfWeft<'_>],
         name: impl Fn(u32) -> Option<String>,
     ) -> io::Result<Vec<Marked>> {
         let with_mark = self.0.iter().filter_map(|rule| Some((rule, rule.mark?)));
@@ -100,15 +117,16 @@ impl PolicyRules {
             return Ok(found);
         }
         let mut kernel = Kernel::open()?;
-        for (rule, (mark, mask)) in with_mark {
-            let of_family = of_weft.iter().filter(|(dst, _)| dst.addr().is_ipv4() == rule.is_ipv4);
+        for (rule, Mark { value: mark, mask }) in with_mark {
             let table = kernel.table(rule.is_ipv4, rule.table)?;
-            let other = of_family.filter_map(|(dst, own)| Some((*dst, longest(&table, dst)?, *own)));
-            let mut other = other.filter(|(_, taken, own)| (taken.device, taken.gateway) != (own.index, own.gateway));
-            if let Some((example, taken, _)) = other.next() {
+            let mut of_family = of_weft.iter().filter(|own| own.dst.addr().is_ipv4() == rule.is_ipv4);
+            let other = |own: &RouteOfWeft<'_>| {
+                let taken = longest(&table, &own.dst)?;
+                let is_other = (taken.device, taken.gateway) != (own.route.index, own.route.gateway);
                 let link = name(taken.device).filter(|_| taken.kind == RouteKind::Unicast);
-                found.push(Marked { mark, mask, table: rule.table, link, example });
-            }
+                is_other.then_some(Marked { mark, mask, table: rule.table, link, example: own.dst })
+            };
+            found.extend(of_family.find_map(other));
         }
         Ok(found)
     }
@@ -148,7 +166,7 @@ fn rule(payload: &[u8]) -> Option<Rule> {
         }
     }
     // Without the mark that it tests, `not fwmark` concerns the usual packets.
-    rule.mark = mark.filter(|_| !is_inverted).map(|mark| (mark, mask));
+    rule.mark = mark.filter(|_| !is_inverted).map(|value| Mark { value, mask });
     rule.is_for_all &= mark.is_none() && mask == u32::MAX;
     Some(rule)
 }
@@ -187,8 +205,8 @@ mod tests {
 
     #[test]
     fn a_mark_has_a_mask_and_a_rule_for_all_other_packets_has_none() {
-        assert_eq!(read(0, &[(FRA_FWMARK, 7)]).mark, Some((7, u32::MAX)));
-        assert_eq!(read(0, &[(FRA_FWMARK, 7), (FRA_FWMASK, 0xff)]).mark, Some((7, 0xff)));
+        assert_eq!(read(0, &[(FRA_FWMARK, 7)]).mark, Some(Mark { value: 7, mask: u32::MAX }));
+        assert_eq!(read(0, &[(FRA_FWMARK, 7), (FRA_FWMASK, 0xff)]).mark, Some(Mark { value: 7, mask: 0xff }));
         // As wg-quick writes it.
         let inverted = read(2, &[(FRA_FWMARK, 51820)]);
         assert_eq!((inverted.mark, inverted.is_for_all), (None, false));

@@ -10,7 +10,16 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::{BadNetConf, NetConf};
 
 use super::certificates::{self, CertificateFact};
-use crate::sources::{StoreAnswer, StoreSources};
+use crate::sources::{CertificateFile, StoreAnswer, StoreSources};
+
+/// A module of the kernel that a backend needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Module {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether the kernel has it. `None` means that this is not known.
+    pub is_there: Option<bool>,
+}
 
 /// The part of net-conf that is examined.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,8 +28,8 @@ pub struct ExaminedNetConf {
     pub networks: Subnets,
     /// The type of the backend.
     pub backend: String,
-    /// The module of the kernel that the backend needs, and whether the kernel has it. `None` means that this is not known.
-    pub module: Option<(&'static str, Option<bool>)>,
+    /// The module of the kernel that the backend needs, if it needs one.
+    pub module: Option<Module>,
 }
 
 /// Everything that was read.
@@ -45,7 +54,7 @@ pub(super) fn read(sources: &StoreSources) -> StoreFacts {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let (place, answer) = (sources.place.clone(), sources.answer.clone());
     let mut facts = StoreFacts { place, answer, now, ..StoreFacts::default() };
-    for (purpose, file) in &sources.certificates {
+    for CertificateFile { purpose, file } in &sources.certificates {
         match certificates::read(purpose, file) {
             Ok(certificates) => facts.certificates.extend(certificates),
             Err(why) => facts.unreadable.push(format!("{purpose}: {why}")),
@@ -61,7 +70,7 @@ fn parse(net_conf: &str) -> Result<ExaminedNetConf, BadNetConf> {
     let network = NetConf::parse(net_conf)?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let needed = device_kind(&network.backend_type);
-    let module = needed.map(|name| (name, has_module(Path::new("/"), release.trim(), name)));
+    let module = needed.map(|name| Module { name, is_there: has_module(Path::new("/"), release.trim(), name) });
     Ok(ExaminedNetConf { networks: network.networks, backend: network.backend_type, module })
 }
 

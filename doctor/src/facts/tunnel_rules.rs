@@ -254,14 +254,22 @@ fn of_pods(tables: &Tables<'_>, ports: &[&Link], own: IpNet) -> Vec<Flow> {
         there.extend([Point::Arrives(bridge.clone()), Point::Leaves(link.clone())]);
         let mut back = vec![Point::Arrives(link.clone()), Point::Leaves(bridge.clone())];
         back.extend(ports.iter().flat_map(|port| Point::to_port(&port.name)));
-        flows.push(forwarded((own, peer), (bridge.clone(), link.clone()), there));
-        flows.push(forwarded((peer, own), (link, bridge), back));
+        flows.push(forwarded(Nets { from: own, to: peer }, bridge.clone(), link.clone(), there));
+        flows.push(forwarded(Nets { from: peer, to: own }, link, bridge, back));
     }
     flows
 }
 
+/// From where packets come, and where they go to.
+#[derive(Clone, Copy)]
+struct Nets {
+    from: IpNet,
+    to: IpNet,
+}
+
 /// Returns the packets between two subnets of pods.
-fn forwarded((from, to): (IpNet, IpNet), (input, output): (String, String), points: Vec<Point>) -> Flow {
+fn forwarded(nets: Nets, input: String, output: String, points: Vec<Point>) -> Flow {
+    let Nets { from, to } = nets;
     let family = if from.addr().is_ipv4() { "ip" } else { "ip6" };
     Flow {
         kind: Kind::Pods,
@@ -284,7 +292,7 @@ fn between_ports(ports: &[&Link], own: IpNet) -> Option<Flow> {
     let (first, second) = (first.name.clone(), second.name.clone());
     let forward = Point::Bridge("forward", Some(first.clone()), Some(second.clone()));
     let what = "packets between pods of this node".to_owned();
-    Some(Flow { what, hooks: &[], ..forwarded((own, own), (first, second), vec![forward]) })
+    Some(Flow { what, hooks: &[], ..forwarded(Nets { from: own, to: own }, first, second, vec![forward]) })
 }
 
 fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
@@ -338,18 +346,14 @@ fn of_nftables(flows: &mut [Flow], iptables: &[SavedRules]) -> io::Result<Vec<Dr
             }
             let sees = |flow: &&mut Flow| flow.hooks.contains(&hook) && chain.sees(flow.packet.to.is_ipv4());
             for flow in flows.iter_mut().filter(sees) {
-                found.extend(of_chain(&mut netlink, (&chain, hook), flow)?);
+                found.extend(of_chain(&mut netlink, &chain, hook, flow)?);
             }
         }
     }
     Ok(found)
 }
 
-fn of_chain(
-    netlink: &mut Netlink,
-    (chain, hook): (&BaseChain, Hook),
-    flow: &mut Flow,
-) -> io::Result<Option<DroppingRule>> {
+fn of_chain(netlink: &mut Netlink, chain: &BaseChain, hook: Hook, flow: &mut Flow) -> io::Result<Option<DroppingRule>> {
     let mut outcome = nft::follow(netlink, chain, flow.tested().at(hook))?;
     if outcome.untracked {
         flow.connection = Connection::Untracked;

@@ -10,7 +10,7 @@ use nix::libc;
 use weft_backends::backend::makes_routes;
 use weft_netlink::rtnl::{Link, Route, mac_text};
 
-use super::peer_port;
+use super::peer_port::{self, Question};
 use super::tables::Tables;
 use crate::kernel::Kernel;
 use crate::kernel::entries::{self, Lookup, Packet, RouteKind, unspecified};
@@ -21,13 +21,36 @@ pub(crate) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// The device of the tunnel, where this node has none.
 const USUAL_DEVICE: &str = "flannel.1";
 
+/// A peer to which packets cannot arrive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerFault {
+    /// The address that it publishes.
+    pub peer: IpAddr,
+    /// Why packets cannot arrive there.
+    pub fault: Fault,
+}
+
+/// An address of a link of this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnAddress {
+    /// The link.
+    pub link: String,
+    /// The length of the prefix.
+    pub len: u8,
+}
+
 /// Why packets to a peer cannot arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// This node has the address itself: the link and the length of the prefix, if a link has it.
-    Own(Option<(String, u8)>),
-    /// The kernel refuses them. The route is that of the main table which does.
-    Refused(Errno, Option<IpNet>),
+    /// This node has the address itself. `None` if no link has it.
+    Own(Option<OwnAddress>),
+    /// The kernel refuses them.
+    Refused {
+        /// Its answer.
+        errno: Errno,
+        /// The destination of the route of the main table that refuses them, if it is one.
+        route: Option<IpNet>,
+    },
     /// No route leads there. The uplink is named.
     NoRoute(String),
     /// The main table has a route, and no policy rule asks it.
@@ -81,7 +104,7 @@ pub struct UplinkWay {
 ///
 /// # Errors
 /// The kernel does not answer.
-pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, port: Option<u16>) -> io::Result<Vec<(IpAddr, Fault)>> {
+pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, port: Option<u16>) -> io::Result<Vec<PeerFault>> {
     let others = sources.peer_addresses.iter().filter(|peer| !sources.published.contains(&peer.addr));
     if !makes_routes(&sources.backend) || sources.published.is_empty() {
         return Ok(Vec::new());
@@ -96,16 +119,17 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, port: Option<u16>
         let from = own.copied().unwrap_or_else(|| unspecified(to));
         let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
         match tables.fault(peer, &lookup, sources) {
-            Some(fault) => found.push((to, fault)),
+            Some(fault) => found.push(PeerFault { peer: to, fault }),
             None if !peer.reached => {
-                silent.extend(peer.port.or(port).map(|port| (from, SocketAddr::new(to, port))));
+                let at = peer.port.or(port).map(|port| SocketAddr::new(to, port));
+                silent.extend(at.map(|peer| Question { own: from, peer }));
             }
             None => {}
         }
     }
     let closed = |at: SocketAddr| {
         let (to, port) = (at.ip(), at.port());
-        (to, Fault::NoListener { port, device: tables.tunnel_device(to) })
+        PeerFault { peer: to, fault: Fault::NoListener { port, device: tables.tunnel_device(to) } }
     };
     found.extend(peer_port::closed(&silent).into_iter().map(closed));
     Ok(found)
@@ -118,11 +142,14 @@ impl Tables<'_> {
             Lookup::Route(route) if route.kind == RouteKind::Local => Some(Fault::Own(self.own(to))),
             Lookup::Route(route) => match route.kind {
                 RouteKind::Unicast if !peer.reached => self.wrong_way(to, route, sources),
-                RouteKind::Refuses(libc::RTN_PROHIBIT) => Some(Fault::Refused(Errno::EACCES, self.refusing(to))),
-                RouteKind::Refuses(libc::RTN_UNREACHABLE) => {
-                    Some(Fault::Refused(Errno::EHOSTUNREACH, self.refusing(to)))
+                RouteKind::Refuses(kind) => {
+                    let errno = match kind {
+                        libc::RTN_PROHIBIT => Errno::EACCES,
+                        libc::RTN_UNREACHABLE => Errno::EHOSTUNREACH,
+                        _ => Errno::EINVAL,
+                    };
+                    Some(Fault::Refused { errno, route: self.refusing(to) })
                 }
-                RouteKind::Refuses(_) => Some(Fault::Refused(Errno::EINVAL, self.refusing(to))),
                 _ => None,
             },
             Lookup::Refused(Errno::ENETUNREACH) if !peer.reached => {
@@ -131,13 +158,13 @@ impl Tables<'_> {
                 let has_route = self.routes_to(to).any(|(_, route)| !route.refuses && self.runs(route.index));
                 Some(match self.policy.asks_main(to.is_ipv4()) {
                     _ if !has_route => Fault::NoRoute(uplink.name.clone()),
-                    true => Fault::Refused(Errno::ENETUNREACH, None),
+                    true => Fault::Refused { errno: Errno::ENETUNREACH, route: None },
                     false => Fault::NoRule,
                 })
             }
             Lookup::Refused(errno @ (Errno::EACCES | Errno::EINVAL | Errno::EHOSTUNREACH)) => {
                 let route = self.refusing(to);
-                (route.is_some() || !peer.reached).then_some(Fault::Refused(*errno, route))
+                (route.is_some() || !peer.reached).then_some(Fault::Refused { errno: *errno, route })
             }
             Lookup::Refused(_) | Lookup::Unreadable(_) => None,
         }
@@ -158,10 +185,9 @@ impl Tables<'_> {
         of_family.or_else(|| ours().next()).map_or(USUAL_DEVICE, |link| link.name.as_str()).to_owned()
     }
 
-    fn own(&self, to: IpAddr) -> Option<(String, u8)> {
+    fn own(&self, to: IpAddr) -> Option<OwnAddress> {
         let addr = self.addrs.iter().find(|addr| addr.addr == to)?;
-        let link = self.links.iter().find(|link| link.index == addr.index)?;
-        Some((link.name.clone(), addr.len))
+        Some(OwnAddress { link: self.link(addr.index)?.name.clone(), len: addr.len })
     }
 
     /// Returns the routes of the main table that lead to this address.
@@ -182,7 +208,7 @@ impl Tables<'_> {
     }
 
     fn wrong_way(&self, to: IpAddr, taken: &entries::Route, sources: &NodeSources) -> Option<Fault> {
-        let link = self.links.iter().find(|link| link.index == taken.device)?;
+        let link = self.link(taken.device)?;
         let first = self.uplinks(sources).next()?;
         // The check `uplink` looks at links that are a part of another one.
         let is_right =

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
 use std::path::Path;
 
 use ipnet::IpNet;
@@ -13,7 +12,7 @@ use nix::libc;
 use weft_backends::owner::PROTOCOL;
 use weft_netlink::rtnl::{Link, Route, Vxlan};
 
-use super::policy_rules::Marked;
+use super::policy_rules::{Marked, RouteOfWeft};
 use super::tables::Tables;
 use crate::kernel::Kernel;
 use crate::kernel::entries::{Lookup, Packet, RouteKind, unspecified};
@@ -80,6 +79,33 @@ pub struct Bypass {
     pub count: usize,
 }
 
+/// A link and a family by which packets to peers leave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WayToPeers {
+    /// Name of the link.
+    pub link: String,
+    /// The destination of one of the routes of weft over it.
+    pub example: IpNet,
+}
+
+/// A route of another program that refuses packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefusingRoute {
+    /// Its destination.
+    pub dst: IpNet,
+    /// What wrote it, as /etc/iproute2/rt_protos names it.
+    pub protocol: u8,
+}
+
+/// A link of weft that a program manages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ManagedLink {
+    /// Name of the link.
+    pub link: String,
+    /// Name of the program.
+    pub program: &'static str,
+}
+
 /// The rp_filter of a link over which routes lead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReversePath {
@@ -107,18 +133,18 @@ pub struct WayFacts {
     pub vxlan: Vec<VxlanDevice>,
     /// The routes that neither weft wrote nor lead to pods of this node.
     pub other_routes: Vec<OtherRoute>,
-    /// For each link over which routes of weft lead, and for each family, the destination of one of them.
-    pub to_peers: Vec<(String, IpNet)>,
+    /// The links over which routes of weft lead, for each family.
+    pub to_peers: Vec<WayToPeers>,
     /// The routes of weft that packets do not take.
     pub bypasses: Vec<Bypass>,
     /// The routes to peers that packets with a mark take.
     pub marked: Vec<Marked>,
-    /// Routes of others that refuse packets: their destinations, and what wrote them.
-    pub refusals: Vec<(IpNet, u8)>,
+    /// Routes of others that refuse packets.
+    pub refusals: Vec<RefusingRoute>,
     /// The rp_filter of the links over which weft's routes lead.
     pub reverse_path: Vec<ReversePath>,
-    /// The links of weft that a program manages, each with the name of the program.
-    pub managed: Vec<(String, &'static str)>,
+    /// The links of weft that a program manages.
+    pub managed: Vec<ManagedLink>,
     /// Packets with a wrong checksum, for each protocol.
     pub checksums: Vec<ChecksumErrors>,
 }
@@ -142,7 +168,8 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFact
     let link_of = |index: u32| by_index.get(&index).copied();
     let (refusing, routes): (Vec<&Route>, Vec<&Route>) = routes.iter().partition(|route| route.refuses);
     let others = refusing.into_iter().filter(|route| route.protocol != PROTOCOL);
-    facts.refusals = others.filter_map(|route| Some((destination(route)?, route.protocol))).collect();
+    facts.refusals =
+        others.filter_map(|route| Some(RefusingRoute { dst: destination(route)?, protocol: route.protocol })).collect();
     for route in routes.iter().copied() {
         let (Some(dst), Some(link)) = (destination(route), link_of(route.index)) else { continue };
         if route.protocol == PROTOCOL {
@@ -163,35 +190,44 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFact
         }
     }
     let of_weft = routes.iter().filter(|route| route.protocol == PROTOCOL && route.index != 0);
-    let of_weft: Vec<(IpNet, &Route)> = of_weft.filter_map(|route| Some((destination(route)?, *route))).collect();
+    let of_weft = of_weft.filter_map(|route| Some(RouteOfWeft { dst: destination(route)?, route }));
+    let of_weft: Vec<RouteOfWeft<'_>> = of_weft.collect();
     let bridge = links.iter().find(|link| link.name == BRIDGE && link.up).map(|link| link.index);
-    facts.bypasses = bypasses(tables, &of_weft, (subnets, bridge))?;
+    facts.bypasses = bypasses(tables, &of_weft, subnets, bridge)?;
     facts.marked = tables.policy.marked(&of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
     facts.managed = managed(links, Path::new("/run"));
     facts.checksums = checksums(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
     Ok(facts)
 }
 
+/// A question to the kernel: does this packet take this route of weft?
+struct Asked<'a> {
+    packet: Packet,
+    /// The bridge of the pods for a packet of one of them, and `None` for a packet of this host.
+    arrives: Option<u32>,
+    route: &'a Route,
+}
+
 /// Asks the kernel for each of weft's routes whether a packet to the first address of its destination takes it: a packet of this host, and
 /// one of a pod, if the pods have a bridge.
 fn bypasses(
     tables: &Tables<'_>,
-    of_weft: &[(IpNet, &Route)],
-    (subnets, bridge): (&[IpNet], Option<u32>),
+    of_weft: &[RouteOfWeft<'_>],
+    subnets: &[IpNet],
+    bridge: Option<u32>,
 ) -> io::Result<Vec<Bypass>> {
     let mut kernel = Kernel::open()?;
     let mut found: Vec<Bypass> = Vec::new();
-    for (dst, route) in of_weft.iter().copied() {
+    for RouteOfWeft { dst, route } in of_weft.iter().copied() {
         let Some(to) = dst.hosts().next() else { continue };
-        let any = unspecified(to);
+        let asked = |from, arrives| Asked { packet: Packet { from, to, proto: None, port: None }, arrives, route };
         let pod = subnets.iter().find(|subnet| subnet.addr().is_ipv4() == to.is_ipv4());
         let pod = pod.and_then(|subnet| subnet.trunc().hosts().nth(1));
-        let mut asked = vec![(any, None)];
-        asked.extend(pod.zip(bridge).map(|(pod, bridge)| (pod, Some(bridge))));
-        for (from, arrives) in asked {
-            let of_pods = arrives.is_some();
-            let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, arrives);
-            let Some(instead) = instead(tables, (&lookup, of_pods), (to, route)) else { continue };
+        let of_pod = pod.zip(bridge).map(|(pod, bridge)| asked(pod, Some(bridge)));
+        for asked in [asked(unspecified(to), None)].into_iter().chain(of_pod) {
+            let of_pods = asked.arrives.is_some();
+            let lookup = kernel.route(&asked.packet, asked.arrives);
+            let Some(instead) = instead(tables, &asked, &lookup) else { continue };
             match found.iter_mut().find(|bypass| bypass.instead == instead) {
                 Some(bypass) if bypass.of_pods == of_pods => bypass.count += 1,
                 // It concerns all packets, and is known already.
@@ -203,12 +239,9 @@ fn bypasses(
     Ok(found)
 }
 
-/// Returns what a packet to this address meets instead of a route of weft, if it does not take that route.
-fn instead(
-    tables: &Tables<'_>,
-    (lookup, of_pods): (&Lookup, bool),
-    (to, of_weft): (IpAddr, &Route),
-) -> Option<Instead> {
+/// Returns what a packet meets instead of a route of weft, if it does not take that route. `lookup` is the answer of the kernel.
+fn instead(tables: &Tables<'_>, asked: &Asked<'_>, lookup: &Lookup) -> Option<Instead> {
+    let to = asked.packet.to;
     match lookup {
         Lookup::Route(taken) if taken.of_weft() => None,
         // An address of this node in the subnet of a peer is another finding.
@@ -219,16 +252,16 @@ fn instead(
         Lookup::Route(taken) => {
             let is_usual = [libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from).contains(&taken.table);
             let link = || {
-                let device = tables.links.iter().find(|link| link.index == taken.device);
+                let device = tables.link(taken.device);
                 device.filter(|_| taken.kind == RouteKind::Unicast).map(|link| link.name.clone())
             };
             (!is_usual).then(|| Instead::Table { table: taken.table, link: link() })
         }
         // `ip rule ... prohibit` and `blackhole`. What the reverse path filter refuses looks like the latter.
         Lookup::Refused(Errno::EACCES) => Some(Instead::Rule),
-        Lookup::Refused(Errno::EINVAL) if !of_pods => Some(Instead::Rule),
+        Lookup::Refused(Errno::EINVAL) if asked.arrives.is_none() => Some(Instead::Rule),
         // `ip rule ... unreachable`, or no route is found at all. A route whose link does not run may be left out.
-        Lookup::Refused(Errno::ENETUNREACH) if tables.runs(of_weft.index) => {
+        Lookup::Refused(Errno::ENETUNREACH) if tables.runs(asked.route.index) => {
             Some(if tables.policy.asks_main(to.is_ipv4()) { Instead::Rule } else { Instead::NoRule })
         }
         Lookup::Refused(_) | Lookup::Unreadable(_) => None,
@@ -259,30 +292,32 @@ fn add_path(all: &mut Vec<ReversePath>, link: &str, dst: IpNet) {
 }
 
 /// Adds a route, if it is the first one over its link and of its family.
-fn add_way(all: &mut Vec<(String, IpNet)>, link: &str, dst: IpNet) {
-    if all.iter().all(|(name, known)| name != link || known.addr().is_ipv4() != dst.addr().is_ipv4()) {
-        all.push((link.to_owned(), dst));
+fn add_way(all: &mut Vec<WayToPeers>, link: &str, dst: IpNet) {
+    let is_other = |way: &WayToPeers| way.link != link || way.example.addr().is_ipv4() != dst.addr().is_ipv4();
+    if all.iter().all(is_other) {
+        all.push(WayToPeers { link: link.to_owned(), example: dst });
     }
 }
 
 /// Returns the links of weft that NetworkManager or systemd-networkd manages. Each of the two has a file for every link that it
 /// knows, whose name is the index of the link.
-fn managed(links: &[Link], run: &Path) -> Vec<(String, &'static str)> {
+fn managed(links: &[Link], run: &Path) -> Vec<ManagedLink> {
     let mut found = Vec::new();
     for link in links.iter().filter(|link| is_ours(link) || link.name == BRIDGE) {
+        let managed_by = |program: &'static str| ManagedLink { link: link.name.clone(), program };
         let has_line = |dir: &str, wanted: &dyn Fn(&str) -> bool| {
             let text = fs::read_to_string(run.join(dir).join(link.index.to_string())).unwrap_or_default();
             text.lines().any(wanted)
         };
         if has_line("NetworkManager/devices", &|line| line == "managed=true") {
-            found.push((link.name.clone(), "NetworkManager"));
+            found.push(managed_by("NetworkManager"));
         }
         let is_managed = |line: &str| {
             line.strip_prefix("ADMIN_STATE=")
                 .is_some_and(|state| !["unmanaged", "pending", "initialized", "linger"].contains(&state))
         };
         if has_line("systemd/netif/links", &is_managed) {
-            found.push((link.name.clone(), "systemd-networkd"));
+            found.push(managed_by("systemd-networkd"));
         }
     }
     found
@@ -323,7 +358,8 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let wanted = [("flannel.1".to_owned(), "NetworkManager"), ("flannel-wg".to_owned(), "systemd-networkd")];
+        let wanted = [("flannel.1", "NetworkManager"), ("flannel-wg", "systemd-networkd")]
+            .map(|(link, program)| ManagedLink { link: link.to_owned(), program });
         assert_eq!(managed(&links, dir.path()), wanted);
     }
 
@@ -346,7 +382,7 @@ mod tests {
             Link { index, name: name.to_owned(), ..Link::default() }
         };
         let links: Vec<Link> = (1..).zip(names).map(link).collect();
-        let found: Vec<String> = managed(&links, dir.path()).into_iter().map(|(name, _)| name).collect();
+        let found: Vec<String> = managed(&links, dir.path()).into_iter().map(|managed| managed.link).collect();
         assert_eq!(found, names[..names.len() - 1], "all but the uplink");
         for name in found {
             assert!(is_left_alone(&name), "{name} is not in {list}");
