@@ -3,6 +3,7 @@
 //! datagram where possible.
 
 mod decode;
+mod entries;
 mod link;
 mod refused;
 
@@ -17,9 +18,10 @@ use nix::sched::{CloneFlags, setns};
 
 use super::rt::{PLAIN, family, ifaddrmsg, ifinfomsg};
 use super::socket::{NLM_F_ACK, Netlink};
-use super::wire::{Writer, attr_after, i32_at, messages, u8_at};
-pub use decode::links;
-use decode::{addr, neigh, qdisc, route};
+use super::wire::{Writer, attr_after, i32_at, messages};
+use decode::{addr, qdisc};
+pub use decode::{links, neighbours, routes};
+pub use entries::{Addr, Neigh, Qdisc, Route, RouteKind};
 pub use link::{BridgePort, Link, Vxlan, mac_text};
 pub use refused::Refused;
 
@@ -54,66 +56,6 @@ impl Error {
 #[derive(Debug)]
 pub struct Rtnl {
     socket: Netlink,
-}
-
-/// An address on a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Addr {
-    /// Interface index.
-    pub index: u32,
-    /// The address.
-    pub addr: IpAddr,
-    /// Prefix length.
-    pub len: u8,
-    /// True if the scope of the address is wider than the link.
-    pub global: bool,
-    /// True if the kernel found that another host has this IPv6 address.
-    pub duplicate: bool,
-}
-
-/// A route of the main table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Route {
-    /// Destination; `None` for the default route.
-    pub dst: Option<IpAddr>,
-    /// Prefix length.
-    pub len: u8,
-    /// True for IPv6.
-    pub v6: bool,
-    /// Interface index, or 0 if the route has none.
-    pub index: u32,
-    /// Next hop.
-    pub gateway: Option<IpAddr>,
-    /// What wrote the route, as /etc/iproute2/rt_protos names it.
-    pub protocol: u8,
-    /// True if the route refuses packets (blackhole, unreachable, prohibit).
-    pub refuses: bool,
-}
-
-/// An entry of the neighbour table.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Neigh {
-    /// Interface index.
-    pub index: u32,
-    /// IP address.
-    pub addr: IpAddr,
-    /// MAC address; may be empty.
-    pub mac: Vec<u8>,
-    /// True if the state is NUD_PERMANENT.
-    pub permanent: bool,
-}
-
-/// A queueing discipline.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Qdisc {
-    /// Interface index.
-    pub index: u32,
-    /// Its kind, such as `fq_codel`.
-    pub kind: String,
-    /// True if it is that of all packets that leave by the link.
-    pub is_root: bool,
-    /// The bytes a second that `tbf` lets pass; `None` for other kinds.
-    pub rate: Option<u64>,
 }
 
 impl Rtnl {
@@ -184,7 +126,7 @@ impl Rtnl {
     /// # Errors
     /// The dump fails.
     pub fn routes(&mut self) -> Result<Vec<Route>, Error> {
-        Ok(self.main_table()?.into_iter().filter(|route| !route.refuses).collect())
+        Ok(self.main_table()?.into_iter().filter(|route| !route.refuses()).collect())
     }
 
     /// Returns the unicast routes of the main table and those that refuse packets, of both families.
@@ -193,7 +135,11 @@ impl Rtnl {
     /// The dump fails.
     pub fn main_table(&mut self) -> Result<Vec<Route>, Error> {
         let data = self.dump("routes", libc::RTM_GETROUTE, &[0; 12])?;
-        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).filter_map(|m| route(m.payload)).collect())
+        let is_read = |route: &Route| {
+            let is_main = route.table == u32::from(libc::RT_TABLE_MAIN);
+            is_main && matches!(route.kind, RouteKind::Unicast | RouteKind::Refuses(_))
+        };
+        Ok(routes(&data).filter(is_read).collect())
     }
 
     /// Returns all neighbours of both families.
@@ -202,7 +148,7 @@ impl Rtnl {
     /// The dump fails.
     pub fn neighbours(&mut self) -> Result<Vec<Neigh>, Error> {
         let data = self.dump("neighbours", libc::RTM_GETNEIGH, &[0; 12])?;
-        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload)).collect())
+        Ok(neighbours(&data).collect())
     }
 
     /// Returns the queueing disciplines of all links.
@@ -226,10 +172,7 @@ impl Rtnl {
             w.begin(libc::RTM_GETROUTE, PLAIN, &[family(addr), len, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
             w.attr_ip(libc::RTA_DST, addr);
         });
-        let local = |data: &[u8]| {
-            let mut answers = messages(data).filter(|m| m.kind == libc::RTM_NEWROUTE);
-            answers.any(|m| u8_at(m.payload, 7) == libc::RTN_LOCAL)
-        };
+        let local = |data: &[u8]| routes(data).any(|route| route.kind == RouteKind::Local);
         Ok(batch.send()?.is_ok_and(|data| local(&data)))
     }
 

@@ -86,7 +86,7 @@ fn check_pod(
             wrong.push(format!("the pod's default route via {gateway} is missing"));
         }
         let entry = neighbours.iter().find(|entry| entry.index == index && entry.addr == gateway);
-        if !entry.is_some_and(|entry| entry.permanent && entry.mac == plan.host_mac) {
+        if !entry.is_some_and(|entry| entry.is_permanent() && entry.mac == plan.host_mac) {
             wrong.push(format!("the pod's neighbour {gateway} is missing or wrong"));
         }
     }
@@ -107,7 +107,7 @@ fn check_host(
             wrong.push(format!("the host's route to {ip} over {} is missing", plan.host));
         }
         let entry = neighbours.iter().find(|entry| entry.index == index && entry.addr == *ip);
-        if !entry.is_some_and(|entry| entry.permanent && entry.mac == plan.pod_mac) {
+        if !entry.is_some_and(|entry| entry.is_permanent() && entry.mac == plan.pod_mac) {
             wrong.push(format!("the host's neighbour {ip} is missing or wrong"));
         }
     }

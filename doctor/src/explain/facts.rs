@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 use weft_netlink::nftables::Hook;
+use weft_netlink::rtnl::Addr;
 
 pub use crate::kernel::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 use crate::kernel::rules::{Connection, Tested};
@@ -115,8 +116,17 @@ pub struct Pod {
     pub route: Lookup,
     /// The link of the pod by which they leave, if it is not the one that has the address.
     pub other_link: Option<String>,
-    /// The gateway of that route, and the neighbour entry for it.
-    pub gateway: Option<(IpAddr, Read<Neighbour>)>,
+    /// The gateway of that route.
+    pub gateway: Option<PodGateway>,
+}
+
+/// The gateway of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodGateway {
+    /// Its address.
+    pub address: IpAddr,
+    /// The neighbour entry for it in the pod.
+    pub neighbour: Read<Neighbour>,
 }
 
 /// Where an address belongs to, as this host knows.
@@ -231,8 +241,8 @@ pub struct Facts {
     pub forwarding: Option<bool>,
     /// The bridge of the pods, if there is one.
     pub bridge: Option<Device>,
-    /// The addresses of this host, each with the index of its device.
-    pub addrs: Vec<(u32, IpAddr)>,
+    /// The addresses of this host.
+    pub addrs: Vec<Addr>,
     /// Those of the two addresses that are in the own subnet, and that no pod of this node has.
     pub absent: Vec<IpAddr>,
 }

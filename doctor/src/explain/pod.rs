@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use weft_netlink::rtnl::{Rtnl, in_netns};
 
-use super::facts::{Device, Lookup, Neighbour, Packet, Pod, Read, RouteKind};
+use super::facts::{Device, Lookup, Packet, Pod, PodGateway, RouteKind};
 use crate::kernel::Kernel;
 use crate::namespaces;
 use crate::processes;
@@ -25,7 +25,7 @@ pub struct Looked {
 
 /// Looks for the pod with this address, and for its way to another address. `devices` are those of this host, and `bridge` is that of the pods, if
 /// there is one.
-pub fn look(devices: &[Device], bridge: Option<&Device>, (address, other): (IpAddr, IpAddr)) -> Looked {
+pub fn look(devices: &[Device], bridge: Option<&Device>, address: IpAddr, other: IpAddr) -> Looked {
     // The ID by which this namespace knows that of the pod, which its veth pair reports.
     let Ok(mut host) = Rtnl::open() else { return Looked::default() };
     let is_of_pod = |device: &&Device| bridge.is_none_or(|bridge| bridge.index == device.master);
@@ -43,7 +43,7 @@ pub fn look(devices: &[Device], bridge: Option<&Device>, (address, other): (IpAd
             unread.remove(&id);
             continue;
         };
-        let Some(inside) = look_into(&netns, addr.index, (address, other)) else { continue };
+        let Some(inside) = look_into(&netns, addr.index, address, other) else { continue };
         let (link, is_ours) = (inside.link, |device: &&Device| device.peer_netns == Some(id));
         let ours = devices.iter().filter(is_ours).find(|device| device.index == link.link);
         if let Some(ours) = ours {
@@ -60,10 +60,10 @@ struct Inside {
     link: Device,
     route: Lookup,
     other_link: Option<String>,
-    gateway: Option<(IpAddr, Read<Neighbour>)>,
+    gateway: Option<PodGateway>,
 }
 
-fn look_into(netns: &File, index: u32, (address, other): (IpAddr, IpAddr)) -> Option<Inside> {
+fn look_into(netns: &File, index: u32, address: IpAddr, other: IpAddr) -> Option<Inside> {
     let mut kernel = in_netns(netns.as_fd(), Kernel::open).ok()?.ok()?;
     let devices = kernel.devices().ok()?;
     let link = devices.iter().find(|device| device.index == index)?.clone();
@@ -75,7 +75,9 @@ fn look_into(netns: &File, index: u32, (address, other): (IpAddr, IpAddr)) -> Op
     };
     let other_device = taken.and_then(|route| devices.iter().find(|device| device.index == route.device));
     let other_link = other_device.filter(|device| device.index != index).map(|device| device.name.clone());
-    let gateway = taken.and_then(|route| route.gateway).map(|gateway| (gateway, kernel.neighbour(index, gateway)));
+    let gateway = taken
+        .and_then(|route| route.gateway)
+        .map(|address| PodGateway { address, neighbour: kernel.neighbour(index, address) });
     Some(Inside { link, route, other_link, gateway })
 }
 

@@ -8,7 +8,7 @@ use nix::libc;
 use weft_subnet::env;
 
 use super::explanation::{State, Step};
-use super::facts::{Device, DeviceKind, Facts, Lookup, Place, Pod, Read, Way};
+use super::facts::{Device, DeviceKind, Facts, Lookup, Place, Pod, PodGateway, Read, Way};
 use super::rule_steps::TRANSLATED;
 use super::shared_steps::down;
 use crate::subnet_file::SubnetFile;
@@ -44,7 +44,7 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
     if let Some(step) = wrong_gateway(facts, &step, pod, (from, bridge)) {
         return Some(step);
     }
-    if let Some((gateway, Read::Found(known))) = &pod.gateway
+    if let Some(PodGateway { address: gateway, neighbour: Read::Found(known) }) = &pod.gateway
         && known.state & libc::NUD_PERMANENT != 0
         && let (Some(entry), Some(right)) = (known.mac, bridge.mac)
         && entry != right
@@ -60,8 +60,8 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
 
 /// The gateway of the pod is no address of the bridge, so nobody answers when the pod asks for it.
 fn wrong_gateway(facts: &Facts, step: &Step, pod: &Pod, (from, bridge): (IpAddr, &Device)) -> Option<Step> {
-    let (used, _) = pod.gateway.as_ref().filter(|_| bridge.kind == DeviceKind::Bridge && !facts.addrs.is_empty())?;
-    if facts.addrs.iter().any(|(index, addr)| *index == bridge.index && addr == used) {
+    let used = pod.gateway.as_ref().filter(|_| bridge.kind == DeviceKind::Bridge && !facts.addrs.is_empty())?.address;
+    if facts.addrs.iter().any(|addr| addr.index == bridge.index && addr.addr == used) {
         return None;
     }
     let (right, host, name) = (gateway(facts, from), &bridge.name, &pod.link.name);

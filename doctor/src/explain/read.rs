@@ -52,7 +52,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
         down,
         forwarding: forwarding(packet.to),
         bridge: walk.bridge,
-        addrs: addrs.into_iter().map(|addr| (addr.index, addr.addr)).collect(),
+        addrs,
         absent: walk.pods.into_iter().filter(|(_, looked)| looked.is_absent).map(|(address, _)| address).collect(),
     })
 }
@@ -136,7 +136,7 @@ impl Walk {
         let mut pod = |place: &Place, own, other| match place {
             Place::Pod => {
                 let (devices, bridge) = (&self.devices, self.bridge.as_ref());
-                self.pods.entry(own).or_insert_with(|| pod::look(devices, bridge, (own, other))).pod.clone()
+                self.pods.entry(own).or_insert_with(|| pod::look(devices, bridge, own, other)).pod.clone()
             }
             _ => None,
         };

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use weft_netlink::rtnl::Addr;
 
 use super::explanation::Step;
 use super::facts::{Agent, Device, Difference, Facts, Peer};
@@ -46,8 +47,8 @@ fn address_of_bridge(facts: &Facts, pod: IpAddr) -> Option<(IpNet, IpAddr)> {
     let SubnetFile::Good(file) = &facts.subnet_file else { return None };
     let subnet = file.subnets.iter().find(|subnet| subnet.contains(&pod))?.trunc();
     let bridge = facts.bridge.as_ref().filter(|bridge| bridge.up)?;
-    let is_its = |(index, addr): &&(u32, IpAddr)| *index == bridge.index && subnet.contains(addr);
-    facts.addrs.iter().find(is_its).map(|(_, addr)| (subnet, *addr))
+    let is_its = |addr: &&Addr| addr.index == bridge.index && subnet.contains(&addr.addr);
+    facts.addrs.iter().find(is_its).map(|addr| (subnet, addr.addr))
 }
 
 /// The step at a device that carries no packets.

@@ -135,7 +135,7 @@ pub(super) fn conntrack() -> Option<Fill> {
 pub(super) fn neighbour_tables(all: &[Neigh]) -> Vec<NeighbourTable> {
     let table = |family: &'static str, v6: bool| {
         let max = sysctl::number(&format!("{family}/neigh/default/gc_thresh3"))?;
-        let counted = all.iter().filter(|neigh| !neigh.permanent && neigh.addr.is_ipv6() == v6).count();
+        let counted = all.iter().filter(|neigh| !neigh.is_permanent() && neigh.addr.is_ipv6() == v6).count();
         Some(NeighbourTable { family, fill: Fill { entries: counted as u64, max } })
     };
     [table("ipv4", false), table("ipv6", true)].into_iter().flatten().collect()

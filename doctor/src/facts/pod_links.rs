@@ -113,7 +113,7 @@ pub(super) fn read(tables: &Tables<'_>) -> PodLinks {
     };
     let is_connected = |route: &&Route| {
         let of_bridge = bridge.is_some_and(|bridge| bridge.index == route.index);
-        of_bridge && route.gateway.is_none() && !route.refuses
+        of_bridge && route.gateway.is_none() && !route.refuses()
     };
     let connected = routes.iter().filter(is_connected);
     PodLinks {

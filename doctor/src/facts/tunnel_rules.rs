@@ -213,7 +213,7 @@ fn of_tunnel(kernel: &mut Kernel, tables: &Tables<'_>, peer: IpAddr, tunnel: Tun
 fn from_any_node(tables: &Tables<'_>, port: u16) -> Option<Flow> {
     let of_family = |is_ipv4: bool| {
         let mut routes = tables.routes.iter().filter(|route| route.v6 != is_ipv4);
-        let default = routes.find(|route| route.len == 0 && !route.refuses)?;
+        let default = routes.find(|route| route.len == 0 && !route.refuses())?;
         Some(any_node(port, &tables.link(default.index)?.name, is_ipv4))
     };
     // Whether IPv6 is used beside IPv4 is not known before the first start.
@@ -239,7 +239,7 @@ fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
 
 /// Returns the packets between the pods of this node and those of peers, in both directions.
 fn of_pods(tables: &Tables<'_>, ports: &[&Link], own: IpNet) -> Vec<Flow> {
-    let is_of_weft = |route: &&Route| route.protocol == PROTOCOL && !route.refuses;
+    let is_of_weft = |route: &&Route| route.protocol == PROTOCOL && !route.refuses();
     let of_peers = tables.routes.iter().filter(|route| route.v6 == own.addr().is_ipv6()).filter(is_of_weft);
     let mut flows: Vec<Flow> = Vec::new();
     for route in of_peers.take(MAX_PEERS) {

@@ -155,7 +155,7 @@ impl Tables<'_> {
             Lookup::Refused(Errno::ENETUNREACH) if !peer.reached => {
                 // The agent itself says that its uplink is down.
                 let uplink = self.uplinks(sources).find(|link| link.up)?;
-                let has_route = self.routes_to(to).any(|(_, route)| !route.refuses && self.runs(route.index));
+                let has_route = self.routes_to(to).any(|(_, route)| !route.refuses() && self.runs(route.index));
                 Some(match self.policy.asks_main(to.is_ipv4()) {
                     _ if !has_route => Fault::NoRoute(uplink.name.clone()),
                     true => Fault::Refused { errno: Errno::ENETUNREACH, route: None },
@@ -204,7 +204,7 @@ impl Tables<'_> {
         let longest = self.routes_to(to).map(|(net, _)| net.prefix_len()).max()?;
         let mut longest = self.routes_to(to).filter(|(net, _)| net.prefix_len() == longest);
         let (net, first) = longest.next()?;
-        (first.refuses && longest.all(|(_, route)| route.refuses)).then_some(net)
+        (first.refuses() && longest.all(|(_, route)| route.refuses())).then_some(net)
     }
 
     fn wrong_way(&self, to: IpAddr, taken: &entries::Route, sources: &NodeSources) -> Option<Fault> {
@@ -216,7 +216,7 @@ impl Tables<'_> {
         if self.uplinks(sources).any(is_right) {
             return self.permanent(taken.gateway.unwrap_or(to), link);
         }
-        let longest = self.routes_to(to).filter(|(_, route)| !route.refuses).max_by_key(|(net, _)| net.prefix_len());
+        let longest = self.routes_to(to).filter(|(_, route)| !route.refuses()).max_by_key(|(net, _)| net.prefix_len());
         let by_uplink = self.routes_to(to).filter(|(_, route)| self.uplinks(sources).any(|up| up.index == route.index));
         let way = by_uplink.max_by_key(|(net, _)| net.prefix_len()).map(|(net, route)| {
             let is_longest = longest.is_some_and(|(longest, _)| longest.prefix_len() == net.prefix_len());
@@ -228,7 +228,7 @@ impl Tables<'_> {
 
     fn permanent(&self, nexthop: IpAddr, link: &Link) -> Option<Fault> {
         let mut of_link = self.neighbours.iter().filter(|neigh| neigh.index == link.index && !is_ours(link));
-        let neigh = of_link.find(|neigh| neigh.permanent && neigh.addr == nexthop && !neigh.mac.is_empty())?;
+        let neigh = of_link.find(|neigh| neigh.is_permanent() && neigh.addr == nexthop && !neigh.mac.is_empty())?;
         Some(Fault::Permanent { nexthop, link: link.name.clone(), mac: mac_text(&neigh.mac) })
     }
 }

@@ -166,7 +166,7 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFact
     let mut facts = WayFacts { vxlan: vxlan_devices(links), ..WayFacts::default() };
     let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
     let link_of = |index: u32| by_index.get(&index).copied();
-    let (refusing, routes): (Vec<&Route>, Vec<&Route>) = routes.iter().partition(|route| route.refuses);
+    let (refusing, routes): (Vec<&Route>, Vec<&Route>) = routes.iter().partition(|route| route.refuses());
     let others = refusing.into_iter().filter(|route| route.protocol != PROTOCOL);
     facts.refusals =
         others.filter_map(|route| Some(RefusingRoute { dst: destination(route)?, protocol: route.protocol })).collect();

@@ -5,37 +5,22 @@
 use std::io;
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
-use weft_backends::owner::ALIAS;
 use weft_netlink::rt::{PLAIN, family};
-use weft_netlink::socket::Netlink;
-use weft_netlink::wire::{Writer, attr, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
+use weft_netlink::rtnl::{self, Neigh};
+use weft_netlink::socket::{Netlink, Refusal};
+use weft_netlink::wire::Writer;
 
-use super::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
+use super::entries::{Device, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 
 /// Flags of RTM_GETROUTE: name the routing table; name the entry of the table instead of the result for this destination.
 const RTM_F_LOOKUP_TABLE: u32 = 0x1000;
 const RTM_F_FIB_MATCH: u32 = 0x2000;
 /// Attributes of RTM_GETROUTE (linux/rtnetlink.h). The crate libc does not have all of them for musl.
-const RTA_VIA: u16 = 18;
 const RTA_IP_PROTO: u16 = 27;
 const RTA_DPORT: u16 = 29;
-/// The MTU among the metrics of a route.
-const RTAX_MTU: u16 = 2;
-/// Attributes of a vxlan device (linux/if_link.h).
-const IFLA_VXLAN_ID: u16 = 1;
-const IFLA_VXLAN_PORT: u16 = 15;
-/// The link of a vxlan device, and that of an ipip device (linux/if_tunnel.h).
-const IFLA_VXLAN_LINK: u16 = 3;
-const IFLA_IPTUN_LINK: u16 = 1;
-/// The other end of a link is in the network namespace with this number.
-const IFLA_LINK_NETNSID: u16 = 37;
-/// The interface has a carrier (linux/if.h).
-const IFF_LOWER_UP: u32 = 1 << 16;
-/// Sizes of `struct rtmsg`, `struct ndmsg` and `struct ifinfomsg`.
-const RTMSG: usize = 12;
+/// Sizes of `struct ndmsg` and `struct ifinfomsg`.
 const NDMSG: usize = 12;
 const IFINFOMSG: usize = 16;
 
@@ -60,7 +45,7 @@ impl Kernel {
     /// The dump fails.
     pub fn devices(&mut self) -> io::Result<Vec<Device>> {
         let data = self.netlink.dump(libc::RTM_GETLINK, |w, kind, flags| w.begin(kind, flags, &[0; IFINFOMSG]))?;
-        Ok(messages(&data).filter(|m| m.kind == libc::RTM_NEWLINK).map(|m| device(m.payload)).collect())
+        Ok(rtnl::links(&data).map(Device::from).collect())
     }
 
     /// Returns what the kernel does with a packet that arrives by this device, or that this host sends if there is none.
@@ -89,7 +74,7 @@ impl Kernel {
             Ok(data) => data,
             Err(refusal) => return Ok(Err(refusal.errno)),
         };
-        let found = messages(&data).find(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload));
+        let found = rtnl::routes(&data).next().map(Route::from);
         found.map(Ok).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the answer contains no route"))
     }
 
@@ -126,8 +111,7 @@ impl Kernel {
         let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 };
         let fixed = [family as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let data = self.netlink.dump(libc::RTM_GETROUTE, |w, kind, flags| w.begin(kind, flags, &fixed))?;
-        let routes = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload));
-        Ok(routes.filter(|route| route.table == table).collect())
+        Ok(rtnl::routes(&data).filter(|route| route.table == table).map(Route::from).collect())
     }
 
     /// Returns the neighbour with this address on a device.
@@ -136,11 +120,7 @@ impl Kernel {
             w.begin(libc::RTM_GETNEIGH, PLAIN, &ndmsg(family(address), device));
             w.attr_ip(libc::NDA_DST, address);
         });
-        one_entry(answer, |payload| {
-            let mac = attrs_after(payload, NDMSG).find(|(kind, _)| *kind == libc::NDA_LLADDR);
-            let mac = mac.and_then(|(_, value)| value.try_into().ok()).map(Mac);
-            Some(Neighbour { mac, state: u16_at(payload, 8) })
-        })
+        one_entry(answer, |entry| Neighbour { mac: entry.mac.try_into().ok().map(Mac), state: entry.state })
     }
 
     /// Returns where a vxlan device sends frames for this MAC address.
@@ -152,9 +132,7 @@ impl Kernel {
             w.begin(libc::RTM_GETNEIGH, PLAIN, &fixed);
             w.attr(libc::NDA_LLADDR, &mac.0);
         });
-        one_entry(answer, |payload| {
-            attrs_after(payload, NDMSG).find(|(kind, _)| *kind == libc::NDA_DST).and_then(|(_, value)| ip(value))
-        })
+        one_entry(answer, |entry| entry.addr)
     }
 }
 
@@ -194,97 +172,12 @@ fn ndmsg(family: u8, device: u32) -> [u8; NDMSG] {
     fixed
 }
 
-fn one_entry<T>(
-    answer: io::Result<Result<Vec<u8>, weft_netlink::socket::Refusal>>,
-    decode: impl Fn(&[u8]) -> Option<T>,
-) -> Read<T> {
+/// Returns the entry of an answer, as `found` takes it from one.
+fn one_entry<T>(answer: io::Result<Result<Vec<u8>, Refusal>>, found: impl Fn(Neigh) -> T) -> Read<T> {
     match answer {
-        Ok(Ok(data)) => {
-            let found = messages(&data).filter(|m| m.kind == libc::RTM_NEWNEIGH).find_map(|m| decode(m.payload));
-            found.map_or(Read::Missing, Read::Found)
-        }
+        Ok(Ok(data)) => rtnl::neighbours(&data).next().map_or(Read::Missing, |entry| Read::Found(found(entry))),
         Ok(Err(refusal)) if refusal.errno == Errno::ENOENT => Read::Missing,
         Ok(Err(refusal)) => Read::Unreadable(refusal.errno.desc().to_owned()),
         Err(error) => Read::Unreadable(error.to_string()),
     }
-}
-
-fn route(payload: &[u8]) -> Route {
-    let kind = match u8_at(payload, 7) {
-        libc::RTN_UNICAST => RouteKind::Unicast,
-        libc::RTN_LOCAL => RouteKind::Local,
-        kind @ (libc::RTN_BLACKHOLE | libc::RTN_UNREACHABLE | libc::RTN_PROHIBIT) => RouteKind::Refuses(kind),
-        kind => RouteKind::Other(kind),
-    };
-    let mut route = Route { kind, protocol: u8_at(payload, 5), table: u8_at(payload, 4).into(), ..Route::default() };
-    let any: IpAddr = if i32::from(u8_at(payload, 0)) == libc::AF_INET6 { [0; 16].into() } else { [0, 0, 0, 0].into() };
-    let mut destination = any;
-    for (kind, value) in attrs_after(payload, RTMSG) {
-        match kind {
-            libc::RTA_DST => destination = ip(value).unwrap_or(any),
-            libc::RTA_GATEWAY => route.gateway = ip(value),
-            // A gateway of the other family: the address follows its family.
-            RTA_VIA => route.gateway = value.get(2..).and_then(ip),
-            libc::RTA_OIF => route.device = u32_at(value, 0),
-            libc::RTA_PREFSRC => route.source = ip(value),
-            libc::RTA_TABLE => route.table = u32_at(value, 0),
-            libc::RTA_METRICS => {
-                route.mtu = attrs(value).find(|(kind, _)| *kind == RTAX_MTU).map(|(_, mtu)| u32_at(mtu, 0));
-            }
-            _ => {}
-        }
-    }
-    route.prefix = IpNet::new(destination, u8_at(payload, 1)).ok();
-    route
-}
-
-fn device(payload: &[u8]) -> Device {
-    let flags = u32_at(payload, 8);
-    let mut device = Device {
-        index: u32_at(payload, 4),
-        up: flags & libc::IFF_UP as u32 != 0,
-        carrier: flags & IFF_LOWER_UP != 0,
-        ..Device::default()
-    };
-    if flags & libc::IFF_LOOPBACK as u32 != 0 {
-        device.kind = DeviceKind::Loopback;
-    }
-    for (kind, value) in attrs_after(payload, IFINFOMSG) {
-        match kind {
-            libc::IFLA_IFNAME => device.name = text(value).to_owned(),
-            libc::IFLA_MTU => device.mtu = u32_at(value, 0),
-            libc::IFLA_MASTER => device.master = u32_at(value, 0),
-            libc::IFLA_ADDRESS => device.mac = value.try_into().ok().map(Mac),
-            libc::IFLA_LINK => device.link = u32_at(value, 0),
-            IFLA_LINK_NETNSID => device.peer_netns = Some(i32_at(value, 0)),
-            libc::IFLA_IFALIAS => device.of_weft = text(value).starts_with(ALIAS),
-            libc::IFLA_LINKINFO => {
-                let find = |wanted: u16| attrs(value).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
-                let data = find(libc::IFLA_INFO_DATA).unwrap_or_default();
-                let lower = |wanted: u16| attr(data, wanted).map_or(0, |index| u32_at(index, 0));
-                match find(libc::IFLA_INFO_KIND).map(text) {
-                    Some("vxlan") => (device.kind, device.lower) = (vxlan(data), lower(IFLA_VXLAN_LINK)),
-                    Some("ipip") => (device.kind, device.lower) = (DeviceKind::Ipip, lower(IFLA_IPTUN_LINK)),
-                    Some("bridge") => device.kind = DeviceKind::Bridge,
-                    Some("wireguard") => device.kind = DeviceKind::WireGuard,
-                    Some("tun") => device.kind = DeviceKind::Tun,
-                    _ => {}
-                }
-            }
-            _ => {}
-        }
-    }
-    device
-}
-
-fn vxlan(data: &[u8]) -> DeviceKind {
-    let (mut vni, mut port) = (0, 0);
-    for (kind, value) in attrs(data) {
-        match (kind, value) {
-            (IFLA_VXLAN_ID, value) => vni = u32_at(value, 0),
-            (IFLA_VXLAN_PORT, [high, low]) => port = u16::from_be_bytes([*high, *low]),
-            _ => {}
-        }
-    }
-    DeviceKind::Vxlan { vni, port }
 }

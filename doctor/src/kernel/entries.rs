@@ -5,8 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
-use weft_backends::owner::PROTOCOL;
+use weft_backends::owner::{ALIAS, PROTOCOL};
 pub use weft_backends::state::Mac;
+pub use weft_netlink::rtnl::RouteKind;
+use weft_netlink::rtnl::{self, Link};
 
 /// The packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +72,8 @@ pub enum Read<T> {
     Unreadable(String),
 }
 
-/// A device.
+/// A link, as a part of the way of a packet. It is another type than [`Link`], because it says in one enum how the link carries packets, so that
+/// the compiler lists what must decide about each kind, and it has nothing else of what only checks ask about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
     /// Interface index.
@@ -99,6 +102,25 @@ pub struct Device {
     pub peer_netns: Option<i32>,
 }
 
+impl From<Link> for Device {
+    fn from(link: Link) -> Device {
+        Device {
+            kind: DeviceKind::of(&link),
+            up: link.up,
+            carrier: link.has_carrier(),
+            of_weft: link.alias.starts_with(ALIAS),
+            index: link.index,
+            name: link.name,
+            mtu: link.mtu,
+            mac: link.mac.map(Mac),
+            master: link.master,
+            lower: link.lower,
+            link: link.peer,
+            peer_netns: link.peer_netns,
+        }
+    }
+}
+
 /// How a device carries packets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceKind {
@@ -125,27 +147,29 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
+    fn of(link: &Link) -> DeviceKind {
+        match link.kind.as_str() {
+            "vxlan" => {
+                let vxlan = link.vxlan.unwrap_or_default();
+                DeviceKind::Vxlan { vni: vxlan.vni, port: vxlan.port }
+            }
+            "ipip" => DeviceKind::Ipip,
+            "bridge" => DeviceKind::Bridge,
+            "wireguard" => DeviceKind::WireGuard,
+            "tun" => DeviceKind::Tun,
+            _ if link.is_loopback() => DeviceKind::Loopback,
+            _ => DeviceKind::Ethernet,
+        }
+    }
+
     /// Returns true if the packets leave this host inside other packets.
     pub fn is_tunnel(&self) -> bool {
         !matches!(self, DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback)
     }
 }
 
-/// What the kernel does with packets for a destination.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum RouteKind {
-    /// It sends them on.
-    #[default]
-    Unicast,
-    /// It delivers them to this host.
-    Local,
-    /// It drops them, or answers with an ICMP error. The number is `RTN_*` of linux/rtnetlink.h.
-    Refuses(u8),
-    /// Something else, such as multicast.
-    Other(u8),
-}
-
-/// A route, as the kernel answers for one packet.
+/// A route, as the kernel answers for one packet. It is another type than [`rtnl::Route`], the entry of a table: the kernel may not say which
+/// destination the entry has, and its next hop counts, whatever family that has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Route {
     /// What it does.
@@ -173,6 +197,22 @@ impl Route {
     }
 }
 
+impl From<rtnl::Route> for Route {
+    fn from(route: rtnl::Route) -> Route {
+        let any = || if route.v6 { [0; 16].into() } else { [0; 4].into() };
+        Route {
+            kind: route.kind,
+            prefix: IpNet::new(route.dst.unwrap_or_else(any), route.len).ok(),
+            protocol: route.protocol,
+            table: route.table,
+            gateway: route.gateway.or(route.via),
+            device: route.index,
+            source: route.source,
+            mtu: route.mtu,
+        }
+    }
+}
+
 /// What came of the question for a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lookup {
@@ -184,7 +224,7 @@ pub enum Lookup {
     Unreadable(String),
 }
 
-/// An entry of the neighbour table.
+/// What an entry of the neighbour table says, in an answer about this entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Neighbour {
     /// MAC address, if it is known.

@@ -3,13 +3,16 @@
 
 use nix::libc;
 
-use super::{Addr, BridgePort, Link, Neigh, Qdisc, Route, Vxlan};
+use super::{Addr, BridgePort, Link, Neigh, Qdisc, Route, RouteKind, Vxlan};
 use crate::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
 /// Attributes of vxlan devices (linux/if_link.h).
 const IFLA_VXLAN_ID: u16 = 1;
+const IFLA_VXLAN_LINK: u16 = 3;
 const IFLA_VXLAN_PORT: u16 = 15;
 const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
+/// The link of an ipip device (linux/if_tunnel.h).
+const IFLA_IPTUN_LINK: u16 = 1;
 /// Attributes of ports of bridges and of XDP programs (linux/if_link.h).
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
@@ -22,6 +25,10 @@ const IFLA_BRPORT_LOCKED: u16 = 39;
 const IFLA_BR_STP_STATE: u16 = 5;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
+/// Attributes of routes (linux/rtnetlink.h). The crate libc does not have all of them for musl.
+const RTA_VIA: u16 = 18;
+/// The MTU among the metrics of a route.
+const RTAX_MTU: u16 = 2;
 /// Another host has the address (linux/if_addr.h).
 const IFA_F_DADFAILED: u8 = 8;
 /// Attributes of queueing disciplines (linux/rtnetlink.h, linux/pkt_sched.h).
@@ -68,8 +75,11 @@ fn link(payload: &[u8]) -> Link {
 fn add_info(link: &mut Link, info: &[u8]) {
     link.kind = attr(info, libc::IFLA_INFO_KIND).map(|kind| text(kind).to_owned()).unwrap_or_default();
     let data = |kind: &str| attr(info, libc::IFLA_INFO_DATA).filter(|_| link.kind == kind);
+    let lower = data("vxlan").and_then(|data| attr(data, IFLA_VXLAN_LINK));
+    let lower = lower.or_else(|| attr(data("ipip")?, IFLA_IPTUN_LINK)).map_or(0, |index| u32_at(index, 0));
     let stp = data("bridge").and_then(|data| attr(data, IFLA_BR_STP_STATE));
     (link.vxlan, link.stp) = (data("vxlan").map(vxlan), stp.map_or(0, |state| u32_at(state, 0)));
+    link.lower = lower;
     let is_port = attr(info, IFLA_INFO_SLAVE_KIND).map(text) == Some("bridge");
     link.port = attr(info, IFLA_INFO_SLAVE_DATA).filter(|_| is_port).map(port);
 }
@@ -116,36 +126,60 @@ pub(super) fn addr(payload: &[u8]) -> Option<Addr> {
     Some(Addr { index: u32_at(payload, 4), addr: ip(value)?, len: u8_at(payload, 1), global, duplicate })
 }
 
-pub(super) fn route(payload: &[u8]) -> Option<Route> {
-    let refuses = match u8_at(payload, 7) {
-        libc::RTN_UNICAST => false,
-        libc::RTN_BLACKHOLE | libc::RTN_UNREACHABLE | libc::RTN_PROHIBIT => true,
-        _ => return None,
+/// Decodes the routes of an answer or a dump, of all kinds and tables.
+pub fn routes(data: &[u8]) -> impl Iterator<Item = Route> {
+    messages(data).filter(|m| m.kind == libc::RTM_NEWROUTE).map(|m| route(m.payload))
+}
+
+fn route(payload: &[u8]) -> Route {
+    let kind = match u8_at(payload, 7) {
+        libc::RTN_UNICAST => RouteKind::Unicast,
+        libc::RTN_LOCAL => RouteKind::Local,
+        kind @ (libc::RTN_BLACKHOLE | libc::RTN_UNREACHABLE | libc::RTN_PROHIBIT) => RouteKind::Refuses(kind),
+        kind => RouteKind::Other(kind),
     };
-    if u8_at(payload, 4) != libc::RT_TABLE_MAIN {
-        return None;
-    }
-    let v6 = i32::from(u8_at(payload, 0)) == libc::AF_INET6;
-    let protocol = u8_at(payload, 5);
-    let mut route = Route { dst: None, len: u8_at(payload, 1), v6, index: 0, gateway: None, protocol, refuses };
+    let mut route = Route {
+        kind,
+        table: u8_at(payload, 4).into(),
+        dst: None,
+        len: u8_at(payload, 1),
+        v6: i32::from(u8_at(payload, 0)) == libc::AF_INET6,
+        index: 0,
+        gateway: None,
+        via: None,
+        source: None,
+        mtu: None,
+        protocol: u8_at(payload, 5),
+    };
     for (kind, value) in attrs_after(payload, 12) {
         match kind {
             libc::RTA_DST => route.dst = ip(value),
             libc::RTA_OIF => route.index = u32_at(value, 0),
             libc::RTA_GATEWAY => route.gateway = ip(value),
+            // The address follows its family.
+            RTA_VIA => route.via = value.get(2..).and_then(ip),
+            libc::RTA_PREFSRC => route.source = ip(value),
+            // A number that does not fit into the header is here.
+            libc::RTA_TABLE => route.table = u32_at(value, 0),
+            libc::RTA_METRICS => route.mtu = attr(value, RTAX_MTU).map(|mtu| u32_at(mtu, 0)),
             _ => {}
         }
     }
-    Some(route)
+    route
 }
 
-pub(super) fn neigh(payload: &[u8]) -> Option<Neigh> {
+/// Decodes the neighbours of an answer or a dump. Those without an address are left out.
+pub fn neighbours(data: &[u8]) -> impl Iterator<Item = Neigh> {
+    messages(data).filter(|m| m.kind == libc::RTM_NEWNEIGH).filter_map(|m| neigh(m.payload))
+}
+
+fn neigh(payload: &[u8]) -> Option<Neigh> {
     let find = |wanted: u16| attr_after(payload, 12, wanted);
     Some(Neigh {
         index: u32_at(payload, 4),
         addr: ip(find(libc::NDA_DST)?)?,
         mac: find(libc::NDA_LLADDR).unwrap_or_default().to_vec(),
-        permanent: u16_at(payload, 8) & libc::NUD_PERMANENT != 0,
+        state: u16_at(payload, 8),
     })
 }
 

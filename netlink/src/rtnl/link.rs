@@ -38,12 +38,24 @@ pub struct Link {
     pub port: Option<BridgePort>,
     /// True if an XDP program sees the packets first.
     pub xdp: bool,
+    /// Interface index of the link by which a tunnel device sends its packets, or 0 if it is bound to none.
+    pub lower: u32,
 }
 
 impl Link {
     /// Returns true if the link is up and has a carrier, and the kernel has acted on that (IFF_RUNNING).
     pub fn is_running(&self) -> bool {
         self.flags & libc::IFF_RUNNING.cast_unsigned() != 0
+    }
+
+    /// Returns true if the link has a carrier (IFF_LOWER_UP).
+    pub fn has_carrier(&self) -> bool {
+        self.flags & libc::IFF_LOWER_UP.cast_unsigned() != 0
+    }
+
+    /// Returns true for the link that leads to this host itself (IFF_LOOPBACK).
+    pub fn is_loopback(&self) -> bool {
+        self.flags & libc::IFF_LOOPBACK.cast_unsigned() != 0
     }
 
     /// Returns true if the kernel asks for no MAC addresses on the link (IFF_NOARP).
