@@ -31,13 +31,22 @@ pub(super) fn found(facts: &NodeFacts) -> Vec<NodeFinding> {
     of_nft.into_iter().chain(of_legacy(&facts.rules.arptables)).map(one).collect()
 }
 
+/// The hook of a chain of nftables.
+#[derive(Clone, Copy)]
+struct ArpHook {
+    /// True if it sees the packets that arrive.
+    arriving: bool,
+    /// Its policy is drop.
+    drops: bool,
+}
+
 /// Returns the chains among those that `nft list ruleset` prints.
 fn of_nftables(text: &str) -> Vec<Drops> {
     let mut found = Vec::new();
     let mut table = None;
     let mut chain = "";
-    // The hook of a chain in which nothing has passed or dropped a packet so far: whether packets arrive there, and whether its policy is drop.
-    let mut open: Option<(bool, bool)> = None;
+    // The hook of a chain in which nothing has passed or dropped a packet so far.
+    let mut open: Option<ArpHook> = None;
     for line in text.lines().map(str::trim) {
         if let Some(name) = line.strip_prefix("table ") {
             table = name.strip_prefix("arp ").and_then(|name| name.strip_suffix(" {"));
@@ -50,16 +59,16 @@ fn of_nftables(text: &str) -> Vec<Drops> {
         } else if let Some(hook) = line.strip_prefix("type filter hook ") {
             let drops = line.contains("policy drop");
             open = match hook.split(' ').next() {
-                Some("input") => Some((true, drops)),
-                Some("output") => Some((false, drops)),
+                Some("input") => Some(ArpHook { arriving: true, drops }),
+                Some("output") => Some(ArpHook { arriving: false, drops }),
                 _ => None,
             };
         } else if line == "}" {
-            if let Some((arriving, true)) = open.take() {
+            if let Some(ArpHook { arriving, drops: true }) = open.take() {
                 let remedy = format!("nft add chain {path} '{{ policy accept; }}'; then find the program that made it");
                 found.push(Drops { chain: path, rule: "policy drop", arriving, remedy });
             }
-        } else if let Some((arriving, _)) = open {
+        } else if let Some(ArpHook { arriving, .. }) = open {
             let words: Vec<&str> = line.split_whitespace().collect();
             if drops_all(&words) {
                 let remedy = format!(

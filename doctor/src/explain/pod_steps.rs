@@ -20,7 +20,7 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
     let step = Step::ok("pod", format!("{name} of the pod, over {}", pod.host_link.name));
     let inside = format!("nsenter --net={}", pod.netns.display());
     let ip = if from.is_ipv4() { "ip" } else { "ip -6" };
-    if let Some(step) = link(&step, pod, (from, way.arrives.as_ref())) {
+    if let Some(step) = link(&step, pod, from, way.arrives.as_ref()) {
         return Some(step);
     }
     if let Lookup::Refused(errno) = &pod.route {
@@ -41,7 +41,7 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
         });
     }
     let bridge = way.arrives.as_ref()?;
-    if let Some(step) = wrong_gateway(facts, &step, pod, (from, bridge)) {
+    if let Some(step) = wrong_gateway(facts, &step, pod, from, bridge) {
         return Some(step);
     }
     if let Some(PodGateway { address: gateway, neighbour: Read::Found(known) }) = &pod.gateway
@@ -59,7 +59,7 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
 }
 
 /// The gateway of the pod is no address of the bridge, so nobody answers when the pod asks for it.
-fn wrong_gateway(facts: &Facts, step: &Step, pod: &Pod, (from, bridge): (IpAddr, &Device)) -> Option<Step> {
+fn wrong_gateway(facts: &Facts, step: &Step, pod: &Pod, from: IpAddr, bridge: &Device) -> Option<Step> {
     let used = pod.gateway.as_ref().filter(|_| bridge.kind == DeviceKind::Bridge && !facts.addrs.is_empty())?.address;
     if facts.addrs.iter().any(|addr| addr.index == bridge.index && addr.addr == used) {
         return None;
@@ -123,7 +123,7 @@ pub(super) fn gets(way: &Way) -> Option<Step> {
     let (pod, to) = (way.to_pod.as_ref()?, way.packet.to);
     let step = Step::ok("pod", format!("{} of the pod, over {}", pod.link.name, pod.host_link.name));
     let device = way.hop.device.as_ref();
-    if let Some(step) = link(&step, pod, (to, device)) {
+    if let Some(step) = link(&step, pod, to, device) {
         return Some(step);
     }
     let (Read::Found(known), Some(device)) = (way.hop.neighbour.as_ref()?, device) else { return None };
@@ -139,7 +139,7 @@ pub(super) fn gets(way: &Way) -> Option<Step> {
 }
 
 /// The link of a pod that carries no packets.
-fn link(step: &Step, pod: &Pod, (address, through): (IpAddr, Option<&Device>)) -> Option<Step> {
+fn link(step: &Step, pod: &Pod, address: IpAddr, through: Option<&Device>) -> Option<Step> {
     let (inside, host) = (&pod.link, &pod.host_link);
     if !inside.up {
         let remedy = format!("nsenter --net={} ip link set {} up", pod.netns.display(), inside.name);

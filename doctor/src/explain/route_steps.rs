@@ -27,7 +27,7 @@ pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
         {
             no_device(facts, "route", destination)
         }
-        Lookup::Refused(errno) => refused(facts, way, (*errno, is_pod)),
+        Lookup::Refused(errno) => refused(facts, way, *errno, is_pod),
         Lookup::Route(route)
             if *to == Place::Pod
                 && route.kind == RouteKind::Unicast
@@ -55,7 +55,7 @@ fn has_no_routes(facts: &Facts) -> bool {
 }
 
 /// The kernel would not send the packet at all.
-fn refused(facts: &Facts, way: &Way, (errno, is_pod): (Errno, bool)) -> Step {
+fn refused(facts: &Facts, way: &Way, errno: Errno, is_pod: bool) -> Step {
     let (from, to) = (way.packet.from, way.packet.to);
     let step = Step::ok("route", format!("refused: {}", errno.desc()));
     if let Some(device) = facts.down.first().filter(|_| is_pod) {
@@ -251,11 +251,11 @@ fn known_neighbour(found: &Neighbour, nexthop: IpAddr, name: &str) -> Step {
 }
 
 /// The tunnel: its device, where it sends the packet, and the way of the outer packet.
-pub(super) fn tunnel(facts: &Facts, way: &Way, (device, tunnel): (&Device, &Tunnel), to: &Place) -> Vec<Step> {
+pub(super) fn tunnel(facts: &Facts, way: &Way, device: &Device, tunnel: &Tunnel, to: &Place) -> Vec<Step> {
     let mut steps = Vec::new();
     if let (Some(fdb), Some(Read::Found(neighbour))) = (&tunnel.fdb, &way.hop.neighbour) {
         let mac = neighbour.mac.map(|mac| mac.to_string()).unwrap_or_default();
-        steps.push(fdb_step(facts, (device, &mac), fdb, to));
+        steps.push(fdb_step(facts, device, &mac, fdb, to));
     }
     let Some(remote) = tunnel.remote else {
         if !matches!(device.kind, DeviceKind::Vxlan { .. }) {
@@ -285,7 +285,7 @@ fn encapsulation(kind: &DeviceKind) -> String {
     }
 }
 
-fn fdb_step(facts: &Facts, (device, mac): (&Device, &str), fdb: &Read<IpAddr>, to: &Place) -> Step {
+fn fdb_step(facts: &Facts, device: &Device, mac: &str, fdb: &Read<IpAddr>, to: &Place) -> Step {
     let name = &device.name;
     let public = match to {
         Place::Peer(peer) => Some(peer).filter(|peer| !peer.public.is_empty()),

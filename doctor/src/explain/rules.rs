@@ -55,7 +55,7 @@ pub fn of(way: &Way, listed: &Listed, legacy: Examined, instance: &str) -> Vec<S
         steps.push(Step::unknown("rules", text));
     }
     steps.extend(legacy.steps);
-    match of_nftables(way, family, (instance, listed.includes(Flavour::Nft))) {
+    match of_nftables(way, family, instance, listed.includes(Flavour::Nft)) {
         Ok(found) => steps.extend(found),
         Err(error) if is_unsupported(&error) => {}
         Err(error) => steps.push(Step::unknown("rules", format!("nftables cannot be read: {error}"))),
@@ -228,7 +228,7 @@ fn name_of(chain: &BaseChain) -> String {
 }
 
 /// Evaluates the chains of nftables that the packet passes.
-fn of_nftables(way: &Way, family: Family, (instance, has_iptables): (&str, bool)) -> io::Result<Vec<Step>> {
+fn of_nftables(way: &Way, family: Family, instance: &str, has_iptables: bool) -> io::Result<Vec<Step>> {
     let decisive = way.filter_hook();
     let mut steps = Vec::new();
     each_chain(way.hooks(), way, family, has_iptables, |chain, hook, mut outcome| {

@@ -95,7 +95,7 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     steps.extend(absent(way.packet.to));
     steps.extend(pod_steps::gets(way));
     if let (Some(tunnel), Some(device)) = (&way.tunnel, &way.hop.device) {
-        steps.extend(route_steps::tunnel(facts, way, (device, tunnel), to));
+        steps.extend(route_steps::tunnel(facts, way, device, tunnel, to));
     }
     steps
 }

@@ -290,7 +290,7 @@ fn forwarded(nets: Nets, input: String, output: String, points: Vec<Point>) -> F
 fn between_ports(ports: &[&Link], own: IpNet) -> Option<Flow> {
     let [first, second, ..] = ports else { return None };
     let (first, second) = (first.name.clone(), second.name.clone());
-    let forward = Point::Bridge("forward", Some(first.clone()), Some(second.clone()));
+    let forward = Point::Bridge { hook: "forward", input: Some(first.clone()), output: Some(second.clone()) };
     let what = "packets between pods of this node".to_owned();
     Some(Flow { what, hooks: &[], ..forwarded(Nets { from: own, to: own }, first, second, vec![forward]) })
 }

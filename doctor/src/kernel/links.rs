@@ -16,20 +16,27 @@ pub enum Point {
     Arrives(String),
     /// A link by which it leaves.
     Leaves(String),
-    /// A hook of the bridge, with the port by which the packet arrives and the one by which it leaves.
-    Bridge(&'static str, Option<String>, Option<String>),
+    /// A hook of the bridge.
+    Bridge {
+        /// The hook.
+        hook: &'static str,
+        /// The port by which the packet arrives.
+        input: Option<String>,
+        /// The port by which it leaves.
+        output: Option<String>,
+    },
 }
 
 impl Point {
     /// Returns the places that a packet from a pod passes between the port of the pod and the IP layer.
     pub fn from_port(port: &str) -> Vec<Point> {
-        let bridge = |hook| Point::Bridge(hook, Some(port.to_owned()), None);
+        let bridge = |hook| Point::Bridge { hook, input: Some(port.to_owned()), output: None };
         vec![Point::Arrives(port.to_owned()), bridge("prerouting"), bridge("input")]
     }
 
     /// Returns the places that a packet passes between the IP layer and the port of a pod.
     pub fn to_port(port: &str) -> Vec<Point> {
-        let bridge = |hook| Point::Bridge(hook, None, Some(port.to_owned()));
+        let bridge = |hook| Point::Bridge { hook, input: None, output: Some(port.to_owned()) };
         vec![bridge("output"), bridge("postrouting"), Point::Leaves(port.to_owned())]
     }
 
@@ -38,7 +45,7 @@ impl Point {
         match self {
             Point::Arrives(link) => !is_bridge && chain.hook == "ingress" && chain.links.contains(link),
             Point::Leaves(link) => !is_bridge && chain.hook == "egress" && chain.links.contains(link),
-            Point::Bridge(hook, ..) => is_bridge && chain.hook == *hook,
+            Point::Bridge { hook, .. } => is_bridge && chain.hook == *hook,
         }
     }
 
@@ -47,7 +54,7 @@ impl Point {
         match self {
             Point::Arrives(link) => format!("that arrive on {link}"),
             Point::Leaves(link) => format!("that leave by {link}"),
-            Point::Bridge(..) => "in the bridge cni0".to_owned(),
+            Point::Bridge { .. } => "in the bridge cni0".to_owned(),
         }
     }
 
@@ -55,7 +62,7 @@ impl Point {
         let (input, output) = match self {
             Point::Arrives(link) => (Some(link.as_str()), None),
             Point::Leaves(link) => (None, Some(link.as_str())),
-            Point::Bridge(_, input, output) => (input.as_deref(), output.as_deref()),
+            Point::Bridge { input, output, .. } => (input.as_deref(), output.as_deref()),
         };
         Tested { input, output, ..tested }
     }

@@ -42,7 +42,7 @@ struct KernelTable<'a> {
 
 impl KernelTable<'_> {
     /// Lists what belongs to an object of the table. `attribute` names the object.
-    fn dump(&mut self, kind: u16, (attribute, object): (u16, &str)) -> io::Result<Vec<u8>> {
+    fn dump(&mut self, kind: u16, attribute: u16, object: &str) -> io::Result<Vec<u8>> {
         self.netlink.dump(kind, |w, kind, flags| {
             w.begin(kind, flags, &[self.family, 0, 0, 0]);
             w.attr_str(TABLE_NAME, self.name);
@@ -73,7 +73,7 @@ impl Table for KernelTable<'_> {
         if let Some(rules) = self.rules.get(chain) {
             return Ok(Rc::clone(rules));
         }
-        let data = self.dump(GETRULE, (RULE_CHAIN, chain))?;
+        let data = self.dump(GETRULE, RULE_CHAIN, chain)?;
         let read = |payload: &[u8]| {
             let mut read = Rule::default();
             for (kind, value) in attrs_after(payload, NFGENMSG) {
@@ -96,7 +96,7 @@ impl Table for KernelTable<'_> {
             return Ok(Rc::clone(set));
         }
         let (has_ranges, fields) = self.shape(name)?;
-        let data = self.dump(GETSETELEM, (ELEMENTS_SET, name))?;
+        let data = self.dump(GETSETELEM, ELEMENTS_SET, name)?;
         let lists = messages(&data).filter(|message| message.kind == NEWSETELEM);
         let lists =
             lists.flat_map(|message| attrs_after(message.payload, NFGENMSG).filter(|(kind, _)| *kind == ELEMENTS_LIST));
