@@ -24,6 +24,7 @@ pub mod sysctl;
 mod typed;
 pub mod wireguard;
 mod wireguard_peers;
+mod wireguard_port;
 mod write;
 
 pub use linux::{LinuxKernel, LinuxOptions};

@@ -61,6 +61,7 @@ const KERNEL: &[&str] = &[
     "guard",
     "fence",
     "linux",
+    "wireguard_port",
     "wireguard_peers",
     "links",
     "observe",

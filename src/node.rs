@@ -17,6 +17,7 @@ mod net_conf;
 mod own_lease;
 mod passes;
 mod peers;
+mod port;
 mod probes;
 mod rate_limit;
 mod rules;
@@ -230,6 +231,7 @@ impl<K: Kernel> Node<K> {
             self.write_subnet_file();
         }
         let uplink_changes = self.uplink.take_due(now);
+        self.take_turn(now);
         self.continue_change(now);
         if self.schedule.audit_due(now) || uplink_changes {
             let early = self.schedule.take_event();

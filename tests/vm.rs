@@ -24,8 +24,14 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// The scenarios that count lost packets need a rate of packets, so they run while no other machine does.
-const COUNTING: [&str; 5] =
-    ["wireguard-loss.sh", "wireguard-rotate.sh", "wireguard-flannel.sh", "wireguard-many.sh", "change-walk.sh"];
+const COUNTING: [&str; 6] = [
+    "wireguard-loss.sh",
+    "wireguard-rotate.sh",
+    "wireguard-options.sh",
+    "wireguard-flannel.sh",
+    "wireguard-many.sh",
+    "change-walk.sh",
+];
 static MACHINES: RwLock<()> = RwLock::new(());
 /// What a scenario says when it did not reach its rate. A machine that was busy with something else may do better the next time.
 const TOO_SLOW: &str = "or this machine is too slow";
@@ -441,6 +447,13 @@ mod loss {
     #[test]
     fn wireguard_rotate() {
         run("wireguard-rotate.sh", "yes", &WIREGUARD_ROTATE);
+    }
+
+    const WIREGUARD_OPTIONS: [&str; 1] = ["other ports loses no more than what is on the way"];
+
+    #[test]
+    fn wireguard_options() {
+        run("wireguard-options.sh", "yes", &WIREGUARD_OPTIONS);
     }
 
     const WIREGUARD_LOSS: [&str; 11] = [

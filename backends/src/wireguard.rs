@@ -157,13 +157,14 @@ impl Wireguard {
 
     /// Returns the entries by which this device reaches one lease.
     fn entries(&self, device: &Device, reached: Reached, subnets: impl Iterator<Item = IpNet>) -> State {
-        let Reached { key, endpoint } = reached;
+        let Reached { key, endpoint, assumes_port } = reached;
         let preshared = self.preshared.is_some();
         let peer = WgPeer {
             key,
             endpoint: Some(endpoint),
             keepalive: self.keepalive,
             preshared,
+            assumes_port,
             is_live: false,
             written: None,
         };

@@ -73,7 +73,8 @@ fn entry() -> impl Strategy<Value = (Key, Value)> {
         (name(), ip(), mac()).prop_map(|(dev, ip, mac)| (Key::Neigh(dev, ip), Value::Neigh(mac))),
         (name(), key(), 1..3u16, 0..2u16, any::<bool>()).prop_map(|(dev, key, port, keepalive, preshared)| {
             let endpoint = Some(([192, 0, 2, 1], port).into());
-            let peer = WgPeer { key, endpoint, keepalive, preshared, is_live: false, written: None };
+            let assumes_port = false;
+            let peer = WgPeer { key, endpoint, keepalive, preshared, assumes_port, is_live: false, written: None };
             (Key::WgPeer(dev, key.id()), Value::peer(peer))
         }),
         (name(), net(), key()).prop_map(|(dev, net, key)| (Key::AllowedIp(dev, net), Value::AllowedIp(Arc::new(key)))),

@@ -29,6 +29,9 @@ pub use weft_backends::wireguard::key::{KEY, PublicKey, Secret};
 /// The key of the peer through which an old kernel loses an allowed IP. No node can have it: no private key belongs to it.
 const NOBODY: PublicKey = PublicKey([0; KEY]);
 
+/// An endpoint with a handshake younger than this works. WireGuard refuses a session that is older (REJECT_AFTER_TIME).
+const LIVE: Duration = Duration::from_secs(180);
+
 /// What to write to the device itself. `None` leaves a value as it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DeviceChange<'a> {
@@ -108,6 +111,14 @@ pub struct Peer {
     pub sent: u64,
     /// Its prefixes, in the kernel's order.
     pub allowed: Vec<IpNet>,
+}
+
+impl Peer {
+    /// Returns true if the last handshake is so recent that there is a session with the peer, and its endpoint works. `now` is the time since
+    /// 1970.
+    pub fn is_live(&self, now: Duration) -> bool {
+        self.handshake.is_some_and(|at| now.abs_diff(at) < LIVE)
+    }
 }
 
 /// A socket of the family `wireguard`, in the network namespace of the thread that opened it.

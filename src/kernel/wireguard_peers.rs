@@ -19,10 +19,8 @@ use weft_subnet::outside::wall_clock;
 
 use super::linux::LinuxKernel;
 use super::wireguard::{self, DeviceChange, KEY, PeerChange, PublicKey, Secret, WireGuard, WireGuardError};
-use super::{Outcome, Session, errno};
+use super::{Outcome, Session, errno, wireguard_port};
 
-/// An endpoint with a handshake younger than this works. WireGuard refuses a session that is older (REJECT_AFTER_TIME).
-const LIVE: Duration = Duration::from_secs(180);
 /// At most this many peers of one [`LinuxKernel::apply_wireguard`] get a handshake at once. The others get one with their first packet:
 /// a node that joins a large cluster must not make thousands of nodes compute keys for traffic that may never come.
 const MOST_HANDSHAKES: usize = 256;
@@ -144,11 +142,19 @@ impl LinuxKernel {
         Ok(device.peers.into_iter().map(session).collect())
     }
 
-    /// Writes the private key and the port. Writing what is there already disturbs nothing.
+    /// Writes the private key and the port. Writing what is there already disturbs nothing. If the port is another one, peers with a session
+    /// learn it at once.
     pub(super) fn write_wireguard(&mut self, op: &Op, name: Name, want: &WireGuardLink) -> Result<(), Outcome> {
         let Some(secrets) = self.secrets.clone() else { return Err(errno::retry(op, "the private key is not known")) };
         let change = DeviceChange { private: Some(&secrets.private), port: Some(want.port), replace_peers: false };
-        self.family().and_then(|family| family.set(&name.text(), change, &[])).map_err(|error| outcome(op, &error))
+        let device = name.text();
+        let write = |family: &mut WireGuard| match family.get(&device) {
+            Ok(have) if have.port != want.port => {
+                wireguard_port::move_port(family, &device, change, (&have.peers, now()))
+            }
+            _ => family.set(&device, change, &[]),
+        };
+        self.family().and_then(write).map_err(|error| outcome(op, &error))
     }
 
     /// Carries out operations on peers and allowed IPs. Returns one outcome for each, in order.
@@ -289,8 +295,9 @@ fn entries(
         Some(wanted) => peer.preshared.as_ref() == Some(wanted),
         None => peer.preshared.is_some(),
     };
-    let is_live = peer.handshake.is_some_and(|at| now.abs_diff(at) < LIVE);
-    let value = WgPeer { key, endpoint: peer.endpoint, keepalive: peer.keepalive, preshared, is_live, written };
+    let is_live = peer.is_live(now);
+    let wireguard::Peer { endpoint, keepalive, .. } = peer;
+    let value = WgPeer { key, endpoint, keepalive, preshared, assumes_port: false, is_live, written };
     let holder = std::sync::Arc::new(key);
     let seen = |value| ObservedValue { value, protocol: 0, mark: false };
     let allowed = peer.allowed.iter().map(|net| (Key::AllowedIp(device, *net), seen(Value::AllowedIp(holder.clone()))));
@@ -323,7 +330,8 @@ mod tests {
 
     fn peer(last: u8, keepalive: u16) -> WgPeer {
         let endpoint = Some(format!("192.0.2.{last}:51820").parse().unwrap());
-        WgPeer { key: PublicKey([last; KEY]), endpoint, keepalive, preshared: false, is_live: false, written: None }
+        let (key, preshared) = (PublicKey([last; KEY]), false);
+        WgPeer { key, endpoint, keepalive, preshared, assumes_port: false, is_live: false, written: None }
     }
 
     fn ensure(peer: WgPeer) -> Op {

@@ -19,15 +19,16 @@ use weft_subnet::net_conf::NetConf;
 use super::Node;
 use super::clear_text::{ClearTextTime, MAX_NAMED, names};
 use super::net_conf::NetConfChange;
+use super::port::Turn;
 use crate::kernel::{Kernel, MachineError};
 use crate::lease::acquire::identities;
 use crate::plan::ExtraBackend;
 
 /// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
 /// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
-const SETTLING: u32 = 10;
+pub(super) const SETTLING: u32 = 10;
 /// What the full pass after a new net-conf is for, in the history.
-const NET_CONF: &str = "another net-conf is applied";
+pub(super) const NET_CONF: &str = "another net-conf is applied";
 
 /// How far a change is, as far as the plan does not know it.
 #[derive(Debug, Default)]
@@ -39,6 +40,8 @@ pub(super) struct Change {
     /// A net-conf that could not be applied, for a reason that may go away: its backend got no identities on this node, or leases are not
     /// inside its Network. It is tried again after the next full pass.
     pub(super) tried_again: Option<String>,
+    /// A net-conf that changes a port, until it is the turn of this node.
+    pub(super) turn: Option<Turn>,
     /// The net-conf in the store at the start, if it names another backend than our lease.
     pub(super) at_start: Option<String>,
     /// A full pass has compared the devices of the next backend.
@@ -137,7 +140,8 @@ impl<K: Kernel> Node<K> {
     pub(super) fn next_step_of_change(&self) -> Option<Instant> {
         let grace = self.context.options.change_grace;
         let drops = self.change.unused_since.values().map(|since| *since + grace);
-        drops.chain(self.change.sends_at).chain(self.clear_text_end(Instant::now())).min()
+        let turn = self.change.turn.as_ref().map(Turn::at);
+        drops.chain(turn).chain(self.change.sends_at).chain(self.clear_text_end(Instant::now())).min()
     }
 
     /// Does the next step of a change, if it is time for it.

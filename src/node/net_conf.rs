@@ -70,8 +70,18 @@ enum Refusal {
 }
 
 impl<K: Kernel> Node<K> {
-    /// Applies this net-conf, if it is another one and needs no restart.
+    /// Applies this net-conf, if it is another one and needs no restart. If it changes a port, it is applied when it is the turn of this node.
     pub(super) fn apply_net_conf(&mut self, text: &str) -> NetConfChange {
+        self.change.turn.take_if(|turn| turn.text() != text);
+        self.apply(text, true)
+    }
+
+    /// As [`Node::apply_net_conf`], when it is the turn of this node.
+    pub(super) fn apply_net_conf_at_once(&mut self, text: &str) -> NetConfChange {
+        self.apply(text, false)
+    }
+
+    fn apply(&mut self, text: &str, may_wait: bool) -> NetConfChange {
         if self.change.wanted.as_deref() == Some(text) {
             return NetConfChange::None;
         }
@@ -98,11 +108,15 @@ impl<K: Kernel> Node<K> {
             return self.begin_change(text, network, backend);
         }
         self.net_conf.not_applied = None;
+        if may_wait && self.waits_for_turn(text, &*backend) {
+            return if gave_up { NetConfChange::Applied } else { NetConfChange::None };
+        }
         tracing::info!(keys = %Shown(&changed.join(" ")), "net-conf changed: applied");
         text.clone_into(&mut self.net_conf.text);
         let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
         self.plan.rebase(network, backend, host, own);
-        self.update_own_lease();
+        // Peers must not read another port before the device has it.
+        self.own_lease.follows_pass = true;
         NetConfChange::Applied
     }
 

@@ -35,6 +35,8 @@ pub(super) struct OwnLease {
     pub(super) tasks: LeaseTasks,
     /// What the open call asks the store to write.
     pub(super) requested: Option<Attrs>,
+    /// Another net-conf is in the plan. The lease says what follows from it when a full pass has given it to our devices.
+    pub(super) follows_pass: bool,
     /// The lease changed while a call was open, so its answer may be out of date.
     must_recheck: bool,
     /// Whether another agent writes our lease again and again.
@@ -59,6 +61,7 @@ impl OwnLease {
         OwnLease {
             tasks,
             requested: None,
+            follows_pass: false,
             must_recheck: false,
             contest: Contest::default(),
             lost: None,
@@ -163,7 +166,7 @@ impl<K: Kernel> Node<K> {
     /// Writes the own lease again if the answer that has just arrived is out of date.
     fn recheck_own_lease(&mut self) {
         let has_changed = std::mem::take(&mut self.own_lease.must_recheck);
-        let requested = self.own_lease.requested.take();
+        let requested = self.own_lease.requested.take().filter(|_| !self.own_lease.follows_pass);
         let is_outdated = has_changed || requested.is_some_and(|requested| requested != self.wanted_attrs());
         if is_outdated && !self.own_lease.tasks.is_call_open() {
             self.write_own_lease();
@@ -308,8 +311,9 @@ impl<K: Kernel> Node<K> {
     /// Writes the own lease if the facts of the host ask for another content.
     pub(super) fn update_own_lease(&mut self) {
         let is_other = self.writable_attrs().is_some_and(|attrs| attrs != self.plan.own().attrs);
+        let must_wait = self.own_lease.follows_pass || self.is_key_tried();
         // The answer of an open call is compared with what is wanted then.
-        if is_other && self.own_lease.lost.is_none() && !self.is_key_tried() {
+        if is_other && self.own_lease.lost.is_none() && !must_wait {
             self.write_own_lease();
         }
     }

@@ -58,6 +58,7 @@ mod subnet_file;
 mod tick;
 mod uplink;
 mod wireguard;
+mod wireguard_change;
 
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;

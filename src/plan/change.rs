@@ -150,6 +150,19 @@ impl Plan {
         })
     }
 
+    /// Returns true if a device of ours gets another UDP port with this backend.
+    pub fn moves_port(&self, backend: &dyn Backend) -> bool {
+        let port = |value: &Value| match value {
+            Value::Link(link) => link.kind.listen_port(),
+            _ => None,
+        };
+        let devices = backend.device(&self.host, &self.own);
+        devices.iter().any(|(key, wanted)| {
+            let have = self.index.desired(key).filter(|_| self.is_own_device(key));
+            have.is_some_and(|have| port(&have).is_some() && port(&have) != port(wanted))
+        })
+    }
+
     /// Returns true if another backend can follow that of our lease without a change of our lease: only options differ that concern
     /// this node alone.
     pub fn is_understood_by(&self, backend: &dyn Backend) -> bool {

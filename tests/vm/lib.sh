@@ -22,6 +22,8 @@ die() {
     echo "weft-vm: FAIL $*"
     for n in n1 n2 n3; do
         [ -e "/run/netns/$n" ] || continue
+        # A scenario may have stopped the agent, which then answers nothing.
+        kill -CONT "$(cat "/run/$n/pid")" 2>/dev/null
         echo "--- $n: ip -d link, addr, route, neigh, fdb, agent"
         ip -n $n -d link; ip -n $n -br addr; ip -n $n route; ip -n $n -6 route; ip -n $n nexthop
         ip -n $n neigh show nud permanent; ip -n $n -6 neigh show nud permanent; bridge -n $n fdb

@@ -74,7 +74,9 @@ fn what_is_on_our_device_is_ours() {
         let key = PublicKey([7; 32]);
         let holder = Value::AllowedIp(Arc::new(key));
         assert_eq!(plain(&us, Key::AllowedIp(dev, net("10.5.9.0/24")), holder), ours);
-        let peer = WgPeer { key, endpoint: None, keepalive: 0, preshared: false, is_live: false, written: None };
+        let (endpoint, written) = (None, None);
+        let peer =
+            WgPeer { key, endpoint, keepalive: 0, preshared: false, assumes_port: false, is_live: false, written };
         assert_eq!(plain(&us, Key::WgPeer(dev, key.id()), Value::peer(peer)), ours);
         assert_eq!(route(&us, "10.77.0.0/16", "10.77.0.0", &dev.text(), PROTOCOL), ours);
         assert_eq!(route(&us, "10.5.9.0/24", "10.5.9.0", &dev.text(), 3), ours);

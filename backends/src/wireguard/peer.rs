@@ -19,6 +19,9 @@ pub struct WgPeer {
     /// In the desired state: true if the peer must have the preshared key of net-conf. In the observed state: true if it has that key. If net-conf
     /// has none, it is true if the peer has any preshared key.
     pub preshared: bool,
+    /// Only in the desired state: true if the lease names no port, so that the port of the endpoint is that of net-conf. The node itself may
+    /// not have read the same net-conf.
+    pub assumes_port: bool,
     /// Only in the observed state: true if the last handshake is so recent that the endpoint works, even if the lease names another one.
     pub is_live: bool,
     /// Only in the observed state: the endpoint that this agent wrote last, if it has written one since its start.
@@ -28,9 +31,13 @@ pub struct WgPeer {
 impl WgPeer {
     /// Returns true if the observed peer `have` need not be written. An endpoint that works is not changed, because the peer may have a new address
     /// or be behind a NAT, and WireGuard learned that from authenticated packets. But if the wanted endpoint is not the one that was written last,
-    /// the lease or net-conf has changed, and it is written.
+    /// the lease or net-conf has changed, and it is written. A port that only net-conf names is no reason: the peer works at the port that it has.
     pub fn agrees(&self, have: &WgPeer) -> bool {
-        let is_learned = have.is_live && (have.written.is_none() || have.written == self.endpoint);
+        let is_as_written = |written: SocketAddr| match self.endpoint {
+            Some(endpoint) if self.assumes_port => endpoint.ip() == written.ip(),
+            endpoint => endpoint == Some(written),
+        };
+        let is_learned = have.is_live && have.written.is_none_or(is_as_written);
         let endpoint = is_learned || self.endpoint == have.endpoint;
         endpoint && (self.key, self.keepalive, self.preshared) == (have.key, have.keepalive, have.preshared)
     }
@@ -55,7 +62,15 @@ mod tests {
 
     fn peer(endpoint: &str, is_live: bool) -> WgPeer {
         let endpoint = Some(endpoint.parse().unwrap());
-        WgPeer { key: PublicKey([7; 32]), endpoint, keepalive: 0, preshared: false, is_live, written: None }
+        WgPeer {
+            key: PublicKey([7; 32]),
+            endpoint,
+            keepalive: 0,
+            preshared: false,
+            assumes_port: false,
+            is_live,
+            written: None,
+        }
     }
 
     #[test]
@@ -67,6 +82,18 @@ mod tests {
         let written = |at: &str| WgPeer { written: at.parse().ok(), ..peer(learned, true) };
         assert!(peer(wanted, false).agrees(&written(wanted)));
         assert!(!peer(wanted, false).agrees(&written("192.0.2.1:7777")), "another endpoint is wanted now");
+    }
+
+    /// A node of flannel before 0.26.5 stays on its port until it is restarted, and its lease does not name it.
+    #[test]
+    fn another_port_of_net_conf_alone_does_not_replace_an_endpoint_that_works() {
+        let (before, now, elsewhere) = ("192.0.2.1:51820", "192.0.2.1:51900", "192.0.2.9:51900");
+        let wanted = |at: &str| WgPeer { assumes_port: true, ..peer(at, false) };
+        let have = |is_live| WgPeer { written: before.parse().ok(), ..peer(before, is_live) };
+        assert!(wanted(now).agrees(&have(true)));
+        assert!(!peer(now, false).agrees(&have(true)), "the lease names this port");
+        assert!(!wanted(now).agrees(&have(false)), "the node does not answer at its port");
+        assert!(!wanted(elsewhere).agrees(&have(true)), "the lease names another address");
     }
 
     #[test]

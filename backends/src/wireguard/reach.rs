@@ -18,6 +18,8 @@ use crate::host::Host;
 pub(super) struct Reached {
     pub(super) key: PublicKey,
     pub(super) endpoint: SocketAddr,
+    /// The lease names no port of the node, so that of net-conf is assumed.
+    pub(super) assumes_port: bool,
 }
 
 impl Wireguard {
@@ -55,20 +57,20 @@ impl Wireguard {
         if let Some(network) = inside.filter(|_| host.routes.on_link(address).is_none()) {
             return Err(LeaseFault::Loop { address, network });
         }
-        Ok(Reached { key, endpoint: SocketAddr::new(address, self.port(attrs, underlay, &data)) })
+        let named = self.named_port(attrs, &data);
+        let port = named.unwrap_or(self.usual_port(underlay));
+        Ok(Reached { key, endpoint: SocketAddr::new(address, port), assumes_port: named.is_none() })
     }
 
-    /// Returns the UDP port of a peer. A lease of flannel before 0.26.5 names none. Then we assume that the peer listens on the port of
-    /// net-conf.
-    fn port(&self, attrs: &Attrs, underlay: Family, data: &Data) -> u16 {
+    /// Returns the UDP port on which a peer listens, if its lease names it. A lease of flannel before 0.26.5 names none. Then we assume that the
+    /// peer listens on the port of net-conf.
+    fn named_port(&self, attrs: &Attrs, data: &Data) -> Option<u16> {
         if self.mode == Mode::Separate {
-            return data.port.unwrap_or(self.usual_port(underlay));
+            return data.port;
         }
         // The only device of flannel listens on the port of BackendData, even if its lease names another one for IPv6. A node of flannel
         // without IPv4 names only the port on which it does not listen.
         let wrong = self.ports[1];
-        let port =
-            lease::data(attrs, Family::V4).map_or_else(|_| data.port.filter(|port| *port != wrong), |v4| v4.port);
-        port.unwrap_or(self.ports[0])
+        lease::data(attrs, Family::V4).map_or_else(|_| data.port.filter(|port| *port != wrong), |v4| v4.port)
     }
 }

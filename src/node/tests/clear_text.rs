@@ -258,8 +258,10 @@ async fn another_option_of_the_backend_that_encrypts_does_not_begin_the_time_ane
         test.node.change.clear_text =
             Some(ClearTextTime::resume(&ClearText { since, leases: Vec::new(), followed: Vec::new() }, now));
         let end = test.node.clear_text_end(now).unwrap();
-        test.changes_to(&WIREGUARD.replace(r#""wireguard""#, r#""wireguard","ListenPort":51999"#)).await;
-        assert_eq!(test.node.clear_text_end(now), Some(end));
+        let port = WIREGUARD.replace(r#""wireguard""#, r#""wireguard","ListenPort":51999"#);
+        test.node.store_changed(vec![Event::Config(port.clone())]).await;
+        test.node.take_turn(now + GRACE);
+        assert_eq!((&test.node.net_conf.text, test.node.clear_text_end(now)), (&port, Some(end)));
     })
     .await;
 }

@@ -47,6 +47,7 @@ async fn peers_that_nobody_wants_are_removed_after_their_prefixes_and_a_stolen_p
         endpoint: None,
         keepalive: 0,
         preshared: false,
+        assumes_port: false,
         is_live: true,
         written: None,
     };
@@ -76,6 +77,33 @@ async fn an_endpoint_that_works_is_not_written() {
     assert_eq!(passer.full(&plan, Cause::Audit).await.unwrap().writes(), 0);
     kernel.disturb(peer_key(2), roamed(false), false);
     assert_eq!(passer.wireguard(&plan).await.unwrap().unwrap().writes(), 1);
+}
+
+/// flannel before 0.26.5 names no port in its lease, and takes another one only when it is restarted.
+#[tokio::test]
+async fn a_peer_whose_lease_names_no_port_keeps_the_one_at_which_it_is_heard_when_net_conf_names_another() {
+    let (_, mut passer, kernel) = bench();
+    let put = |plan: &mut Plan| {
+        let mut old = with_key(2, 2, 2);
+        let data = &mut old.lease.as_mut().unwrap().attrs.backend_data;
+        *data = data.take().map(|data| data.replace(",\"Port\":51820", "").into());
+        plan.put(old);
+        plan.put(with_key(3, 3, 3));
+    };
+    let mut before = wireguard("");
+    put(&mut before);
+    passer.full(&before, Cause::Start).await.unwrap();
+    for key in [2, 3] {
+        let Some(Value::WgPeer(peer)) = before.desired(&peer_key(key)) else { panic!("no peer") };
+        let value = Value::peer(WgPeer { is_live: true, written: peer.endpoint, ..WgPeer::clone(&peer) });
+        kernel.disturb(peer_key(key), Some(ObservedValue { value, protocol: 0, mark: false }), false);
+    }
+    kernel.take_ops();
+    let mut after = wireguard(r#","ListenPort":51900"#);
+    put(&mut after);
+    passer.full(&after, Cause::Start).await.unwrap();
+    let written: Vec<Key> = kernel.take_ops().iter().map(Op::key).collect();
+    assert_eq!(written, [Key::Link(name("flannel-wg"))], "only our own port");
 }
 
 #[tokio::test]

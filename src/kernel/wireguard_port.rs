@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Another port of a WireGuard device, without a pause for its peers.
+//!
+//! When the port changes, the kernel opens new sockets and closes the old ones. A peer goes on sending to the old port until it receives a
+//! packet from the new one: WireGuard sends to where the last authenticated packet came from. So the message that changes the port also makes
+//! the kernel send a keepalive packet to each peer with a session. What a peer has sent to the old port until it has this packet is lost, which is
+//! the packets of about one round trip.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::wireguard::{DeviceChange, Peer, PeerChange, PublicKey, WireGuard, WireGuardError};
+
+/// What makes the kernel send a keepalive packet to each peer that has a session.
+struct Keepalives<'a> {
+    /// The kernel sends one when the interval becomes more than zero.
+    begin: Vec<PeerChange<'a>>,
+    /// Sets the interval of those to zero again that have none.
+    restore: Vec<PeerChange<'a>>,
+}
+
+impl Keepalives<'_> {
+    /// Returns what to write for these peers of a device. A peer without a session is left out, because the kernel would begin a handshake with
+    /// it, and it sends nothing that could be lost.
+    fn to(peers: &BTreeMap<PublicKey, Peer>, now: Duration) -> Self {
+        let interval = |key, seconds| PeerChange { update_only: true, keepalive: Some(seconds), ..PeerChange::of(key) };
+        let (mut begin, mut restore) = (Vec::new(), Vec::new());
+        for (key, peer) in peers.iter().filter(|(_, peer)| peer.endpoint.is_some() && peer.is_live(now)) {
+            match peer.keepalive {
+                0 => {
+                    begin.push(interval(*key, 1));
+                    restore.push(interval(*key, 0));
+                }
+                seconds => begin.extend([interval(*key, 0), interval(*key, seconds)]),
+            }
+        }
+        Keepalives { begin, restore }
+    }
+}
+
+/// Moves a device with these peers to another port, together with what else is to be changed. The port comes first in the message, and the
+/// kernel refuses all of it if the port is taken.
+///
+/// # Errors
+/// As [`WireGuard::set`].
+pub(super) fn move_port(
+    family: &mut WireGuard,
+    device: &str,
+    change: DeviceChange<'_>,
+    (peers, now): (&BTreeMap<PublicKey, Peer>, Duration),
+) -> Result<(), WireGuardError> {
+    let Keepalives { begin, restore } = Keepalives::to(peers, now);
+    family.set(device, change, &begin)?;
+    if restore.is_empty() { Ok(()) } else { family.set(device, DeviceChange::default(), &restore) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::wireguard::KEY;
+
+    #[test]
+    fn each_peer_with_a_session_gets_a_keepalive_packet_and_keeps_its_interval() {
+        let now = Duration::from_secs(1000);
+        let peer = |keepalive, handshake: Option<u64>, has_endpoint: bool| Peer {
+            endpoint: has_endpoint.then(|| "192.0.2.1:51820".parse().unwrap()),
+            keepalive,
+            handshake: handshake.map(Duration::from_secs),
+            ..Peer::default()
+        };
+        let peers = [
+            peer(0, Some(990), true),
+            peer(25, Some(990), true),
+            peer(0, Some(800), true),
+            peer(0, None, true),
+            peer(0, Some(990), false),
+        ];
+        let peers = (1..).map(|byte| PublicKey([byte; KEY])).zip(peers).collect();
+        let Keepalives { begin, restore } = Keepalives::to(&peers, now);
+        let shown = |changes: &[PeerChange<'_>]| -> Vec<(u8, Option<u16>)> {
+            assert!(
+                changes.iter().all(|change| change.update_only),
+                "a peer that was removed meanwhile does not come back"
+            );
+            changes.iter().map(|change| (change.key.0[0], change.keepalive)).collect()
+        };
+        assert_eq!(shown(&begin), [(1, Some(1)), (2, Some(0)), (2, Some(25))]);
+        assert_eq!(shown(&restore), [(1, Some(0))]);
+    }
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Other options of wireguard in net-conf while the agent runs: its ports.
+
+use tokio::time::Instant;
+use weft_backends::wireguard::WireGuardLink;
+use weft_backends::wireguard::key::PublicKey;
+
+use super::*;
+use crate::kernel::Outcome;
+
+const GRACE: Duration = Duration::from_secs(60);
+const OWN: &str = "10.5.1.0-24&fd05:0:0:1::-64";
+const PEER: &str = "10.5.2.0-24&fd05:0:0:2::-64";
+
+fn conf(options: &str) -> String {
+    format!(
+        r#"{{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48","Backend":{{"Type":"wireguard"{options}}}}}"#
+    )
+}
+
+/// What the lease of the node with this number says, with these ports for IPv4 and IPv6.
+fn attrs(node: u8, key: &str, [v4, v6]: [u16; 2]) -> Attrs {
+    let data = |port| Some(format!(r#"{{"PublicKey":"{key}","Port":{port}}}"#).into_boxed_str());
+    Attrs {
+        public_ip: Some([192, 168, 0, node].into()),
+        public_ipv6: Some(format!("fd00:1::{node}").parse().unwrap()),
+        backend_type: "wireguard".into(),
+        backend_data: data(v4),
+        backend_v6_data: data(v6),
+        ..Attrs::default()
+    }
+}
+
+fn peer(ports: [u16; 2]) -> Attrs {
+    attrs(2, &PublicKey([2; 32]).to_string(), ports)
+}
+
+fn record(id: &str, attrs: Attrs) -> Record {
+    Record { id: id.into(), lease: Ok(Lease { attrs, ..lease(id, "192.168.0.1") }) }
+}
+
+/// A node of this net-conf, with a file that has its key, and a peer with a device for each family.
+async fn node(conf: &str, ports: [u16; 2]) -> TestNode {
+    let key = KeyPair::of(Secret::new([1; 32]));
+    let own = record(OWN, attrs(1, &key.public_key().to_string(), ports));
+    let mut test = TestNode::of((conf, own.lease.clone().unwrap()), OnLostLease::Hold, RuleOptions::default());
+    let dir = test.file.parent().unwrap();
+    test.node.context.secrets =
+        acquire::SecretFiles::new(Some(&dir.join("state"))).with_wireguard_keys(&dir.join("wgkey"), &test.file);
+    std::fs::write(dir.join("wgkey"), key.private().to_base64()).unwrap();
+    let records = vec![own, record(PEER, peer([51820, 51821]))];
+    test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+    test
+}
+
+impl TestNode {
+    async fn reads(&mut self, conf: String) {
+        self.node.store_changed(vec![Event::Config(conf)]).await;
+        self.node.tick().await;
+    }
+
+    /// The ports of our devices, by name.
+    fn ports(&self) -> Vec<(String, u16)> {
+        let port = |(key, seen): (&Key, &weft_backends::state::ObservedValue)| match (key, &seen.value) {
+            (Key::Link(name), Value::Link(link)) => Some((name.to_string(), link.kind.of::<WireGuardLink>()?.port)),
+            _ => None,
+        };
+        let mut ports: Vec<(String, u16)> = self.kernel.borrow_entries().iter().filter_map(port).collect();
+        ports.sort();
+        ports
+    }
+
+    /// The ports that the lease names which the node asked for last, and those of its first other way.
+    fn asked_ports(&self) -> (PublicPorts, Option<PublicPorts>) {
+        let attrs = self.store.retakes.borrow().last().cloned().unwrap();
+        let ports = weft_backends::backend::TYPES.ports;
+        (ports(&attrs), attrs.other_ways().first().map(ports))
+    }
+}
+
+type PublicPorts = weft_subnet::backend_types::PublicPorts;
+
+#[tokio::test]
+async fn the_lease_names_another_port_when_the_device_has_it() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        let device = Key::Link(Name::new("flannel-wg").unwrap());
+        test.kernel.fail(device, Some(Outcome::Retry("the port is taken".into())));
+        test.reads(conf(r#","ListenPort":4500"#)).await;
+        assert!(test.asked(0).await, "peers would send to a port on which nobody listens");
+        test.kernel.fail(device, None);
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(test.ports(), [("flannel-wg".into(), 4500), ("flannel-wg-v6".into(), 51821)]);
+        assert!(test.asked(1).await);
+        assert_eq!(test.asked_ports(), ([Some(4500), Some(51821)], None));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_waits_for_its_turn_before_it_changes_a_port() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        test.node.context.options.change_grace = GRACE;
+        let (before, begin) = (test.ports(), Instant::now());
+        for port in [4500, 4501] {
+            test.reads(conf(&format!(r#","ListenPortV6":{port}"#))).await;
+        }
+        assert_eq!(test.ports(), before, "it is not the turn of this node");
+        let turn = test.node.change.turn.as_ref().map(crate::node::port::Turn::at).expect("a turn");
+        // The net-conf comes again, as it does when the store is read again.
+        test.reads(conf(r#","ListenPortV6":4501"#)).await;
+        assert_eq!(test.node.change.turn.as_ref().map(crate::node::port::Turn::at), Some(turn));
+        tick::wake_ups(&mut test, GRACE / 10).await;
+        assert!(turn - begin <= GRACE / 10);
+        assert_eq!(test.ports(), [("flannel-wg".into(), 51820), ("flannel-wg-v6".into(), 4501)]);
+        assert!(test.node.change.turn.is_none());
+        // A change that was taken back, and one of another option.
+        test.reads(conf("")).await;
+        test.reads(conf(r#","ListenPortV6":4501"#)).await;
+        test.reads(conf(r#","ListenPortV6":4501,"PersistentKeepaliveInterval":25"#)).await;
+        assert!(test.node.change.turn.is_none());
+        assert!(test.node.net_conf.text.contains("Keepalive"));
+    })
+    .await;
+}
