@@ -449,7 +449,13 @@ mod loss {
         run("wireguard-rotate.sh", "yes", &WIREGUARD_ROTATE);
     }
 
-    const WIREGUARD_OPTIONS: [&str; 1] = ["other ports loses no more than what is on the way"];
+    const WIREGUARD_OPTIONS: [&str; 5] = [
+        "other ports loses no more than what is on the way",
+        "n1 sends as n2 knows it",
+        "one device for both families loses no packet",
+        "n1 sends as n2 knows it again",
+        "a device for each family loses no packet",
+    ];
 
     #[test]
     fn wireguard_options() {

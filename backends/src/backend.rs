@@ -148,6 +148,12 @@ pub trait Backend {
     fn understands(&self, lease: &Attrs) -> bool {
         lease.backend_type == self.kind()
     }
+    /// Returns true if the lease of a node with flannel always shows whether [`Backend::understands`] is true for it. Otherwise such a node
+    /// may follow a change of an option without a sign of it in its lease, so an earlier backend with another option is kept for a limited
+    /// time only.
+    fn knows_options_of_flannel(&self) -> bool {
+        true
+    }
     /// Returns false if something else makes the routes to the peers, such as the route table of a cloud or BGP. Then no lease gets an
     /// entry. `--fail-closed` has no effect, because the way to the peers may be the default route. And no existing route counts as one of
     /// flannel, because those of other programs may look the same.

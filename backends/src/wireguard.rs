@@ -202,6 +202,21 @@ impl Backend for Wireguard {
         KIND
     }
 
+    /// With one device for both families, the lease of a node with weft names one port for both. With a device for each, it names two. A lease
+    /// that does not name both says nothing about that, and the plan for it is the same.
+    fn understands(&self, lease: &Attrs) -> bool {
+        let has_our_devices = match lease::ports(lease) {
+            [Some(v4), Some(v6)] if self.families.len() > 1 => (v4 == v6) == (self.mode != Mode::Separate),
+            _ => true,
+        };
+        lease.backend_type == KIND && has_our_devices
+    }
+
+    /// flannel names two ports in every mode.
+    fn knows_options_of_flannel(&self) -> bool {
+        self.families.len() < 2
+    }
+
     fn outer_family(&self, family: Family) -> Option<Family> {
         match self.mode {
             Mode::Separate => Some(family),

@@ -27,6 +27,9 @@ use crate::plan::ExtraBackend;
 /// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
 /// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
 pub(super) const SETTLING: u32 = 10;
+/// An earlier backend is kept for this many grace times for nodes of which nothing tells whether they have followed
+/// ([`Backend::knows_options_of_flannel`]). With the default that is ten minutes. A ConfigMap reaches a node within two.
+const GUESSING: u32 = 10;
 /// What the full pass after a new net-conf is for, in the history.
 pub(super) const NET_CONF: &str = "another net-conf is applied";
 
@@ -50,6 +53,8 @@ pub(super) struct Change {
     sends_at: Option<Instant>,
     /// Since when no peer has needed an earlier backend, by its number.
     unused_since: HashMap<u64, Instant>,
+    /// Since when an earlier backend is kept for nodes that may have followed without a sign of it in their leases, by its number.
+    guessed_since: HashMap<u64, Instant>,
     /// Since when our lease names a backend that encrypts. `None` if no earlier backend may send in clear text.
     pub(super) clear_text: Option<ClearTextTime>,
 }
@@ -139,7 +144,8 @@ impl<K: Kernel> Node<K> {
     /// Returns when [`Node::continue_change`] has something to do.
     pub(super) fn next_step_of_change(&self) -> Option<Instant> {
         let grace = self.context.options.change_grace;
-        let drops = self.change.unused_since.values().map(|since| *since + grace);
+        let unused = self.change.unused_since.values().map(|since| *since + grace);
+        let drops = unused.chain(self.change.guessed_since.values().map(|since| *since + grace * GUESSING));
         let turn = self.change.turn.as_ref().map(Turn::at);
         drops.chain(turn).chain(self.change.sends_at).chain(self.clear_text_end(Instant::now())).min()
     }
@@ -225,29 +231,43 @@ impl<K: Kernel> Node<K> {
     fn drop_unused(&mut self, now: Instant) {
         let earlier: Vec<u64> = self.plan.earlier().map(|(number, _)| number).collect();
         self.change.unused_since.retain(|number, _| earlier.contains(number));
+        self.change.guessed_since.retain(|number, _| earlier.contains(number));
         // Peers may send by an earlier backend as long as our lease, as they know it, names that one.
         if self.plan.is_settling() || !self.has_list() {
             self.change.unused_since.clear();
+            self.change.guessed_since.clear();
             return;
         }
         for number in earlier {
-            if self.plan.is_earlier_used(number) {
-                self.change.unused_since.remove(&number);
+            if !self.is_time_over(number, now) {
                 continue;
             }
-            let since = *self.change.unused_since.entry(number).or_insert(now);
-            if now < since + self.context.options.change_grace {
-                continue;
+            let (backend, users, _) = self.plan.users(number, 0);
+            match users {
+                0 => tracing::info!(backend, "no peer needs the earlier backend any more: it is removed"),
+                _ => tracing::warn!(users, "nodes that may not have followed are reached as net-conf says from now on"),
             }
             self.change.unused_since.remove(&number);
-            let (backend, ..) = self.plan.users(number, 0);
-            tracing::info!(backend, "no peer needs the earlier backend any more: it is removed");
+            self.change.guessed_since.remove(&number);
             self.plan.drop_earlier(number);
             self.update_own_lease();
             self.save_later();
             self.schedule.audit_by(now, "no peer needs the earlier backend any more");
         }
         self.apply_postponed();
+    }
+
+    /// Returns true if no peer has needed this earlier backend for the grace time, or if it is only a guess that peers need it, and the time
+    /// for that is over.
+    fn is_time_over(&mut self, number: u64, now: Instant) -> bool {
+        let (grace, change) = (self.context.options.change_grace, &mut self.change);
+        if !self.plan.is_earlier_used(number) {
+            change.guessed_since.remove(&number);
+            return now >= *change.unused_since.entry(number).or_insert(now) + grace;
+        }
+        change.unused_since.remove(&number);
+        let is_guess = self.plan.is_earlier_guessed(number);
+        is_guess && now >= *change.guessed_since.entry(number).or_insert(now) + grace * GUESSING
     }
 
     /// Applies the net-conf that had to wait, unless the backend still changes.

@@ -258,6 +258,15 @@ impl Plan {
         self.extra_backends.is_used(number)
     }
 
+    /// Returns true if this earlier backend has the type of our lease's backend, and leases of flannel do not show which of the two reaches
+    /// their nodes.
+    pub fn is_earlier_guessed(&self, number: u64) -> bool {
+        let extra = self.extra_backends.earlier.iter().find(|extra| extra.number == number);
+        extra.is_some_and(|extra| {
+            extra.backend.kind() == self.backend.kind() && !extra.backend.knows_options_of_flannel()
+        })
+    }
+
     /// Removes an earlier backend. A full pass is necessary afterwards.
     pub fn drop_earlier(&mut self, number: u64) {
         self.extra_backends.retain_earlier(|extra| extra.number != number);

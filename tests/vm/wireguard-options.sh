@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# wireguard: net-conf names other ports. n1 reads it seconds before n2 and n3, under 100 packets per second. What was on the way to an old port is lost.
+# wireguard: net-conf names other ports, then one device for both families, and then a device for each again. n1 reads it seconds before n2 and n3,
+# under 100 packets per second. A change of ports loses what was on the way to the old port, and the others lose nothing.
 ONE_LINK=yes
 . /lib.sh
 
@@ -13,6 +14,9 @@ conf() { # conf OPTIONS
 pause() { for n in "$@"; do kill -STOP "$(cat /run/$n/pid)" || die "pause $n"; done; }
 resume() { for n in "$@"; do kill -CONT "$(cat /run/$n/pid)" || die "resume $n"; done; }
 listens() { shows "port $3 peers" wg "$1" show "$2"; } # listens NODE DEVICE PORT
+leaves6_by() { shows "dev $3" ip -n "$1" -6 route get "$2"; } # leaves6_by NODE ADDRESS DEVICE
+changes() { status_json "$1" >/tmp/status && grep -q other_ways /tmp/status; } # changes NODE
+is_done() { status_json "$1" >/tmp/status && ! grep -q other_ways /tmp/status; } # is_done NODE
 # At most five packets of each flow are lost: those on the way to a port that is given up.
 few_lost() { # few_lost NAME FLOWS
     end_flows
@@ -39,4 +43,33 @@ done
 sleep 3
 few_lost "other ports" 4
 reach ports
+
+# --- one device for both families, and back ---
+
+flows n1:n2 n2:n1 n2:n3
+pause n2 n3
+config "$(conf "$PORTS,\"Mode\":\"ipv4\"")"
+eventually "n1 names both ways" 60 changes n1
+sleep 10
+check "n1 sends as n2 knows it" leaves6_by n1 "$(pod6 n2)" flannel-wg-v6
+resume n2 n3
+for n in n1 n2 n3; do eventually "$n has one device" 250 no_link $n flannel-wg-v6; done
+sleep 2
+no_loss "one device for both families"
+reach one
+
+flows n1:n2 n2:n1 n2:n3
+pause n2 n3
+config "$(conf "$PORTS")"
+eventually "n1 names both ways again" 60 changes n1
+sleep 10
+check "n1 sends as n2 knows it again" leaves6_by n1 "$(pod6 n2)" flannel-wg
+resume n2 n3
+for n in n1 n2 n3; do
+    eventually "$n has a device for each family" 100 listens $n flannel-wg-v6 51901
+    eventually "$n names one way" 250 is_done $n
+done
+sleep 2
+no_loss "a device for each family"
+reach two
 finish

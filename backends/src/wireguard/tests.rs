@@ -96,6 +96,36 @@ fn public(files: &Files) -> Result<String, Skip> {
     Ok(v4.to_string())
 }
 
+/// A lease of weft with these ports for IPv4 and IPv6. 0 stands for a lease that does not name one.
+fn with_ports(ports: [u16; 2]) -> Attrs {
+    let data = |port: u16| {
+        let port = if port == 0 { String::new() } else { format!(r#","Port":{port}"#) };
+        Some(format!(r#"{{"PublicKey":"{PUBLIC}"{port}}}"#).into_boxed_str())
+    };
+    let [backend_data, backend_v6_data] = ports.map(data);
+    Attrs { backend_type: KIND.into(), backend_data, backend_v6_data, ..Attrs::default() }
+}
+
+#[test]
+fn the_ports_of_a_lease_show_whether_its_node_has_one_device_for_both_families() {
+    let dual = |options: &str| {
+        let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+        let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard"{options}}}}}"#);
+        crate::backend::make(&NetConf::parse(&text).unwrap()).unwrap()
+    };
+    let (two, one) = (dual(r#","ListenPort":4500"#), [r#","Mode":"auto""#, r#","Mode":"ipv4""#, r#","Mode":"ipv6""#]);
+    for (ports, has_two, has_one) in
+        [([51820, 51821], true, false), ([51820, 51820], false, true), ([51820, 0], true, true), ([0, 0], true, true)]
+    {
+        let lease = with_ports(ports);
+        assert_eq!(two.understands(&lease), has_two, "{ports:?}");
+        assert!(one.iter().all(|mode| dual(mode).understands(&lease) == has_one), "{ports:?}");
+        assert!(made("").understands(&lease) && made(r#","Mode":"ipv4""#).understands(&lease), "one family: {ports:?}");
+        assert!(!two.understands(&Attrs { backend_type: "vxlan".into(), ..lease }));
+    }
+    assert!(!two.knows_options_of_flannel() && made("").knows_options_of_flannel());
+}
+
 #[test]
 fn flannels_key_is_taken_over_and_outlives_a_boot() {
     let files = Files::with(&[(FLANNELS, PRIVATE)]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other options of wireguard in net-conf while the agent runs: its ports.
+//! Other options of wireguard in net-conf while the agent runs: its ports, and whether both families have one device.
 
 use tokio::time::Instant;
 use weft_backends::wireguard::WireGuardLink;
@@ -59,6 +59,12 @@ impl TestNode {
         self.node.tick().await;
     }
 
+    async fn hears(&mut self, attrs: Attrs) {
+        let change = RecordChange::Written(record(PEER, attrs));
+        self.node.store_changed(vec![Event::Changes(vec![change])]).await;
+        self.node.tick().await;
+    }
+
     /// The ports of our devices, by name.
     fn ports(&self) -> Vec<(String, u16)> {
         let port = |(key, seen): (&Key, &weft_backends::state::ObservedValue)| match (key, &seen.value) {
@@ -75,6 +81,23 @@ impl TestNode {
         let attrs = self.store.retakes.borrow().last().cloned().unwrap();
         let ports = weft_backends::backend::TYPES.ports;
         (ports(&attrs), attrs.other_ways().first().map(ports))
+    }
+
+    /// The devices that accept packets of the peer's pods over IPv6, and the device by which packets to them leave.
+    fn devices_of_ipv6(&self) -> (Vec<String>, String) {
+        let entries = self.kernel.borrow_entries();
+        let net: ipnet::IpNet = "fd05:0:0:2::/64".parse().unwrap();
+        let accepts = |key: &Key| match key {
+            Key::AllowedIp(name, of) if *of == net => Some(name.to_string()),
+            _ => None,
+        };
+        let mut accepting: Vec<String> = entries.keys().filter_map(accepts).collect();
+        accepting.sort();
+        let by = |net| match entries.get(&Key::Route(net, 1024)).map(|seen| &seen.value) {
+            Some(Value::Route(Route::Device { dev })) => Some(dev.to_string()),
+            _ => None,
+        };
+        (accepting, by(net).or_else(|| by("fd05::/48".parse().unwrap())).unwrap_or_default())
     }
 }
 
@@ -121,6 +144,70 @@ async fn a_node_waits_for_its_turn_before_it_changes_a_port() {
         test.reads(conf(r#","ListenPortV6":4501,"PersistentKeepaliveInterval":25"#)).await;
         assert!(test.node.change.turn.is_none());
         assert!(test.node.net_conf.text.contains("Keepalive"));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn both_devices_accept_packets_before_they_move_to_the_device_for_both_families() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        test.node.context.options.change_grace = GRACE;
+        let (both, one): (Vec<String>, String) =
+            (vec!["flannel-wg".into(), "flannel-wg-v6".into()], "flannel-wg".into());
+        let separate = (vec![both[1].clone()], both[1].clone());
+        assert_eq!(test.devices_of_ipv6(), separate);
+        test.reads(conf(r#","Mode":"ipv4""#)).await;
+        assert!(test.asked(1).await);
+        let two_ports = Some([Some(51820), Some(51821)]);
+        assert_eq!(test.asked_ports(), ([Some(51820); 2], two_ports), "peers that have not followed know the way");
+        test.answer().await;
+        tick::wake_ups(&mut test, GRACE).await;
+        assert_eq!(test.devices_of_ipv6(), separate, "the peer has not read the net-conf");
+        test.hears(peer([51820, 51820]).with_other_ways(&[peer([51820, 51821])])).await;
+        assert_eq!(test.devices_of_ipv6(), (both, one.clone()), "the peer may still send to the other device");
+        tick::wake_ups(&mut test, GRACE + Duration::from_secs(1)).await;
+        assert_eq!((test.devices_of_ipv6(), test.ports()), ((vec![one.clone()], one.clone()), vec![(one, 51820)]));
+        assert!(test.asked(2).await);
+        assert_eq!(test.asked_ports(), ([Some(51820); 2], None));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn packets_move_to_a_device_for_each_family_when_the_peer_has_one() {
+    local(async {
+        let mut test = node(&conf(r#","Mode":"ipv4""#), [51820, 51820]).await;
+        test.node.context.options.change_grace = GRACE;
+        test.hears(peer([51820, 51820])).await;
+        let before = (vec!["flannel-wg".to_owned()], "flannel-wg".to_owned());
+        assert_eq!(test.devices_of_ipv6(), before);
+        test.reads(conf("")).await;
+        test.answer().await;
+        tick::wake_ups(&mut test, GRACE).await;
+        assert_eq!(test.devices_of_ipv6(), before, "the peer has not read the net-conf");
+        test.hears(peer([51820, 51821]).with_other_ways(&[peer([51820, 51820])])).await;
+        assert_eq!(test.devices_of_ipv6().1, "flannel-wg-v6");
+        tick::wake_ups(&mut test, GRACE + Duration::from_secs(1)).await;
+        assert_eq!(test.devices_of_ipv6(), (vec!["flannel-wg-v6".to_owned()], "flannel-wg-v6".to_owned()));
+    })
+    .await;
+}
+
+/// flannel names two ports in every mode, so its lease stays the same when it follows.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_gives_no_sign_is_reached_as_net_conf_says_after_ten_grace_times() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        test.node.context.options.change_grace = GRACE;
+        test.reads(conf(r#","Mode":"ipv4""#)).await;
+        test.answer().await;
+        tick::wake_ups(&mut test, GRACE * 9).await;
+        assert_eq!(test.devices_of_ipv6().1, "flannel-wg-v6");
+        assert!(test.node.change_warnings()[0].contains("1 nodes still need the earlier wireguard"));
+        tick::wake_ups(&mut test, GRACE * 2).await;
+        assert_eq!(test.devices_of_ipv6(), (vec!["flannel-wg".to_owned()], "flannel-wg".to_owned()));
+        assert!(!test.node.plan.is_changing());
     })
     .await;
 }
