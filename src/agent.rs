@@ -176,7 +176,7 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     let (lease_tasks, answers) = LeaseTasks::new(store.clone(), events.clone());
     let watcher = store.clone();
     helpers.spawn_local(async move { watcher.watch(events).await });
-    let (handle, rules) = start_rules(&mut helpers, &options, survey, started.network.nftables);
+    let (handle, rules) = start_rules(&mut helpers, &options, survey, started.net_conf.nftables);
     // The store may name another uplink than the flags.
     let options = Options { uplink: started.uplink.clone(), ..options };
     let (saver, conflist) = (Saver::new(saved_file), Conflist::new(options.cni.clone(), &options.subnet_file));

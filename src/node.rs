@@ -122,7 +122,7 @@ pub struct Node<K> {
 impl<K: Kernel> Node<K> {
     /// Creates a node that has just got its lease. Nothing is written to the kernel yet.
     pub fn new(mut context: NodeContext, mut passer: Passer<K>, mut tasks: LeaseTasks, started: Started) -> Node<K> {
-        let Started { network, config, backend, host, own, author, chosen, saved, wanted, clear_text, .. } = started;
+        let Started { net_conf, config, backend, host, own, author, chosen, saved, wanted, clear_text, .. } = started;
         passer.takeover = Takeover::new(author);
         if saved.is_none() {
             tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");
@@ -130,7 +130,7 @@ impl<K: Kernel> Node<K> {
         }
         let (now, options) = (Instant::now(), &context.options);
         let ids = |of: fn(&ClearText) -> &Vec<String>| clear_text.iter().flat_map(of).map(|id| id.as_str().into());
-        let plan = Plan::new(network, backend, host, own)
+        let plan = Plan::new(net_conf, backend, host, own)
             .with_earlier(started.earlier, started.sends_earlier)
             .with_clear_text(ids(|saved| &saved.leases), ids(|saved| &saved.followed))
             .with_assigned_subnets(context.store.capabilities().assigned)

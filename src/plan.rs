@@ -52,7 +52,7 @@ use crate::plan::node_addresses::NodeAddresses;
 
 /// The desired state of one node.
 pub struct Plan {
-    network: NetConf,
+    net_conf: NetConf,
     backend: Box<dyn Backend>,
     other_backends: OtherBackends,
     /// The next backend and the earlier ones, while net-conf changes the backend.
@@ -94,11 +94,11 @@ pub struct Plan {
 
 impl Plan {
     /// Returns a plan without peers.
-    pub fn new(network: NetConf, backend: Box<dyn Backend>, mut host: Host, own: Lease) -> Plan {
+    pub fn new(net_conf: NetConf, backend: Box<dyn Backend>, mut host: Host, own: Lease) -> Plan {
         host.connected = foreign_networks(&host, &*backend, &own, &BTreeSet::new());
         let peers = Peers::default().with_ports(TYPES.ports);
         let mut plan = Plan {
-            network,
+            net_conf,
             backend,
             other_backends: OtherBackends::default(),
             extra_backends: ExtraBackends::default(),
@@ -144,9 +144,9 @@ impl Plan {
         fence.chain(self.remark.clone()).collect()
     }
 
-    /// Plans everything again for another network, backend, host or own lease. A full pass is necessary afterwards.
-    pub fn rebase(&mut self, network: NetConf, backend: Box<dyn Backend>, host: Host, own: Lease) {
-        (self.network, self.backend) = (network, backend);
+    /// Plans everything again for another net-conf, backend, host or own lease. A full pass is necessary afterwards.
+    pub fn rebase(&mut self, net_conf: NetConf, backend: Box<dyn Backend>, host: Host, own: Lease) {
+        (self.net_conf, self.backend) = (net_conf, backend);
         self.rebase_on(host, own);
     }
 
@@ -176,7 +176,7 @@ impl Plan {
         self.skipped.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
         let believed: Vec<Arc<Lease>> = self.peers.believed().cloned().collect();
-        let excepted = believed.iter().filter(|_| self.network.masquerade.except_nodes);
+        let excepted = believed.iter().filter(|_| self.net_conf.masquerade.except_nodes);
         self.node_addresses.replace(excepted.map(|lease| &**lease));
         for lease in believed {
             self.plan_peer(&lease);
@@ -277,7 +277,7 @@ impl Plan {
 
     /// Returns net-conf.
     pub fn net_conf(&self) -> &NetConf {
-        &self.network
+        &self.net_conf
     }
 
     /// Returns the attributes that the own lease should have.
@@ -306,7 +306,7 @@ impl Plan {
     pub fn ownership(&self, marked: impl IntoIterator<Item = Name>) -> Ownership {
         Ownership {
             devices: self.devices.iter().copied().chain(marked).collect(),
-            networks: self.network.networks,
+            networks: self.net_conf.networks,
             own: self.own.subnets,
         }
     }
@@ -315,7 +315,7 @@ impl Plan {
     fn apply_changes(&mut self, changes: Vec<Change>) -> Vec<Changed> {
         let mut changed = Vec::new();
         for change in changes {
-            if self.network.masquerade.except_nodes {
+            if self.net_conf.masquerade.except_nodes {
                 self.node_addresses.follow(change.before.as_deref(), change.after.as_deref());
             }
             match &change.after {
@@ -379,7 +379,7 @@ impl Plan {
         let mut uplink = both(host.uplink.v4, host.uplink.v6);
         uplink.retain(|ip| !public.contains(ip));
         Us {
-            networks: self.network.networks,
+            networks: self.net_conf.networks,
             id: Some(self.own.id.clone()),
             own: self.own.subnets,
             public,

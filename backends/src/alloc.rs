@@ -36,8 +36,8 @@ struct Alloc {
     families: Vec<Family>,
 }
 
-fn make(_options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
-    Ok(Box::new(Alloc { families: families(network) }))
+fn make(_options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(Alloc { families: families(net_conf) }))
 }
 
 impl Backend for Alloc {

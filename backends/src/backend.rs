@@ -137,7 +137,7 @@ pub enum EchoAddress {
 pub trait Backend {
     /// Returns `Backend.Type` of net-conf.
     fn kind(&self) -> &'static str;
-    /// Returns true if this backend, as that of our network, plans for leases of this `BackendType`. Leases of another type are planned
+    /// Returns true if this backend, as that of net-conf, plans for leases of this `BackendType`. Leases of another type are planned
     /// by the backend of that type.
     fn serves(&self, backend_type: &str) -> bool {
         backend_type == self.kind()
@@ -281,9 +281,9 @@ pub trait Backend {
     }
 }
 
-/// Returns the families that are enabled in this network.
-pub(crate) fn families(network: &NetConf) -> Vec<Family> {
-    [Family::V4, Family::V6].into_iter().filter(|f| network.networks.of(*f).is_some()).collect()
+/// Returns the families that this net-conf enables.
+pub(crate) fn families(net_conf: &NetConf) -> Vec<Family> {
+    [Family::V4, Family::V6].into_iter().filter(|f| net_conf.networks.of(*f).is_some()).collect()
 }
 
 /// Checks that the lease has this type, because its data have another meaning otherwise.

@@ -83,8 +83,8 @@ struct Extension {
     network: String,
 }
 
-fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
-    if network.backend_type != TYPE.kind {
+fn make(options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+    if net_conf.backend_type != TYPE.kind {
         return Err(Skip::new(ExtensionError::OtherNetwork).into());
     }
     let shell = options.flag("Shell")?;
@@ -103,8 +103,8 @@ fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOpt
         remove: line("SubnetRemoveCommand")?,
         repeat: (repeat > 0).then(|| Duration::from_secs(repeat.into())),
     };
-    let families = families(network);
-    let network = network.networks.v4.map_or_else(|| NO_IPV4.to_owned(), |network| network.to_string());
+    let families = families(net_conf);
+    let network = net_conf.networks.v4.map_or_else(|| NO_IPV4.to_owned(), |network| network.to_string());
     Ok(Box::new(Extension { families, commands: Arc::new(commands), network }))
 }
 

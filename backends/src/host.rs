@@ -45,7 +45,7 @@ pub struct Host {
     pub public_v6: Option<Ipv6Addr>,
     /// The UDP port of our WireGuard device, if it is not that of net-conf.
     pub wireguard_port: Option<u16>,
-    /// The identities of our devices, as our network's backend chose them.
+    /// The identities of our devices, as the backend of net-conf chose them.
     pub identities: Identities,
     /// The addresses that are on a link of this host.
     pub routes: OnLink,

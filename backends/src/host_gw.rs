@@ -45,9 +45,9 @@ pub struct HostGw {
 }
 
 impl HostGw {
-    /// Makes a backend for the families of this network.
-    pub fn new(network: &NetConf) -> HostGw {
-        HostGw { families: families(network) }
+    /// Makes a backend for the families of this net-conf.
+    pub fn new(net_conf: &NetConf) -> HostGw {
+        HostGw { families: families(net_conf) }
     }
 
     fn half(&self, host: &Host, peer: &Lease, family: Family) -> Option<Result<State, Skip>> {
@@ -67,8 +67,8 @@ impl HostGw {
 pub(crate) const TYPE: BackendType =
     BackendType { annotations: |_| Annotations::without_data(true, true), ..BackendType::new(KIND, make) };
 
-fn make(_options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
-    Ok(Box::new(HostGw::new(network)))
+fn make(_options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(HostGw::new(net_conf)))
 }
 
 impl Backend for HostGw {

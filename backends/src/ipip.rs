@@ -92,16 +92,16 @@ pub struct Ipip {
 }
 
 impl Ipip {
-    /// Reads the options. Fails in a network without IPv4.
-    pub fn new(options: &Options, network: &NetConf) -> Result<Ipip, BadOption> {
-        if network.networks.v4.is_none() {
+    /// Reads the options. Fails if net-conf has no IPv4.
+    pub fn new(options: &Options, net_conf: &NetConf) -> Result<Ipip, BadOption> {
+        if net_conf.networks.v4.is_none() {
             return Err(Skip::new(IpipError::WithoutIpv4).into());
         }
         let device = Name::new(DEVICE).ok_or_else(|| Skip::new(IpipError::Name))?;
         Ok(Ipip {
             direct_routing: options.flag("DirectRouting")?,
-            own: network.backend_type == KIND,
-            has_v6: network.networks.v6.is_some(),
+            own: net_conf.backend_type == KIND,
+            has_v6: net_conf.networks.v6.is_some(),
             device,
         })
     }
@@ -132,8 +132,8 @@ pub(crate) const TYPE: BackendType = BackendType {
     ..BackendType::new(KIND, make)
 };
 
-fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
-    Ok(Box::new(Ipip::new(options, network)?))
+fn make(options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(Ipip::new(options, net_conf)?))
 }
 
 impl Backend for Ipip {

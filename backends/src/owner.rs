@@ -80,9 +80,9 @@ impl Ownership {
 }
 
 /// Returns true for a route of exactly the form in which flannel writes those of its host-gw backend and of DirectRouting: a subnet of this
-/// network, through a gateway on the link, with flannel's protocol and metric, and not inside our own subnet. Other
+/// net-conf, through a gateway on the link, with flannel's protocol and metric, and not inside our own subnet. Other
 /// programs write such routes, too, so ask only if flannel ran here before weft.
-pub fn is_flannels(network: &NetConf, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &ObservedValue)) -> bool {
+pub fn is_flannels(net_conf: &NetConf, own: &Subnets, on_link: &OnLink, (key, seen): (&Key, &ObservedValue)) -> bool {
     let (Key::Route(net, priority), &Value::Route(Route::Unicast { via, dev, onlink: false })) = (key, &seen.value)
     else {
         return false;
@@ -90,7 +90,7 @@ pub fn is_flannels(network: &NetConf, own: &Subnets, on_link: &OnLink, (key, see
     FLANNEL_PROTOCOLS.contains(&seen.protocol)
         && !seen.mark
         && *priority == metric(family(net))
-        && (allocate::fits(network, *net) || is_back(Defect::ForeignRoutesRemoved))
+        && (allocate::fits(net_conf, *net) || is_back(Defect::ForeignRoutesRemoved))
         && !own.of(family(net)).is_some_and(|own| own.contains(net))
         && on_link.on_link(via) == Some(dev)
 }
@@ -112,14 +112,14 @@ pub fn is_address_of_flannels_device(own: &Subnets, addr: &IpNet) -> bool {
     is_single && own.of(family(addr)).is_some_and(|own| own.network() == addr.addr())
 }
 
-/// Returns true for a route to a subnet of this network over a device with a name of flannel's, with flannel's protocol. An earlier backend of
+/// Returns true for a route to a subnet of this net-conf over a device with a name of flannel's, with flannel's protocol. An earlier backend of
 /// flannel left it. It is longer than a route to the whole Network, so packets would still take it, perhaps in clear text. Ask only
 /// if flannel ran here before weft.
-pub fn is_over_flannels_device(network: &NetConf, own: &Subnets, (key, seen): (&Key, &ObservedValue)) -> bool {
+pub fn is_over_flannels_device(net_conf: &NetConf, own: &Subnets, (key, seen): (&Key, &ObservedValue)) -> bool {
     let (Key::Route(net, _), Value::Route(route)) = (key, &seen.value) else { return false };
     FLANNEL_PROTOCOLS.contains(&seen.protocol)
         && route.dev().is_some_and(is_flannels_device)
-        && network.networks.of(family(net)).is_some_and(|all| all.contains(net) && all != *net)
+        && net_conf.networks.of(family(net)).is_some_and(|all| all.contains(net) && all != *net)
         && !own.of(family(net)).is_some_and(|own| own.contains(net))
 }
 

@@ -40,10 +40,10 @@ pub enum BadType {
     LeaseWithout,
 }
 
-/// Makes a backend from its options, for this network.
+/// Makes a backend from its options, for this net-conf.
 pub type Make = fn(&Options, &NetConf) -> Result<Box<dyn Backend>, BadOption>;
 
-/// A type of backend: what is known about it without a network, and how a backend of this type is made. The file of each backend has one.
+/// A type of backend: what is known about it without net-conf, and how a backend of this type is made. The file of each backend has one.
 pub struct BackendType {
     /// `Backend.Type` in net-conf.
     pub kind: &'static str,
@@ -143,29 +143,29 @@ fn refused(kind: &str) -> BadType {
 ///
 /// # Errors
 /// The type is unknown, or an option is bad. The error names it.
-pub fn make(network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
-    make_kind(&network.backend_type, &network.backend, network)
+pub fn make(net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+    make_kind(&net_conf.backend_type, &net_conf.backend, net_conf)
 }
 
 /// Makes the backend of this type with these options.
 ///
 /// # Errors
 /// As [`make`].
-pub fn make_kind(kind: &str, options: &str, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+pub fn make_kind(kind: &str, options: &str, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     let options = Options::parse(options)?;
     let known = REGISTER.iter().find(|known| known.kind == kind).ok_or_else(|| refused(kind))?;
-    (known.make)(&options, network)
+    (known.make)(&options, net_conf)
 }
 
 /// Makes the backend of the type that a peer's lease names, with the defaults of that type, for mixed clusters. If the type is not that of
-/// our network, the plan of each peer contains the device that it needs.
+/// net-conf, the plan of each peer contains the device that it needs.
 ///
 /// # Errors
 /// No lease can have this type, or weft cannot reach its nodes.
-pub fn make_for_lease(lease_type: &str, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+pub fn make_for_lease(lease_type: &str, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     if lease_type.is_empty() {
         return Err(BadType::LeaseWithout.into());
     }
     let known = REGISTER.iter().find(|known| known.lease_type == lease_type).ok_or_else(|| refused(lease_type))?;
-    (known.make)(&Options::parse("{}")?, network)
+    (known.make)(&Options::parse("{}")?, net_conf)
 }

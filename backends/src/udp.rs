@@ -94,9 +94,9 @@ struct Udp {
     device: Name,
 }
 
-fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
-    let has_v6 = network.networks.v6.is_some();
-    let network = network.networks.v4.ok_or_else(|| Skip::new(UdpError::WithoutIpv4))?;
+fn make(options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+    let has_v6 = net_conf.networks.v6.is_some();
+    let network = net_conf.networks.v4.ok_or_else(|| Skip::new(UdpError::WithoutIpv4))?;
     let port = u16::try_from(options.number("Port", 1..=u32::from(u16::MAX), PORT)?).unwrap_or(u16::MAX);
     let device = Name::new(DEVICE).ok_or_else(|| Skip::new(UdpError::Name))?;
     Ok(Box::new(Udp { network, port, has_v6, device }))

@@ -129,7 +129,7 @@ struct Data {
 
 impl Vxlan {
     /// Reads the options.
-    pub fn new(options: &Options, network: &NetConf) -> Result<Vxlan, BadOption> {
+    pub fn new(options: &Options, net_conf: &NetConf) -> Result<Vxlan, BadOption> {
         let port = match options.number("Port", 0..=65535, 0)? {
             0 => u32::from(LINUX_PORT),
             port => port,
@@ -137,14 +137,14 @@ impl Vxlan {
         let mtu = UnderlayMtu::read(options, MIN_MTU)?;
         let vni = options.number("VNI", 0..=MAX_VNI, USUAL_VNI)?;
         let vxlan = Vxlan {
-            families: families(network),
+            families: families(net_conf),
             vni,
             port: u16::try_from(port).unwrap_or_default(),
             mtu,
             gbp: options.flag("GBP")?,
             learning: options.flag("Learning")?,
             direct_routing: options.flag("DirectRouting")?,
-            own: (network.backend_type == KIND).then_some(vni),
+            own: (net_conf.backend_type == KIND).then_some(vni),
         };
         for family in vxlan.families.iter().copied() {
             device_name(vxlan.vni, family).map_err(|long| Skip::new(VxlanError::OwnVni(long)))?;
@@ -271,8 +271,8 @@ pub(crate) const TYPE: BackendType = BackendType {
     ..BackendType::new(KIND, make)
 };
 
-fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
-    Ok(Box::new(Vxlan::new(options, network)?))
+fn make(options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(Vxlan::new(options, net_conf)?))
 }
 
 impl Backend for Vxlan {

@@ -52,8 +52,8 @@ pub(crate) const TYPE: BackendType = BackendType {
     ..BackendType::new(KIND, make)
 };
 
-fn make(options: &Options, network: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
-    Ok(Box::new(Wireguard::new(options, network)?))
+fn make(options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
+    Ok(Box::new(Wireguard::new(options, net_conf)?))
 }
 
 /// The wireguard backend. It has no `Debug`, because it contains the preshared key.
@@ -81,7 +81,7 @@ struct Device {
 }
 
 impl Wireguard {
-    fn new(options: &Options, network: &NetConf) -> Result<Wireguard, BadOption> {
+    fn new(options: &Options, net_conf: &NetConf) -> Result<Wireguard, BadOption> {
         let refused = |error: WireguardError| BadOption::from(Skip::new(error));
         let port = |name: &str, default: u32| -> Result<u16, BadOption> {
             Ok(u16::try_from(options.number(name, 1..=65535, default)?).unwrap_or_default())
@@ -91,7 +91,7 @@ impl Wireguard {
             None => Mode::Separate,
             Some(text) => Mode::parse(text).ok_or_else(|| refused(WireguardError::Mode(Shown(text).to_string())))?,
         };
-        let families = families(network);
+        let families = families(net_conf);
         if let Some(family) = mode.needs().filter(|family| !families.contains(family)) {
             return Err(refused(WireguardError::ModeWithout(label(family))));
         }
@@ -107,14 +107,14 @@ impl Wireguard {
         let name = |text| Name::new(text).ok_or_else(|| refused(WireguardError::Name));
         Ok(Wireguard {
             families,
-            networks: network.networks,
+            networks: net_conf.networks,
             mode,
             ports,
             mtu,
             keepalive: u16::try_from(keepalive).unwrap_or_default(),
             preshared,
             allow_plaintext: options.flag("AllowPlaintext")?,
-            is_own: network.backend_type == KIND,
+            is_own: net_conf.backend_type == KIND,
             devices: [name(DEVICES[0])?, name(DEVICES[1])?],
         })
     }
@@ -188,7 +188,7 @@ impl Wireguard {
     }
 }
 
-/// Returns our key pair. `None` if our network is of another type.
+/// Returns our key pair. `None` if net-conf names another type.
 fn pair(host: &Host) -> Option<&KeyPair> {
     pair_of(&host.identities)
 }

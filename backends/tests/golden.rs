@@ -55,7 +55,7 @@ fn networks(nets: &[IpNet]) -> Subnets {
     subnets
 }
 
-fn network(case: &Case) -> NetConf {
+fn net_conf(case: &Case) -> NetConf {
     let head: serde_json::Value = serde_json::from_str(case.backend.get()).unwrap();
     NetConf {
         networks: networks(&case.networks),
@@ -84,7 +84,7 @@ fn host(case: &Case) -> Host {
         public_v4: public_v4.or(v4),
         public_v6: v6,
         wireguard_port: None,
-        identities: identities(&network(case).backend_type),
+        identities: identities(&net_conf(case).backend_type),
         routes: OnLink::new(routes.iter().map(|(net, dev)| (*net, 0, reach(dev)))),
         connected: Default::default(),
     }
@@ -112,9 +112,9 @@ fn run_by_the_agent(backend: &dyn Backend, host: &Host, own: &Lease) -> String {
 
 /// Returns the plan of one case as text.
 fn render(case: &Case) -> String {
-    let (network, host) = (network(case), host(case));
+    let (net_conf, host) = (net_conf(case), host(case));
     let mut text = String::new();
-    let own_backend = match make(&network) {
+    let own_backend = match make(&net_conf) {
         Ok(backend) => backend,
         Err(refused) => return format!("refused: {refused}\n"),
     };
@@ -142,7 +142,7 @@ fn render(case: &Case) -> String {
             writeln!(text, "skip {key}: {refused}").unwrap();
             continue;
         } else {
-            match make_for_lease(&kind, &network) {
+            match make_for_lease(&kind, &net_conf) {
                 Ok(backend) => others.entry(kind).or_insert(backend),
                 Err(refused) => {
                     writeln!(text, "skip {key}: {refused}").unwrap();

@@ -49,13 +49,13 @@ fn what_looks_like_a_mac_in_a_lease_of_another_type_identifies_nothing() {
 
 #[test]
 fn vxlan_devices_follow_the_lease_as_far_as_it_names_macs() {
-    let network =
+    let net_conf =
         |kind: &str| NetConf::parse(&format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{kind}"}}}}"#)).unwrap();
     let mac = |last| Mac([2, 0, 0, 0, 0, last]);
     let now = VtepMac::both(mac(1), mac(6));
     let lease = attrs("vxlan", Some(r#"{"VtepMAC":"02:00:00:00:00:09"}"#), Some("{}"));
-    assert_eq!(make(&network("vxlan")).unwrap().follow(&now, &lease), VtepMac::both(mac(9), mac(6)));
-    assert_eq!(make(&network("host-gw")).unwrap().follow(&Identities::default(), &lease), Identities::default());
+    assert_eq!(make(&net_conf("vxlan")).unwrap().follow(&now, &lease), VtepMac::both(mac(9), mac(6)));
+    assert_eq!(make(&net_conf("host-gw")).unwrap().follow(&Identities::default(), &lease), Identities::default());
 }
 
 #[test]

@@ -18,7 +18,7 @@ use weft_subnet::net_conf::NetConf;
 
 const KINDS: [&str; 3] = ["vxlan", "host-gw", "ipip"];
 
-fn network() -> NetConf {
+fn net_conf() -> NetConf {
     NetConf {
         networks: Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None },
         v4: None,
@@ -58,9 +58,9 @@ fn lease(key: &str, kind: &str, last: u8) -> Lease {
 
 #[test]
 fn each_backend_plans_for_leases_of_its_own_type_alone() {
-    let (network, host) = (network(), host());
+    let (net_conf, host) = (net_conf(), host());
     for kind in KINDS {
-        let backend = make_kind(kind, "{}", &network).unwrap();
+        let backend = make_kind(kind, "{}", &net_conf).unwrap();
         assert_eq!(backend.kind(), kind);
         let own = lease("10.5.1.0-24", kind, 1);
         for other in KINDS {
@@ -78,7 +78,7 @@ fn each_backend_plans_for_leases_of_its_own_type_alone() {
 
 #[test]
 fn host_gw_has_no_device() {
-    let backend = make_kind("host-gw", "{}", &network()).unwrap();
+    let backend = make_kind("host-gw", "{}", &net_conf()).unwrap();
     assert!(backend.device(&host(), &lease("10.5.1.0-24", "host-gw", 1)).is_empty());
 }
 
@@ -92,8 +92,8 @@ fn the_register_names_the_devices_of_a_backend_and_says_whether_it_makes_routes(
         ("udp", Some("tun"), true),
         ("alloc", None, false),
     ] {
-        let network = NetConf { backend_type: kind.to_owned(), ..network() };
-        let backend = make(&network).unwrap();
+        let net_conf = NetConf { backend_type: kind.to_owned(), ..net_conf() };
+        let backend = make(&net_conf).unwrap();
         let state = backend.device(&host(), &lease("10.5.1.0-24", kind, 1));
         let made = state.iter().find_map(|(_, value)| match value {
             Value::Link(link) => Some(link.kind.name()),
@@ -120,18 +120,18 @@ fn many_nodes_of_a_rule_are_counted_and_few_are_named() {
 /// The uplink has addresses of both families, but our own lease has no IPv6 subnet. So there is no address to send from.
 #[test]
 fn vxlan_needs_an_address_and_a_subnet_of_a_family() {
-    let mut network = network();
-    network.networks.v6 = Some("fd00:5::/48".parse().unwrap());
+    let mut net_conf = net_conf();
+    net_conf.networks.v6 = Some("fd00:5::/48".parse().unwrap());
     let mut host = host();
     host.uplink.v6 = Some("fd00::1".parse().unwrap());
-    let backend = make_kind("vxlan", r#"{"VNI": 1}"#, &network).unwrap();
+    let backend = make_kind("vxlan", r#"{"VNI": 1}"#, &net_conf).unwrap();
     let value = r#"{"PublicIP": "192.168.64.2", "PublicIPv6": "fd00::2", "BackendType": "vxlan",
         "BackendData": {"VNI": 1, "VtepMAC": "02:00:00:00:00:02"},
         "BackendV6Data": {"VNI": 1, "VtepMAC": "02:00:00:00:06:02"}}"#;
     let mut peer = lease("10.5.2.0-24", "vxlan", 2);
     peer.attrs = Attrs::from_wire(value.as_bytes()).unwrap();
     peer.subnets.v6 = Some("fd00:5:0:2::/64".parse().unwrap());
-    let own_backend = make(&network).unwrap();
+    let own_backend = make(&net_conf).unwrap();
     let mut own = lease("10.5.1.0-24", "vxlan", 1);
     for (backend, name) in [(&own_backend, "our own VNI"), (&backend, "another's type")] {
         let planned = backend.plan(&host, &own, &peer);
@@ -148,9 +148,9 @@ fn vxlan_needs_an_address_and_a_subnet_of_a_family() {
 /// Otherwise, packets would be sent through a device that the peer does not have.
 #[test]
 fn vxlan_understands_a_lease_whose_vnis_are_its_own() {
-    let mut network = network();
-    network.networks.v6 = Some("fd00:5::/48".parse().unwrap());
-    let backend = make_kind("vxlan", r#"{"VNI": 5}"#, &network).unwrap();
+    let mut net_conf = net_conf();
+    net_conf.networks.v6 = Some("fd00:5::/48".parse().unwrap());
+    let backend = make_kind("vxlan", r#"{"VNI": 5}"#, &net_conf).unwrap();
     let attrs = |v4: &str, v6: &str| {
         let data = |vni: &str| Some(format!(r#"{{{vni}"VtepMAC":"02:00:00:00:00:02"}}"#).into());
         let (backend_data, backend_v6_data) = (data(v4), data(v6));
@@ -174,12 +174,12 @@ fn a_route_shows_its_metric_unless_it_is_the_familys_default() {
 
 #[test]
 fn a_lease_without_a_type_is_set_aside_with_the_types_that_it_may_be_of() {
-    let said = make_for_lease("", &network()).err().unwrap().to_string();
+    let said = make_for_lease("", &net_conf()).err().unwrap().to_string();
     for kind in ["udp", "alloc", "tencent-vpc", "aws-vpc", "gce"] {
         assert!(said.contains(kind), "{said}");
     }
     for kind in KINDS {
-        assert_eq!(make_for_lease(kind, &network()).unwrap().kind(), kind);
+        assert_eq!(make_for_lease(kind, &net_conf()).unwrap().kind(), kind);
     }
 }
 
@@ -189,11 +189,11 @@ fn a_lease_without_a_type_is_one_of_udp_in_a_network_of_udp_alone() {
     let peer = lease("10.5.2.0-24", "", 2);
     let own = lease("10.5.1.0-24", "", 1);
     for (kind, reached) in [("udp", true), ("alloc", false), ("vxlan", false), ("host-gw", false), ("ipip", false)] {
-        let backend = make_kind(kind, "{}", &network()).unwrap();
+        let backend = make_kind(kind, "{}", &net_conf()).unwrap();
         assert_eq!(backend.tunnel_peer(&host(), &peer).is_some() && backend.serves(""), reached, "{kind}");
         assert_eq!(backend.tunnel(&host(), &own).is_some(), reached, "{kind}");
     }
-    let udp = make_kind("udp", "{}", &network()).unwrap();
+    let udp = make_kind("udp", "{}", &net_conf()).unwrap();
     assert!(!udp.serves("vxlan"), "a node of vxlan does not listen on the port of udp");
     let published = (TYPES.annotations)(&udp.advertise(&host()).unwrap());
     assert_eq!(published.data.as_deref(), Some("null"));
@@ -202,13 +202,13 @@ fn a_lease_without_a_type_is_one_of_udp_in_a_network_of_udp_alone() {
 /// flannel also uses udp, although its documentation says vxlan.
 #[test]
 fn a_net_conf_without_a_backend_is_one_of_udp() {
-    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16"}"#).unwrap();
-    assert_eq!(make(&network).unwrap().kind(), "udp");
+    let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16"}"#).unwrap();
+    assert_eq!(make(&net_conf).unwrap().kind(), "udp");
 }
 
 #[test]
 fn a_type_that_weft_does_not_have_is_refused_with_what_to_use_instead() {
-    let said = |kind: &str| make_kind(kind, "{}", &network()).err().unwrap().to_string();
+    let said = |kind: &str| make_kind(kind, "{}", &net_conf()).err().unwrap().to_string();
     for kind in ["ipsec", "tencent-vpc", "aws-vpc", "gce", "ali-vpc"] {
         let said = said(kind);
         assert!(said.starts_with(&format!("backend type {kind} is not supported by weft")), "{said}");
@@ -225,7 +225,7 @@ fn a_type_that_weft_does_not_have_is_refused_with_what_to_use_instead() {
 /// Only a net-conf of this type names the commands that reach such a node.
 #[test]
 fn a_lease_of_extension_is_set_aside_in_a_network_of_another_type() {
-    let said = make_for_lease("extension", &network()).err().unwrap().to_string();
+    let said = make_for_lease("extension", &net_conf()).err().unwrap().to_string();
     assert_eq!(said, "its BackendType is extension, and this node's net-conf names no commands that reach it");
     let attrs = |data: Option<&str>, v6| Attrs {
         public_ip: Some([192, 168, 64, 2].into()),

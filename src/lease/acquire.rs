@@ -42,7 +42,7 @@ pub use waiting::Waiting;
 /// What a start found, and from which the node continues.
 pub struct Started {
     /// The net-conf.
-    pub network: NetConf,
+    pub net_conf: NetConf,
     /// Its raw text, to see changes.
     pub config: String,
     /// The backend it names.
@@ -72,10 +72,10 @@ pub struct Started {
 
 impl Started {
     /// Returns a start with one backend, which knows no peers yet.
-    fn new((config, network, backend): ParsedConf, author: Author, leased: Leased) -> Started {
+    fn new((config, net_conf, backend): ParsedConf, author: Author, leased: Leased) -> Started {
         let Leased { host, own, uplink, chosen, .. } = leased;
         Started {
-            network,
+            net_conf,
             config,
             backend,
             host,
@@ -143,9 +143,9 @@ async fn resume_after<K: Kernel>(context: &mut StartContext<'_, K>, error: Start
 
 async fn attempt<K: Kernel>(context: &mut StartContext<'_, K>) -> Result<Started, StartError> {
     let config = context.store.config().await.map_err(StartError::store("net-conf: ", None))?;
-    let (network, backend) = parse(&config)?;
-    let (author, previous) = read_subnet_file(context.subnet_file, &network);
-    if let Some((text, before, old)) = context.memory.other_backend(&network, &*backend) {
+    let (net_conf, backend) = parse(&config)?;
+    let (author, previous) = read_subnet_file(context.subnet_file, &net_conf);
+    if let Some((text, before, old)) = context.memory.other_backend(&net_conf, &*backend) {
         match lease(context, (&before, &*old), (previous, &text), Some(&*backend)).await {
             Ok(Some(leased)) => {
                 let started = started(context, (text, before, old), author, leased)?;
@@ -161,9 +161,9 @@ async fn attempt<K: Kernel>(context: &mut StartContext<'_, K>) -> Result<Started
         }
     }
     context.first_command.run(&*backend).await?;
-    let leased = lease(context, (&network, &*backend), (previous, &config), None).await?;
+    let leased = lease(context, (&net_conf, &*backend), (previous, &config), None).await?;
     let leased = leased.ok_or(StartError::OtherBackend)?;
-    started(context, (config, network, backend), author, leased)
+    started(context, (config, net_conf, backend), author, leased)
 }
 
 /// Our lease, and the facts from which it was made.
@@ -195,12 +195,12 @@ fn started<K: Kernel>(
 /// its identities.
 fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
     context: &mut StartContext<'_, K>,
-    (network, backend): (&NetConf, &dyn Backend),
+    (net_conf, backend): (&NetConf, &dyn Backend),
     host: &Host,
     lease: &Attrs,
 ) -> Result<Vec<ExtraBackend>, E> {
     let mut earlier = Vec::new();
-    for (text, then, old) in context.memory.earlier(network, lease) {
+    for (text, then, old) in context.memory.earlier(net_conf, lease) {
         if old.advertise(host).is_ok_and(|attrs| backend.understands(&attrs)) {
             continue;
         }
@@ -216,16 +216,16 @@ fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
 
 /// Returns who wrote subnet.env, and which subnet it names. If there is none, or one for another Network, flannel left nothing on this node,
 /// and the author counts as weft.
-fn read_subnet_file(subnet_file: &Path, network: &NetConf) -> (Author, Option<Subnets>) {
+fn read_subnet_file(subnet_file: &Path, net_conf: &NetConf) -> (Author, Option<Subnets>) {
     let env = files::read_text(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
-    let subnets = env.filter(|env| env.networks == network.networks).map(|env| env.subnets);
+    let subnets = env.filter(|env| env.networks == net_conf.networks).map(|env| env.subnets);
     (if subnets.is_some() { subnet_file::author(subnet_file) } else { Author::Weft }, subnets)
 }
 
 /// Why net-conf cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfError {
-    /// It describes no network.
+    /// It cannot be parsed, or a value in it is not valid.
     // In etcd every node may write net-conf, and the reason quotes it. So the reason is cut to the length of a sentence.
     #[error("{}", sentence(&format!("net-conf: {_0}")))]
     NetConf(#[from] BadNetConf),
@@ -239,9 +239,9 @@ pub enum ConfError {
 /// # Errors
 /// Net-conf cannot be used. The error names the key.
 pub fn parse(text: &str) -> Result<(NetConf, Box<dyn Backend>), ConfError> {
-    let network = NetConf::parse(text)?;
-    let backend = backend::make(&network)?;
-    Ok((network, backend))
+    let net_conf = NetConf::parse(text)?;
+    let backend = backend::make(&net_conf)?;
+    Ok((net_conf, backend))
 }
 
 /// Returns the choice of the uplink by the flags, with the addresses that an administrator wrote into the store in place of theirs.
@@ -260,7 +260,7 @@ fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoi
 /// `next` one.
 async fn lease<K: Kernel>(
     context: &mut StartContext<'_, K>,
-    (network, backend): (&NetConf, &dyn Backend),
+    (net_conf, backend): (&NetConf, &dyn Backend),
     (previous, config): (Option<Subnets>, &str),
     next: Option<&dyn Backend>,
 ) -> Result<Option<Leased>, StartError> {
@@ -269,16 +269,16 @@ async fn lease<K: Kernel>(
     let choice = with_chosen(context.choice, chosen);
     let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
     let before = context.memory.uplink(&choice);
-    let candidates = candidates(&machine, network, previous.unwrap_or_default()).after(before.clone());
+    let candidates = candidates(&machine, net_conf, previous.unwrap_or_default()).after(before.clone());
     let mut picked = uplink::pick(&choice, &candidates)?;
     let public = (picked.public_v4, picked.public_v6);
-    let previous = previous.or_else(|| context.memory.subnet(public, network, context.store.capabilities()));
+    let previous = previous.or_else(|| context.memory.subnet(public, net_conf, context.store.capabilities()));
     let evidence = Evidence {
         reservations: backend::names_its_leases(backend.kind()),
         previous,
         identities: identities::standing(backend, &machine, &context.secrets)?,
         public: vec![public],
-        ports: vec![backend.ports(&host(&picked, &machine, network, Identities::default()))],
+        ports: vec![backend.ports(&host(&picked, &machine, net_conf, Identities::default()))],
         other_uplink: candidates.possible_addresses(picked.uplink.name),
         ..Evidence::none(TYPES)
     };
@@ -293,8 +293,8 @@ async fn lease<K: Kernel>(
         picked = uplink::pick(&choice, &candidates.after(before))?;
     }
     let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
-    let host = host_with(&picked, &machine, (backend, network), (kept, mine.as_ref()))?;
-    let request = request(&host, (network, backend), (previous, mine), context.guard)?;
+    let host = host_with(&picked, &machine, (backend, net_conf), (kept, mine.as_ref()))?;
+    let request = request(&host, (net_conf, backend), (previous, mine), context.guard)?;
     let own = context.store.acquire(&request).await.map_err(failed("lease: "))?;
     Ok(Some(Leased { host, own, was: request.was, uplink: choice, chosen }))
 }
@@ -303,7 +303,7 @@ async fn lease<K: Kernel>(
 /// had before.
 fn request(
     host: &Host,
-    (network, backend): (&NetConf, &dyn Backend),
+    (net_conf, backend): (&NetConf, &dyn Backend),
     (previous, mine): (Option<Subnets>, Option<Lease>),
     guard: bool,
 ) -> Result<LeaseRequest, Skip> {
@@ -320,7 +320,7 @@ fn request(
     let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
     let connected = foreign_networks(host, backend, &before, &BTreeSet::new());
-    Ok(LeaseRequest { network: network.clone(), attrs, previous, was: mine.map(|lease| lease.attrs), connected })
+    Ok(LeaseRequest { net_conf: net_conf.clone(), attrs, previous, was: mine.map(|lease| lease.attrs), connected })
 }
 
 /// Warns if the only reason to take this lease is an address that this host does not have. The usual reason is a NAT, and a lost disk. But
@@ -342,20 +342,20 @@ fn warn_of_foreign_address(evidence: &Evidence, lease: &Lease, machine: &Machine
 fn host_with(
     picked: &Picked,
     machine: &Machine,
-    (backend, network): (&dyn Backend, &NetConf),
+    (backend, net_conf): (&dyn Backend, &NetConf),
     (kept, lease): (Kept<'_>, Option<&Lease>),
 ) -> Result<Host, Skip> {
     let identities = identities::chosen(backend, machine, kept, lease.map(|lease| &lease.attrs))?;
-    Ok(host(picked, machine, network, identities))
+    Ok(host(picked, machine, net_conf, identities))
 }
 
-/// Returns the candidates for the uplink of this network. `own` is the subnet of our pods, if it is known.
-pub fn candidates<'a>(machine: &'a Machine, network: &NetConf, own: Subnets) -> Candidates<'a> {
-    Candidates::new(machine, (network.networks.v4.is_some(), network.networks.v6.is_some()), own)
+/// Returns the candidates for the uplink with this net-conf. `own` is the subnet of our pods, if it is known.
+pub fn candidates<'a>(machine: &'a Machine, net_conf: &NetConf, own: Subnets) -> Candidates<'a> {
+    Candidates::new(machine, (net_conf.networks.v4.is_some(), net_conf.networks.v6.is_some()), own)
 }
 
 /// Returns the facts with which backends plan.
-pub fn host(picked: &Picked, machine: &Machine, network: &NetConf, identities: Identities) -> Host {
+pub fn host(picked: &Picked, machine: &Machine, net_conf: &NetConf, identities: Identities) -> Host {
     Host {
         uplink: picked.uplink.clone(),
         public_v4: picked.public_v4,
@@ -363,7 +363,7 @@ pub fn host(picked: &Picked, machine: &Machine, network: &NetConf, identities: I
         wireguard_port: picked.wireguard_port,
         identities,
         routes: machine.on_link(),
-        connected: machine.connected(&network.networks),
+        connected: machine.connected(&net_conf.networks),
     }
 }
 

@@ -78,7 +78,7 @@ pub(super) enum NoIdentities {
 
 impl<K: Kernel> Node<K> {
     /// Begins a change to this backend. A full pass must follow, which makes its devices.
-    pub(super) fn begin_change(&mut self, text: &str, network: NetConf, backend: Box<dyn Backend>) -> NetConfChange {
+    pub(super) fn begin_change(&mut self, text: &str, net_conf: NetConf, backend: Box<dyn Backend>) -> NetConfChange {
         let identities = match self.identities_for(&*backend) {
             Ok(identities) => identities,
             Err(reason) => {
@@ -93,7 +93,7 @@ impl<K: Kernel> Node<K> {
         let (before, next) = (self.plan.net_conf().backend_type.clone(), backend.kind());
         tracing::info!(before, next, "net-conf changes the backend: the devices of the next one are made first");
         let host = Host { identities, ..self.plan.host().clone() };
-        self.plan.prepare(ExtraBackend::new((text.to_owned(), network), backend, host));
+        self.plan.prepare(ExtraBackend::new((text.to_owned(), net_conf), backend, host));
         self.change.wanted = Some(text.to_owned());
         self.change.is_compared = false;
         NetConfChange::Applied

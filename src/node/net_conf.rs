@@ -90,7 +90,7 @@ impl<K: Kernel> Node<K> {
             self.net_conf.not_applied = None;
             return if gave_up { NetConfChange::Applied } else { NetConfChange::None };
         }
-        let (network, backend) = match acquire::parse(text) {
+        let (net_conf, backend) = match acquire::parse(text) {
             Ok(parsed) => parsed,
             Err(reason) => {
                 tracing::error!("the new {reason}; the old one stays in force");
@@ -98,14 +98,14 @@ impl<K: Kernel> Node<K> {
                 return NetConfChange::Rejected;
             }
         };
-        let changed = self.plan.net_conf().differing_keys(&network);
-        if let Err(refusal) = self.check_net_conf(&changed, &network, &*backend) {
+        let changed = self.plan.net_conf().differing_keys(&net_conf);
+        if let Err(refusal) = self.check_net_conf(&changed, &net_conf, &*backend) {
             self.refuse_net_conf(text, &refusal);
             return NetConfChange::Rejected;
         }
         if !self.plan.is_understood_by(&*backend) {
             self.give_up_key_change();
-            return self.begin_change(text, network, backend);
+            return self.begin_change(text, net_conf, backend);
         }
         self.net_conf.not_applied = None;
         if may_wait && self.waits_for_turn(text, &*backend) {
@@ -114,7 +114,7 @@ impl<K: Kernel> Node<K> {
         tracing::info!(keys = %Shown(&changed.join(" ")), "net-conf changed: applied");
         text.clone_into(&mut self.net_conf.text);
         let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
-        self.plan.rebase(network, backend, host, own);
+        self.plan.rebase(net_conf, backend, host, own);
         // Peers must not read another port before the device has it.
         self.own_lease.follows_pass = true;
         NetConfChange::Applied
@@ -137,7 +137,7 @@ impl<K: Kernel> Node<K> {
     }
 
     /// Checks that a change of these keys can be applied without a restart, and that no lease and no packet is lost by it.
-    fn check_net_conf(&self, changed: &[String], network: &NetConf, backend: &dyn Backend) -> Result<(), Refusal> {
+    fn check_net_conf(&self, changed: &[String], net_conf: &NetConf, backend: &dyn Backend) -> Result<(), Refusal> {
         let among = |keys: &dyn Fn(&str) -> bool| {
             changed.iter().map(String::as_str).filter(|key| keys(key)).collect::<Vec<_>>().join(", ")
         };
@@ -148,7 +148,7 @@ impl<K: Kernel> Node<K> {
         if backend.commands() != self.plan.commands().map(|(commands, _)| commands) {
             return Err(Refusal::Commands(among(&|key| key.starts_with("Backend."))));
         }
-        if let Some((first, count)) = self.plan.outside(&network.networks) {
+        if let Some((first, count)) = self.plan.outside(&net_conf.networks) {
             return Err(Refusal::LeasesOutside { first: Shown(&first).to_string(), count });
         }
         if let Some((device, key)) = self.plan.device_to_recreate(backend, self.plan.host()) {

@@ -304,8 +304,8 @@ impl<K: Kernel> Node<K> {
         self.own_lease.requested = Some(attrs.clone());
         // The subnet of our pods also tells our leases from those of other nodes.
         let previous = Some(self.plan.own().subnets);
-        let (network, connected) = (self.plan.net_conf().clone(), self.plan.host().connected.clone());
-        LeaseRequest { network, attrs, previous, was, connected }
+        let (net_conf, connected) = (self.plan.net_conf().clone(), self.plan.host().connected.clone());
+        LeaseRequest { net_conf, attrs, previous, was, connected }
     }
 
     /// Writes the own lease if the facts of the host ask for another content.

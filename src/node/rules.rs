@@ -69,14 +69,14 @@ impl<K: Kernel> Node<K> {
 
     /// Computes the wanted rules and sends them to the reconciler, unless they are the same as before.
     pub(super) fn update_rules(&mut self) {
-        let network = self.plan.net_conf();
+        let net_conf = self.plan.net_conf();
         // The nodes are not known yet. Until then, the rules of an earlier run stay as they are.
-        if self.rules.reconciler.is_none() || (network.masquerade.except_nodes && !self.knows_peers()) {
+        if self.rules.reconciler.is_none() || (net_conf.masquerade.except_nodes && !self.knows_peers()) {
             return;
         }
         let (own, now) = (self.plan.own().subnets, Instant::now());
-        let (masquerade, nodes) = (network.masquerade.clone(), self.plan.node_addresses().version());
-        let inputs = Inputs { networks: network.networks, own, masquerade, nodes };
+        let (masquerade, nodes) = (net_conf.masquerade.clone(), self.plan.node_addresses().version());
+        let inputs = Inputs { networks: net_conf.networks, own, masquerade, nodes };
         self.rules.due = None;
         if let Some((before, at)) = &self.rules.computed {
             if *before == inputs {

@@ -277,15 +277,15 @@ impl TestNode {
             reports: Cell::default(),
         });
         let kernel = FakeKernel::new(host_of(config), PROTOCOL);
-        let ((network, backend), there) = (acquire::parse(config).unwrap(), host_of(config));
-        let candidates = acquire::candidates(&there, &network, Subnets::default());
+        let ((net_conf, backend), there) = (acquire::parse(config).unwrap(), host_of(config));
+        let candidates = acquire::candidates(&there, &net_conf, Subnets::default());
         let picked = crate::uplink::pick(&options.uplink, &candidates).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
         let identities = match backend.kind() {
             "wireguard" => KeyPair::of(Secret::new([1; 32])).both(),
             _ => VtepMac::both(mac, mac),
         };
-        let host = acquire::host(&picked, &there, &network, identities);
+        let host = acquire::host(&picked, &there, &net_conf, identities);
         let mut started = start_with(config, host, own);
         alter(&mut started);
         let (watch, events) = mpsc::channel(8);

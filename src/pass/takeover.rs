@@ -120,7 +120,7 @@ fn weft_ran_here(observed: &Observed, plan: &Plan) -> bool {
 }
 
 fn left_by_flannel(observed: &Observed, plan: &Plan) -> HashMap<Key, Value> {
-    let (network, own, on_link) = (plan.net_conf(), plan.own().subnets, &plan.host().routes);
+    let (net_conf, own, on_link) = (plan.net_conf(), plan.own().subnets, &plan.host().routes);
     // A device with flannel's name could be that of another network. The address shows that it was this node's.
     let address = |(key, _): (&Key, &ObservedValue)| match key {
         Key::Addr(name, net) if owner::is_address_of_flannels_device(&own, net) => Some(*name),
@@ -133,8 +133,8 @@ fn left_by_flannel(observed: &Observed, plan: &Plan) -> HashMap<Key, Value> {
             !is_marked && owner::is_flannels_device(*name) && with_own_address.contains(name)
         }
         _ => {
-            owner::is_flannels(network, &own, on_link, (key, seen))
-                || owner::is_over_flannels_device(network, &own, (key, seen))
+            owner::is_flannels(net_conf, &own, on_link, (key, seen))
+                || owner::is_over_flannels_device(net_conf, &own, (key, seen))
         }
     };
     let left = observed.iter().filter(|(key, seen)| plan.desired(key).is_none() && of_flannel((key, seen)));

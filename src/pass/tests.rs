@@ -27,15 +27,15 @@ fn name(text: &str) -> Name {
 
 /// Returns a plan whose own device is flannel.1, and a passer with its kernel.
 fn bench() -> (Plan, Passer<FakeKernel>, FakeKernel) {
-    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#).unwrap();
+    let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#).unwrap();
     let uplink = Uplink { name: name("eth0"), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
     let mac = Mac([2, 0, 0, 0, 0, 1]);
     let (public_v4, routes) = (uplink.v4, OnLink::default());
     let (identities, connected) = (VtepMac::both(mac, mac), Connected::default());
     let host = Host { uplink, public_v4, public_v6: None, wireguard_port: None, identities, routes, connected };
-    let backend = make(&network).unwrap();
+    let backend = make(&net_conf).unwrap();
     let kernel = FakeKernel::new(Machine::default(), PROTOCOL);
-    (Plan::new(network, backend, host, lease(1, 1)), Passer::new(kernel.clone()), kernel)
+    (Plan::new(net_conf, backend, host, lease(1, 1)), Passer::new(kernel.clone()), kernel)
 }
 
 fn links(kernel: &FakeKernel) -> Vec<String> {

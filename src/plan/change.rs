@@ -199,13 +199,13 @@ impl Plan {
     /// Makes the next backend that of our lease. The one before becomes an earlier one. Packets still go the way that they went. Returns the
     /// text of net-conf that is in force now. A full pass is necessary afterwards.
     pub fn switch_to_next(&mut self, text_before: String) -> Option<String> {
-        let ExtraBackend { text, network, backend, host, .. } = self.extra_backends.next.take()?;
+        let ExtraBackend { text, net_conf, backend, host, .. } = self.extra_backends.next.take()?;
         self.begin_clear_text(&*backend);
         let before = Host { identities: self.host.identities.clone(), ..host.clone() };
-        let network = std::mem::replace(&mut self.network, network);
+        let net_conf = std::mem::replace(&mut self.net_conf, net_conf);
         let backend = std::mem::replace(&mut self.backend, backend);
         self.host = host;
-        let before = ExtraBackend::new((text_before, network), backend, before);
+        let before = ExtraBackend::new((text_before, net_conf), backend, before);
         self.extra_backends.switch(before, &*self.backend);
         self.plan_everything();
         Some(text)

@@ -24,7 +24,7 @@ pub(super) const EARLIER: &str = "/earlier";
 pub struct ExtraBackend {
     /// The net-conf that names it.
     pub(super) text: String,
-    pub(super) network: NetConf,
+    pub(super) net_conf: NetConf,
     pub(super) backend: Box<dyn Backend>,
     /// The facts of the host, with the identities of this backend.
     pub(super) host: Host,
@@ -34,8 +34,8 @@ pub struct ExtraBackend {
 
 impl ExtraBackend {
     /// Returns a backend with the net-conf that names it, as text and parsed, and its identities.
-    pub fn new((text, network): (String, NetConf), backend: Box<dyn Backend>, host: Host) -> ExtraBackend {
-        ExtraBackend { text, network, backend, host, number: 0 }
+    pub fn new((text, net_conf): (String, NetConf), backend: Box<dyn Backend>, host: Host) -> ExtraBackend {
+        ExtraBackend { text, net_conf, backend, host, number: 0 }
     }
 
     /// Returns the type of its backend.

@@ -142,7 +142,7 @@ impl Plan {
 
     /// Plans the exceptions of a lease that came or changed. `None` says that the lease is gone.
     pub(super) fn plan_fence_exceptions(&mut self, id: &Id, age: &Age, attrs: Option<&Attrs>) -> Vec<Changed> {
-        let networks = &self.network.networks;
+        let networks = &self.net_conf.networks;
         let within = |ip: &IpAddr| networks.iter().any(|network| network.contains(ip));
         let inside = attrs.into_iter().flat_map(Attrs::published).filter(within).collect();
         let mut changed = Vec::new();
@@ -155,7 +155,7 @@ impl Plan {
 
     /// Plans the fence itself, after Network or our own subnet changed.
     pub(super) fn plan_fence(&mut self) {
-        let state = self.fence.state(&self.network.networks, &self.own.subnets);
+        let state = self.fence.state(&self.net_conf.networks, &self.own.subnets);
         self.index.set(&Id::from(FENCE), &Age::default(), state);
     }
 
@@ -167,7 +167,7 @@ impl Plan {
 
     /// Describes the fence. Returns `None` if the flags ask for none.
     pub fn fence_text(&self) -> Option<FenceText> {
-        let state = self.fence.state(&self.network.networks, &self.own.subnets);
+        let state = self.fence.state(&self.net_conf.networks, &self.own.subnets);
         let fences: Vec<String> = state.iter().map(|(_, value)| value.to_string()).collect();
         (!fences.is_empty()).then_some(FenceText { fences, nodes: self.fence.excepted.len() })
     }

@@ -26,6 +26,6 @@ impl Plan {
 
     /// Returns the content of subnet.env. `ipmasq` is always false, because the plan does not know whether traffic rules are in place.
     pub fn env(&self) -> SubnetEnv {
-        SubnetEnv { networks: self.network.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
+        SubnetEnv { networks: self.net_conf.networks, subnets: self.own.subnets, mtu: self.mtu(), ipmasq: false }
     }
 }

@@ -14,11 +14,11 @@ pub(super) struct OtherBackends(BTreeMap<&'static str, Box<dyn Backend>>);
 impl OtherBackends {
     /// Returns the backend of a peer's type, and makes it if no peer has needed it before. An unknown type is not remembered, so its
     /// error is made again each time.
-    pub(super) fn get_or_make(&mut self, kind: &str, network: &NetConf) -> Result<&dyn Backend, BadOption> {
+    pub(super) fn get_or_make(&mut self, kind: &str, net_conf: &NetConf) -> Result<&dyn Backend, BadOption> {
         let known = match self.0.keys().find(|known| **known == kind) {
             Some(known) => *known,
             None => {
-                let made = backend::make_for_lease(kind, network)?;
+                let made = backend::make_for_lease(kind, net_conf)?;
                 let kind = made.kind();
                 self.0.insert(kind, made);
                 kind
@@ -32,7 +32,7 @@ impl OtherBackends {
         self.0.get(kind).map(|backend| &**backend)
     }
 
-    /// Removes all backends, because they were made for another network.
+    /// Removes all backends, because they were made for another net-conf.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
@@ -97,14 +97,14 @@ mod tests {
 
     #[test]
     fn what_peers_call_their_types_is_not_kept() {
-        let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+        let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
         let mut others = OtherBackends::default();
         for n in 0..1000 {
             let kind = format!("type {n} {}", "x".repeat(1000));
-            let reason = others.get_or_make(&kind, &network).err().unwrap().to_string();
+            let reason = others.get_or_make(&kind, &net_conf).err().unwrap().to_string();
             assert!(reason.starts_with("unknown backend type \"type ") && reason.len() < 200, "{reason}");
         }
-        assert_eq!(others.get_or_make("vxlan", &network).unwrap().kind(), "vxlan");
+        assert_eq!(others.get_or_make("vxlan", &net_conf).unwrap().kind(), "vxlan");
         assert_eq!((others.0.len(), others.get("ipip").is_some()), (1, false));
     }
 

@@ -163,7 +163,7 @@ impl Plan {
         }
         let backend = match self.backend.serves(kind) {
             true => &*self.backend,
-            false => self.other_backends.get_or_make(kind, &self.network)?,
+            false => self.other_backends.get_or_make(kind, &self.net_conf)?,
         };
         Ok(Reached { planned: backend.plan(&self.host, &self.own, lease), kind: backend.kind() })
     }

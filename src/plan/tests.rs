@@ -39,7 +39,7 @@ fn plan() -> Plan {
 /// Returns the plan of a node of this backend.
 fn plan_of(backend_type: &str) -> Plan {
     let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend_type}"}}}}"#);
-    let network = NetConf::parse(&config).unwrap();
+    let net_conf = NetConf::parse(&config).unwrap();
     let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
     let host = Host {
         public_v4: uplink.v4,
@@ -50,8 +50,8 @@ fn plan_of(backend_type: &str) -> Plan {
         routes: OnLink::default(),
         connected: Connected::default(),
     };
-    let backend = make(&network).unwrap();
-    Plan::new(network, backend, host, lease(1, 1))
+    let backend = make(&net_conf).unwrap();
+    Plan::new(net_conf, backend, host, lease(1, 1))
 }
 
 fn links(changed: &[Changed]) -> Vec<String> {
@@ -143,9 +143,9 @@ fn planning_everything_again_changes_no_entry_and_no_reason() {
     let wanted = |plan: &Plan| plan.difference(&Observed::new(), |_, _| true);
     let (before, id) = (wanted(&plan), Id::from("10.5.3.0-24"));
     let said = plan.skipped(&id).unwrap().to_owned();
-    let network = plan.net_conf().clone();
-    let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
-    plan.rebase(network, backend, host, own);
+    let net_conf = plan.net_conf().clone();
+    let (backend, host, own) = (make(&net_conf).unwrap(), plan.host().clone(), plan.own().clone());
+    plan.rebase(net_conf, backend, host, own);
     assert_eq!((wanted(&plan), plan.skipped(&id)), (before, Some(said.as_str())));
 }
 
@@ -168,9 +168,9 @@ fn only_peers_that_need_a_foreign_device_are_set_aside() {
     assert!(!plan.set_foreign_devices(&strangers), "nothing changed");
     // One more peer has that VNI, and then everything is planned again.
     assert_eq!(links(&plan.put(record(6, 7))), [""; 0]);
-    let network = plan.net_conf().clone();
-    let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
-    plan.rebase(network, backend, host, own);
+    let net_conf = plan.net_conf().clone();
+    let (backend, host, own) = (make(&net_conf).unwrap(), plan.host().clone(), plan.own().clone());
+    plan.rebase(net_conf, backend, host, own);
     assert_eq!((aside(&plan), plan.devices().count()), (vec![true, true, false, false], 1));
     assert!(plan.set_foreign_devices(&BTreeSet::new()));
     assert_eq!((aside(&plan), plan.devices().count()), (vec![false; 4], 2));
@@ -187,13 +187,13 @@ fn only_peers_that_need_a_foreign_device_are_set_aside() {
 fn an_mtu_above_that_of_the_uplink_is_reported_while_it_lasts() {
     let mut plan = plan();
     assert_eq!((plan.problems(), plan.mtu()), (vec![], 1450));
-    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#).unwrap();
+    let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#).unwrap();
     let (mut host, own) = (plan.host().clone(), plan.own().clone());
-    plan.rebase(network.clone(), make(&network).unwrap(), host.clone(), own.clone());
+    plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), host.clone(), own.clone());
     let said = "Backend.MTU in net-conf is 9000, but the uplink eth0 carries 1500: this node uses 1500";
     assert_eq!((plan.problems(), plan.mtu()), (vec![said.to_owned()], 1450));
     host.uplink.mtu = 9100;
-    plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+    plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), host, own);
     assert_eq!((plan.problems(), plan.mtu()), (vec![], 8950));
 }
 
@@ -278,8 +278,8 @@ fn a_change_among_thousands_of_leases_with_one_mac_concerns_a_few() {
         assert!(cost(&mut |plan| drop(plan.remove(&record(LEASES - 1).id))) < 20);
         assert!(cost(&mut |plan| drop(plan.put(record(LEASES - 1)))) < 20);
         let again = cost(&mut |plan| {
-            let (network, host, own) = (plan.net_conf().clone(), plan.host().clone(), plan.own().clone());
-            plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+            let (net_conf, host, own) = (plan.net_conf().clone(), plan.host().clone(), plan.own().clone());
+            plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), host, own);
         });
         assert!(again < 10 * LEASES, "{again} leases were planned for another host");
         let reached = entries(&plan).iter().filter(|op| op.starts_with("add route")).count();
@@ -361,11 +361,11 @@ fn the_guard_accepts_no_packets_of_a_lease_that_is_set_aside() {
 #[test]
 fn a_lease_that_loses_its_mac_to_another_one_does_not_pass_the_guard() {
     let mut plan = plan().with_tunnel_guard(true);
-    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+    let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
     let (host, own) = (plan.host().clone(), plan.own().clone());
     for backend in ["vxlan", "host-gw"] {
         if backend == "host-gw" {
-            plan.rebase(network.clone(), make(&network).unwrap(), host.clone(), own.clone());
+            plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), host.clone(), own.clone());
         }
         plan.put(with_mac(2, 9, 2));
         plan.put(with_mac(3, 9, 3));
@@ -383,10 +383,10 @@ fn a_lease_that_loses_its_mac_to_another_one_does_not_pass_the_guard() {
 #[test]
 fn an_address_of_the_uplink_that_is_not_published_is_not_reported_as_published_twice() {
     let mut plan = plan();
-    let (network, own) = (plan.net_conf().clone(), plan.own().clone());
+    let (net_conf, own) = (plan.net_conf().clone(), plan.own().clone());
     let mut host = plan.host().clone();
     host.public_v4 = Some([203, 0, 113, 1].into());
-    plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+    plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), host, own);
     let mut put = |third: u8, ip: [u8; 4]| {
         let mut record = record(third, 1);
         record.lease.as_mut().unwrap().attrs.public_ip = Some(ip.into());
@@ -413,9 +413,9 @@ fn of_one_mac(number: u32, last: u8, stamp: u64) -> Record {
 }
 
 fn again(plan: &mut Plan) {
-    let network = plan.net_conf().clone();
-    let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
-    plan.rebase(network, backend, host, own);
+    let net_conf = plan.net_conf().clone();
+    let (backend, host, own) = (make(&net_conf).unwrap(), plan.host().clone(), plan.own().clone());
+    plan.rebase(net_conf, backend, host, own);
 }
 
 mod laws {
@@ -499,7 +499,7 @@ mod probes {
             let config = format!(
                 r#"{{"EnableIPv4":{has_v4},"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{{"Type":"vxlan"}}}}"#
             );
-            let network = NetConf::parse(&config).unwrap();
+            let net_conf = NetConf::parse(&config).unwrap();
             let of = |third: u8| {
                 let data = format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:{third:02x}"}}"#);
                 let attrs = Attrs {
@@ -519,7 +519,7 @@ mod probes {
             let v4 = here.uplink.v4.filter(|_| has_v4);
             let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6: Some(v6) };
             let host = Host { uplink, public_v4: v4, public_v6: Some(v6), ..here };
-            let mut plan = Plan::new(network.clone(), make(&network).unwrap(), host, of(1));
+            let mut plan = Plan::new(net_conf.clone(), make(&net_conf).unwrap(), host, of(1));
             plan.put(Record { id: of(2).id, lease: Ok(of(2)) });
             assert_eq!(plan.skipped(&of(2).id), None);
             let text = |target: Target| format!("{} by {}", target.address, target.published.unwrap());
@@ -533,8 +533,8 @@ mod probes {
 /// Our lease names this backend from now on, and packets go by it.
 fn changes_to(plan: &mut Plan, options: &str, before: &str) {
     let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan"{options}}}}}"#);
-    let network = NetConf::parse(&text).unwrap();
-    plan.prepare(ExtraBackend::new((text, network.clone()), make(&network).unwrap(), plan.host().clone()));
+    let net_conf = NetConf::parse(&text).unwrap();
+    plan.prepare(ExtraBackend::new((text, net_conf.clone()), make(&net_conf).unwrap(), plan.host().clone()));
     plan.switch_to_next(before.to_owned()).unwrap();
     plan.send_current();
 }
@@ -555,9 +555,9 @@ fn the_latest_of_the_earlier_backends_comes_first_and_one_that_is_back_is_none_o
 fn a_peer_that_leaves_needs_no_earlier_backend_and_keeps_no_mtu_small() {
     let mut plan = plan();
     plan.put(record(2, 1));
-    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+    let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
     let host = plan.host().clone();
-    plan.prepare(ExtraBackend::new((String::new(), network.clone()), make(&network).unwrap(), host));
+    plan.prepare(ExtraBackend::new((String::new(), net_conf.clone()), make(&net_conf).unwrap(), host));
     plan.switch_to_next("vxlan".to_owned()).unwrap();
     plan.send_current();
     let number = plan.earlier().next().unwrap().0;

@@ -24,10 +24,10 @@ impl Span {
     }
 }
 
-fn spans(network: &NetConf) -> impl Iterator<Item = Span> {
+fn spans(net_conf: &NetConf) -> impl Iterator<Item = Span> {
     let span = |min: IpAddr, max: IpAddr, len| Span { family: Family::of(min), first: bits(min), last: bits(max), len };
-    let v4 = network.v4.as_ref().map(|r| span(r.min.into(), r.max.into(), r.len));
-    let v6 = network.v6.as_ref().map(|r| span(r.min.into(), r.max.into(), r.len));
+    let v4 = net_conf.v4.as_ref().map(|r| span(r.min.into(), r.max.into(), r.len));
+    let v6 = net_conf.v6.as_ref().map(|r| span(r.min.into(), r.max.into(), r.len));
     v4.into_iter().chain(v6)
 }
 
@@ -36,20 +36,20 @@ fn spans(network: &NetConf) -> impl Iterator<Item = Span> {
 ///
 /// `taken` contains all leased subnets, of any length, and all other networks that the chosen subnet must not overlap. It is copied and
 /// sorted. `random` returns any 64 bits, and is called once for each family.
-pub fn choose(network: &NetConf, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
-    complete(network, &Subnets::default(), taken, random)
+pub fn choose(net_conf: &NetConf, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
+    complete(net_conf, &Subnets::default(), taken, random)
 }
 
 /// Chooses a subnet of each enabled family that `kept` lacks, as [`choose`] does, and returns it with those of `kept`. These must be free, and
 /// fit net-conf.
 pub fn complete(
-    network: &NetConf,
+    net_conf: &NetConf,
     kept: &Subnets,
     taken: &[Subnets],
     random: &mut dyn FnMut() -> u64,
 ) -> Option<Subnets> {
     let mut picked = *kept;
-    for span in spans(network).filter(|span| kept.of(span.family).is_none()) {
+    for span in spans(net_conf).filter(|span| kept.of(span.family).is_none()) {
         match address(span.family, span.free(taken, random)?) {
             IpAddr::V4(v4) => picked.v4 = Ipv4Net::new(v4, span.len).ok(),
             IpAddr::V6(v6) => picked.v6 = Ipv6Net::new(v6, span.len).ok(),
@@ -102,15 +102,15 @@ impl Span {
 }
 
 /// Returns true if this network has the length of a subnet and lies between SubnetMin and SubnetMax of its family.
-pub fn fits(network: &NetConf, net: IpNet) -> bool {
-    spans(network).any(|span| span.family == family(&net) && span.fits(net))
+pub fn fits(net_conf: &NetConf, net: IpNet) -> bool {
+    spans(net_conf).any(|span| span.family == family(&net) && span.fits(net))
 }
 
 /// Returns true if these subnets have exactly the enabled families, and each has the right length and lies between SubnetMin and
 /// SubnetMax.
-pub fn is_compatible(network: &NetConf, subnets: &Subnets) -> bool {
+pub fn is_compatible(net_conf: &NetConf, subnets: &Subnets) -> bool {
     let mut on = 0;
-    let all = spans(network).all(|span| {
+    let all = spans(net_conf).all(|span| {
         on += 1;
         subnets.iter().any(|net| family(&net) == span.family && span.fits(net))
     });

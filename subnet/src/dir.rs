@@ -111,7 +111,7 @@ fn find_own(files: &Files, evidence: &Evidence) -> Result<Option<Lease>, Error> 
 fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result<Lease, Error> {
     let records = read_all(files, evidence)?;
     let ours = evidence.ours(records.iter().filter_map(|record| record.lease.as_ref().ok()));
-    if let Some(own) = ours.iter().find(|own| allocate::is_compatible(&request.network, &own.subnets)) {
+    if let Some(own) = ours.iter().find(|own| allocate::is_compatible(&request.net_conf, &own.subnets)) {
         return rewrite(files, own, &request.attrs);
     }
     let our_ids: HashSet<&Id> = ours.iter().map(|own| &own.id).collect();

@@ -95,7 +95,7 @@ pub struct KubeOptions {
 
 /// What our Node publishes.
 struct Publication {
-    network: NetConf,
+    net_conf: NetConf,
     attrs: Attrs,
     /// The addresses that the Node had after our last write.
     addresses: Option<publish::Addresses>,
@@ -191,7 +191,7 @@ impl KubeStore {
                     Err(Unreadable::new(format!("node {}: somebody else wrote the published address", record.id)))
                 });
             }
-            record.lease = record.lease.map(|lease| own_node::in_families_of(&publication.network.networks, lease));
+            record.lease = record.lease.map(|lease| own_node::in_families_of(&publication.net_conf.networks, lease));
         }
         Some(record)
     }

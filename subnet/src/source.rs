@@ -92,7 +92,7 @@ pub enum Error {
 #[derive(Debug, Clone)]
 pub struct LeaseRequest {
     /// The validated net-conf.
-    pub network: NetConf,
+    pub net_conf: NetConf,
     /// What the lease is to contain.
     pub attrs: Attrs,
     /// The subnet that our pods use, if it is known. It is taken again if it is free and net-conf allows it.
@@ -129,21 +129,22 @@ impl LeaseRequest {
         taken.extend(self.connected.iter().map(Subnets::from));
         // Every node sets a lease aside that is not inside Network. So such a lease does not take a subnet.
         taken.retain(|subnets| {
-            subnets.iter().any(|net| self.network.networks.iter().any(|network| network.contains(&net)))
+            subnets.iter().any(|net| self.net_conf.networks.iter().any(|network| network.contains(&net)))
         });
         let had: Vec<Subnets> = self.previous.into_iter().chain(ours).collect();
         let is_free = |half: &Subnets| {
-            half.iter().all(|net| allocate::fits(&self.network, net)) && !taken.iter().any(|other| other.overlaps(half))
+            half.iter().all(|net| allocate::fits(&self.net_conf, net))
+                && !taken.iter().any(|other| other.overlaps(half))
         };
         let v4 = had.iter().filter(|had| had.v4.is_some()).map(|had| Subnets { v6: None, ..*had }).find(is_free);
         let v6 = had.iter().filter(|had| had.v6.is_some()).map(|had| Subnets { v4: None, ..*had }).find(is_free);
         let kept = Subnets { v4: v4.and_then(|half| half.v4), v6: v6.and_then(|half| half.v6) };
-        allocate::complete(&self.network, &kept, &taken, &mut random).ok_or_else(|| self.out_of_subnets())
+        allocate::complete(&self.net_conf, &kept, &taken, &mut random).ok_or_else(|| self.out_of_subnets())
     }
 
     /// Returns the error that names the range without a free subnet.
     fn out_of_subnets(&self) -> Error {
-        let (v4, v6) = (self.network.v4.as_ref(), self.network.v6.as_ref());
+        let (v4, v6) = (self.net_conf.v4.as_ref(), self.net_conf.v6.as_ref());
         let join = |v4: Option<String>, v6: Option<String>| v4.into_iter().chain(v6).collect::<Vec<_>>().join(",");
         Error::OutOfSubnets {
             min: join(v4.map(|range| range.min.to_string()), v6.map(|range| range.min.to_string())),
@@ -333,7 +334,7 @@ mod tests {
         let conf = r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48","IPv6SubnetMax":"fd00:0:0:3::"}"#;
         let at = |ip: &str| Attrs { public_ipv6: ip.parse().ok(), ..Attrs::default() };
         let request = LeaseRequest {
-            network: NetConf::parse(conf).unwrap(),
+            net_conf: NetConf::parse(conf).unwrap(),
             attrs: at("fd00:0:0:1::1"),
             previous: Some(Subnets { v4: None, v6: "fd00:0:0:2::/64".parse().ok() }),
             was: None,

@@ -12,17 +12,17 @@ use weft_subnet::allocate::{choose, is_compatible};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::{BadNetConf, NetConf};
 
-fn network(text: &str) -> NetConf {
+fn net_conf(text: &str) -> NetConf {
     NetConf::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
 fn v4(text: &str) -> (String, u8, String, String) {
-    let range = network(text).v4.unwrap();
+    let range = net_conf(text).v4.unwrap();
     (range.network.to_string(), range.len, range.min.to_string(), range.max.to_string())
 }
 
 fn v6(text: &str) -> (String, u8, String, String) {
-    let range = network(text).v6.unwrap();
+    let range = net_conf(text).v6.unwrap();
     (range.network.to_string(), range.len, range.min.to_string(), range.max.to_string())
 }
 
@@ -57,12 +57,12 @@ fn ipv6_defaults_are_those_of_flannel() {
     );
     assert_eq!(v6(&conf(r#""IPv6Network":"fd00::/124""#)), row("fd00::/124", 126, "fd00::4", "fd00::c"));
     assert_eq!(v6(&conf(r#""IPv6Network":"8000::/1""#)), row("8000::/1", 64, "8000:0:0:1::", "ffff:ffff:ffff:ffff::"));
-    assert_eq!(network(&conf(r#""IPv6Network":"fd00::/48""#)).networks.v4, None);
+    assert_eq!(net_conf(&conf(r#""IPv6Network":"fd00::/48""#)).networks.v4, None);
 }
 
 #[test]
 fn keys_match_in_any_case_and_unknown_keys_are_ignored() {
-    let conf = network(
+    let conf = net_conf(
         r#"{"NETWORK":"10.1.0.0/16","network":"10.5.0.0/16","enableipv6":true,"ipv6network":"fd00::/48","ENABLENFTABLES":true,
             "Comment":{"a":[1,2]},"backend":{"type":"VXLAN","Directrouting":true}}"#,
     );
@@ -75,10 +75,10 @@ fn keys_match_in_any_case_and_unknown_keys_are_ignored() {
 #[test]
 fn masquerade_exceptions_are_parsed() {
     let conf =
-        network(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0/8","fd00::/8"],"MasqueradeToNodes":false}"#);
+        net_conf(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0/8","fd00::/8"],"MasqueradeToNodes":false}"#);
     let except = ["10.0.0.0/8", "fd00::/8"].map(|net| net.parse().unwrap());
     assert_eq!((&conf.masquerade.except[..], conf.masquerade.except_nodes), (&except[..], true));
-    assert_eq!(network(r#"{"Network":"10.5.0.0/16"}"#).masquerade, Default::default());
+    assert_eq!(net_conf(r#"{"Network":"10.5.0.0/16"}"#).masquerade, Default::default());
     let bad = NetConf::parse(r#"{"Network":"10.5.0.0/16","MasqueradeExcept":["10.0.0.0"]}"#)
         .expect_err("a network without a length");
     assert!(bad.to_string().contains("MasqueradeExcept"), "{bad}");
@@ -86,7 +86,7 @@ fn masquerade_exceptions_are_parsed() {
 
 #[test]
 fn without_backend_the_type_is_udp() {
-    let conf = network(r#"{"Network":"10.5.0.0/16"}"#);
+    let conf = net_conf(r#"{"Network":"10.5.0.0/16"}"#);
     assert_eq!((conf.backend_type.as_str(), &*conf.backend), ("udp", "{}"));
     assert_eq!(conf.nftables, None);
 }
@@ -217,7 +217,7 @@ fn each_error_names_the_key_and_the_remedy() {
 #[test]
 fn differences_are_named_by_key() {
     let base = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","Port":8472,"VNI":1}}"#;
-    let differ = |text: &str| network(base).differing_keys(&network(text)).join(" ");
+    let differ = |text: &str| net_conf(base).differing_keys(&net_conf(text)).join(" ");
     assert_eq!(
         differ(r#"{"backend":{"vni":1, "port": 8472 ,"type":"VXLAN"},"network":"10.5.9.9/16","SubnetLen":24}"#),
         ""
@@ -239,8 +239,8 @@ fn differences_are_named_by_key() {
         ),
         "Network SubnetLen SubnetMin SubnetMax MasqueradeExcept MasqueradeToNodes"
     );
-    let ipv6 = network(r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
-    let other = network(
+    let ipv6 = net_conf(r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
+    let other = net_conf(
         r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00::/40","IPv6SubnetLen":60,"IPv6SubnetMin":"fd00:0:0:100::"}"#,
     );
     assert_eq!(
@@ -255,7 +255,7 @@ fn nets(texts: &[&str]) -> Vec<Subnets> {
 
 #[test]
 fn only_free_subnets_are_chosen() {
-    let conf = network(r#"{"Network":"10.5.0.0/21","SubnetLen":24,"SubnetMax":"10.5.4.0"}"#);
+    let conf = net_conf(r#"{"Network":"10.5.0.0/21","SubnetLen":24,"SubnetMax":"10.5.4.0"}"#);
     let all = |taken: &[&str]| -> Vec<String> {
         let taken = nets(taken);
         let found = (0..100).filter_map(|n| choose(&conf, &taken, &mut || n)).map(|s| s.to_string());
@@ -269,14 +269,14 @@ fn only_free_subnets_are_chosen() {
         "taken subnets may have other lengths and may be nested"
     );
     assert_eq!(all(&["10.5.0.0/16"]), Vec::<String>::new());
-    let top = network(r#"{"Network":"255.255.0.0/16","SubnetMin":"255.255.254.0"}"#);
+    let top = net_conf(r#"{"Network":"255.255.0.0/16","SubnetMin":"255.255.254.0"}"#);
     let taken = nets(&["255.255.254.0/24"]);
     assert_eq!(
         choose(&top, &taken, &mut || 7).unwrap().to_string(),
         "255.255.255.0/24",
         "the last subnet of the address space must be found"
     );
-    let top = network(
+    let top = net_conf(
         r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"8000::/1","IPv6SubnetMin":"ffff:ffff:ffff:ffff::"}"#,
     );
     assert_eq!(choose(&top, &nets(&["ffff::/16"]), &mut || 7), None);
@@ -285,7 +285,7 @@ fn only_free_subnets_are_chosen() {
 
 #[test]
 fn each_family_is_chosen_among_all_free_subnets() {
-    let conf = network(r#"{"Network":"10.0.0.0/8","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
+    let conf = net_conf(r#"{"Network":"10.0.0.0/8","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
     let mut calls = [65_534, 0].into_iter();
     let picked = choose(&conf, &[], &mut || calls.next().unwrap()).unwrap();
     assert_eq!(picked.to_string(), "10.255.255.0/24,fd00:0:0:1::/64");
@@ -297,13 +297,13 @@ fn each_family_is_chosen_among_all_free_subnets() {
     let taken = nets(&["10.0.2.0/24", "10.0.2.128/25", "10.0.4.0/22"]);
     assert_eq!(choose(&conf, &taken, &mut || 2).unwrap().v4.unwrap().to_string(), "10.0.8.0/24");
     assert_eq!(choose(&conf, &nets(&["fd00::/40"]), &mut || 0), None, "one family has no free subnet");
-    let wide = network(r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/16","IPv6SubnetLen":126}"#);
+    let wide = net_conf(r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd00::/16","IPv6SubnetLen":126}"#);
     assert!(choose(&wide, &[], &mut || u64::MAX).is_some(), "there are more subnets than random numbers");
 }
 
 #[test]
 fn to_choose_takes_less_than_quadratic_time() {
-    let conf = network(r#"{"Network":"10.0.0.0/8"}"#);
+    let conf = net_conf(r#"{"Network":"10.0.0.0/8"}"#);
     let taken: Vec<Subnets> = (1..65_535u32)
         .rev()
         .map(|n| Subnets { v4: Some(ipnet::Ipv4Net::new((0x0a00_0000 + n * 256).into(), 24).unwrap()), v6: None })
@@ -318,8 +318,8 @@ fn to_choose_takes_less_than_quadratic_time() {
 #[test]
 fn is_compatible_accepts_exactly_what_could_be_chosen() {
     let dual =
-        network(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
-    let single = network(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0"}"#);
+        net_conf(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0","EnableIPv6":true,"IPv6Network":"fd00::/48"}"#);
+    let single = net_conf(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0"}"#);
     let subnets = |v4: &str, v6: &str| Subnets { v4: v4.parse().ok(), v6: v6.parse().ok() };
     for (v4, v6, in_dual, in_single) in [
         ("10.5.1.0/24", "fd00:0:0:1::/64", true, false),
@@ -364,16 +364,16 @@ proptest! {
             let min = u32::from(net.network()) | (min & host);
             conf["SubnetMin"] = IpAddr::V4((if align { min & !0xff } else { min }).into()).to_string().into();
         }
-        if let Ok(network) = NetConf::parse(&conf.to_string()) {
-            let range = network.v4.as_ref().unwrap();
+        if let Ok(net_conf) = NetConf::parse(&conf.to_string()) {
+            let range = net_conf.v4.as_ref().unwrap();
             prop_assert!(range.network.contains(&range.min) && range.network.contains(&range.max));
             let taken: Vec<Subnets> = taken.into_iter().map(|(a, l)| {
                 Subnets { v4: Some(ipnet::Ipv4Net::new((u32::from(net.network()) | (a & u32::from(net.hostmask()))).into(), l).unwrap().trunc()), v6: None }
             }).collect();
-            if let Some(picked) = choose(&network, &taken, &mut || random) {
-                prop_assert!(is_compatible(&network, &picked));
+            if let Some(picked) = choose(&net_conf, &taken, &mut || random) {
+                prop_assert!(is_compatible(&net_conf, &picked));
                 prop_assert!(taken.iter().all(|t| !t.overlaps(&picked)));
-                prop_assert!(network.networks.of(weft_subnet::cidr::Family::V4).unwrap().contains(&picked.v4.map(IpNet::V4).unwrap()));
+                prop_assert!(net_conf.networks.of(weft_subnet::cidr::Family::V4).unwrap().contains(&picked.v4.map(IpNet::V4).unwrap()));
             } else {
                 prop_assert!(!taken.is_empty());
             }

@@ -131,10 +131,10 @@ fn fuzz_net_conf() {
         let body = text(input, CONF);
         for conf in [format!("{{{body}}}"), format!("{{\"Network\":\"10.5.0.0/16\",{body}}}"), body] {
             match NetConf::parse(&conf) {
-                Ok(network) => {
-                    assert_eq!(network.differing_keys(&network), Vec::<String>::new());
-                    let picked = choose(&network, &[], &mut || 7).expect("an empty network has a free subnet");
-                    assert!(is_compatible(&network, &picked), "{conf}: {picked}");
+                Ok(net_conf) => {
+                    assert_eq!(net_conf.differing_keys(&net_conf), Vec::<String>::new());
+                    let picked = choose(&net_conf, &[], &mut || 7).expect("an empty network has a free subnet");
+                    assert!(is_compatible(&net_conf, &picked), "{conf}: {picked}");
                 }
                 Err(error) => assert!(!error.to_string().is_empty()),
             }

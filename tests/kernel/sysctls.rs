@@ -32,7 +32,7 @@ const FORWARDING: &str = "net/ipv6/conf/all/forwarding";
 /// Returns the plan of a node with both families on up0.
 fn plan() -> Plan {
     let conf = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48","Backend":{"Type":"host-gw"}}"#;
-    let network = NetConf::parse(conf).unwrap();
+    let net_conf = NetConf::parse(conf).unwrap();
     let uplink = Uplink { name: name("up0"), mtu: 1500, v4: "10.0.0.1".parse().ok(), v6: "fd00::1".parse().ok() };
     let (public_v4, public_v6) = (uplink.v4, uplink.v6);
     let (routes, connected) = (OnLink::default(), Default::default());
@@ -40,8 +40,8 @@ fn plan() -> Plan {
         Host { uplink, public_v4, public_v6, wireguard_port: None, identities: Default::default(), routes, connected };
     let subnets = Subnets { v4: "10.5.1.0/24".parse().ok(), v6: "fd05:0:0:1::/64".parse().ok() };
     let own = Lease { id: subnets.to_key().into(), subnets, attrs: Attrs::default(), age: Age::default() };
-    let backend = make(&network).unwrap();
-    Plan::new(network, backend, host, own)
+    let backend = make(&net_conf).unwrap();
+    Plan::new(net_conf, backend, host, own)
 }
 
 fn set(path: &str, value: &str) {

@@ -124,14 +124,14 @@ fn routes_with_our_protocol_inside_our_network_are_ours() {
 fn flannels(entry: (Key, ObservedValue)) -> bool {
     let conf = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.8.0","SubnetMax":"10.5.80.0","EnableIPv6":true,
         "IPv6Network":"fd00:5::/48","Backend":{"Type":"host-gw"}}"#;
-    let network = NetConf::parse(conf).unwrap();
+    let net_conf = NetConf::parse(conf).unwrap();
     let on_link = OnLink::new([
         (net("192.168.64.0/24"), 0, Reach::Link(name("eth0"))),
         (net("2001:db8::/64"), 0, Reach::Link(name("eth0"))),
         (net("0.0.0.0/0"), 0, Reach::Gateway),
     ]);
     let own = Subnets::from_key("10.5.10.0-24&fd00:5:0:1::-64").unwrap();
-    is_flannels(&network, &own, &on_link, (&entry.0, &entry.1))
+    is_flannels(&net_conf, &own, &on_link, (&entry.0, &entry.1))
 }
 
 #[test]

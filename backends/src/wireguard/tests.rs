@@ -74,12 +74,12 @@ impl Secrets for Files {
     }
 }
 
-fn network(backend: &str) -> NetConf {
+fn net_conf(backend: &str) -> NetConf {
     NetConf::parse(&format!(r#"{{"Network":"10.5.0.0/16","Backend":{backend}}}"#)).unwrap()
 }
 
 fn made(options: &str) -> Box<dyn Backend> {
-    crate::backend::make(&network(&format!(r#"{{"Type":"wireguard"{options}}}"#))).unwrap()
+    crate::backend::make(&net_conf(&format!(r#"{{"Type":"wireguard"{options}}}"#))).unwrap()
 }
 
 fn found<'a>(files: &'a Files, links: &'a [StandingLink]) -> Found<'a> {
@@ -289,8 +289,8 @@ fn only_a_device_of_ours_shows_that_the_key_was_published_by_this_machine() {
 #[test]
 fn no_secret_is_in_a_refusal() {
     let refusal = |options: &str| {
-        let network = network(&format!(r#"{{"Type":"wireguard",{options}}}"#));
-        crate::backend::make(&network).err().unwrap().to_string()
+        let net_conf = net_conf(&format!(r#"{{"Type":"wireguard",{options}}}"#));
+        crate::backend::make(&net_conf).err().unwrap().to_string()
     };
     for options in [r#""PSK":"secretsecret""#, r#""PSK":["secretsecret"]"#] {
         let said = refusal(options);

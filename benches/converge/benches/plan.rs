@@ -52,8 +52,8 @@ fn record(kind: &str, number: u32) -> Record {
 
 fn empty(kind: &str) -> Plan {
     let conf = format!(r#"{{"Network":"10.0.0.0/8","Backend":{{"Type":"{kind}"}}}}"#);
-    let network = NetConf::parse(&conf).expect("a net-conf");
-    let backend = backend::make(&network).expect("a backend");
+    let net_conf = NetConf::parse(&conf).expect("a net-conf");
+    let backend = backend::make(&net_conf).expect("a backend");
     let (name, address) = (Name::new("eth0").expect("a name"), Ipv4Addr::new(172, 31, 255, 1));
     let on_link = IpNet::new(IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12).expect("a net");
     let host = Host {
@@ -67,7 +67,7 @@ fn empty(kind: &str) -> Plan {
     };
     let subnets = Subnets { v4: Some("10.250.0.0/24".parse().expect("a net")), v6: None };
     let own = Lease { id: subnets.to_key().into(), subnets, attrs: Attrs::default(), age: Age::default() };
-    Plan::new(network, backend, host, own)
+    Plan::new(net_conf, backend, host, own)
 }
 
 fn filled((kind, peers): (&str, u32)) -> Plan {

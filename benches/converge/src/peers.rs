@@ -228,8 +228,8 @@ mod tests {
             for backend in [Backend::Vxlan, Backend::HostGw, Backend::VxlanDual, Backend::Udp] {
                 let subnets = Subnets::from_key(&peer.id(backend)).unwrap();
                 assert_eq!(subnets.to_key(), peer.id(backend));
-                let network = NetConf::parse(&backend.net_conf()).unwrap();
-                assert!(subnets.iter().all(|net| network.networks.iter().any(|all| all.contains(&net))));
+                let net_conf = NetConf::parse(&backend.net_conf()).unwrap();
+                assert!(subnets.iter().all(|net| net_conf.networks.iter().any(|all| all.contains(&net))));
                 let attrs = Attrs::from_wire(peer.value(backend).as_bytes()).unwrap();
                 assert_eq!(attrs.public_ip.map(IpAddr::V4), Some(peer.public(false)));
                 assert_ne!(peer.value(backend), Peer { moved: true, ..peer }.value(backend));

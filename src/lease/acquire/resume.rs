@@ -57,12 +57,12 @@ impl EarlierRun {
     /// Returns the subnet that this node had when it had these addresses in this network. A start needs it when a boot has removed
     /// subnet.env. Its age does not matter, because the store shows whether the lease is ours. It is not needed where subnets are
     /// assigned.
-    pub(super) fn subnet(&mut self, public: Public, network: &NetConf, store: Capabilities) -> Option<Subnets> {
+    pub(super) fn subnet(&mut self, public: Public, net_conf: &NetConf, store: Capabilities) -> Option<Subnets> {
         if store.assigned {
             return None;
         }
         let head = self.head()?;
-        let same = NetConf::parse(&head.config).is_ok_and(|then| then.networks == network.networks);
+        let same = NetConf::parse(&head.config).is_ok_and(|then| then.networks == net_conf.networks);
         (same && head.public == public).then_some(head.own.subnets)
     }
 
@@ -79,7 +79,7 @@ impl EarlierRun {
     /// Returns the net-conf of our lease, and what it means, if the backend of this one does not understand our lease. Both must be of the
     /// network in which our lease is. If the store had not accepted our lease with the backend that was in force, this is an
     /// earlier net-conf.
-    pub(super) fn other_backend(&mut self, network: &NetConf, backend: &dyn Backend) -> Option<ParsedConf> {
+    pub(super) fn other_backend(&mut self, net_conf: &NetConf, backend: &dyn Backend) -> Option<ParsedConf> {
         let head = self.head()?;
         if backend.commands().is_some() || backend.understands(&head.own.attrs) {
             return None;
@@ -87,20 +87,20 @@ impl EarlierRun {
         let read = |text: &String| {
             let (then, old) = parse(text).ok()?;
             let is_ours = old.understands(&head.own.attrs) && old.commands().is_none();
-            (is_ours && are_of_one_network(&then, network, &head.own.subnets)).then(|| (text.clone(), then, old))
+            (is_ours && are_of_one_network(&then, net_conf, &head.own.subnets)).then(|| (text.clone(), then, old))
         };
         std::iter::once(&head.config).chain(&head.earlier).find_map(read)
     }
 
     /// Returns the net-confs by whose backends peers reach this node, too, in the order in which packets preferred them. Our lease names them
     /// as other ways.
-    pub(super) fn earlier(&mut self, network: &NetConf, lease: &Attrs) -> Vec<ParsedConf> {
+    pub(super) fn earlier(&mut self, net_conf: &NetConf, lease: &Attrs) -> Vec<ParsedConf> {
         let Some(head) = self.head() else { return Vec::new() };
         let ways = lease.other_ways();
         let read = |text: &String| {
             let (then, backend) = parse(text).ok()?;
             let is_named = ways.iter().any(|way| backend.understands(way)) && backend.commands().is_none();
-            (is_named && are_of_one_network(&then, network, &head.own.subnets)).then(|| (text.clone(), then, backend))
+            (is_named && are_of_one_network(&then, net_conf, &head.own.subnets)).then(|| (text.clone(), then, backend))
         };
         preferred(head).into_iter().filter_map(read).collect()
     }
@@ -159,10 +159,10 @@ fn preferred(head: &Head) -> Vec<&String> {
 /// Returns true if both net-confs enable the same families, and contain our subnets. Network may have become wider or narrower while the
 /// backend changed.
 fn are_of_one_network(one: &NetConf, other: &NetConf, own: &Subnets) -> bool {
-    let families = |network: &NetConf| (network.networks.v4.is_some(), network.networks.v6.is_some());
-    let contains = |network: &NetConf| {
-        let mut subnets = own.in_families_of(&network.networks).iter();
-        subnets.all(|net| network.networks.of(family(&net)).is_some_and(|all| all.contains(&net)))
+    let families = |net_conf: &NetConf| (net_conf.networks.v4.is_some(), net_conf.networks.v6.is_some());
+    let contains = |net_conf: &NetConf| {
+        let mut subnets = own.in_families_of(&net_conf.networks).iter();
+        subnets.all(|net| net_conf.networks.of(family(&net)).is_some_and(|all| all.contains(&net)))
     };
     families(one) == families(other) && contains(one) && contains(other)
 }
@@ -249,23 +249,23 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
     let now = wall_clock().as_secs();
     fresh(&head, context.store.capabilities().expires, now)?;
     let config = config.unwrap_or(&head.config).to_owned();
-    let (network, backend) = parse(&config)?;
+    let (net_conf, backend) = parse(&config)?;
     let then = NetConf::parse(&head.config).map_err(ConfError::from)?;
-    if (then.networks, &then.backend_type) != (network.networks, &network.backend_type) {
-        let (then, now) = ((then.networks, then.backend_type), (network.networks, network.backend_type));
+    if (then.networks, &then.backend_type) != (net_conf.networks, &net_conf.backend_type) {
+        let (then, now) = ((then.networks, then.backend_type), (net_conf.networks, net_conf.backend_type));
         return Err(Unusable::AnotherNetwork { then, now });
     }
     let choice = with_chosen(context.choice, head.chosen);
     let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
-    let candidates = candidates(&machine, &network, head.own.subnets).after(before(&head, &choice));
+    let candidates = candidates(&machine, &net_conf, head.own.subnets).after(before(&head, &choice));
     let picked = uplink::pick(&choice, &candidates)?;
     if (picked.public_v4, picked.public_v6) != head.public {
         return Err(Unusable::OtherAddresses(picked.uplink.name));
     }
-    let (author, _) = read_subnet_file(context.subnet_file, &network);
+    let (author, _) = read_subnet_file(context.subnet_file, &net_conf);
     let own = head.own;
-    let of_lease = context.memory.other_backend(&network, &*backend);
-    let confs = ((config, network, backend), of_lease);
+    let of_lease = context.memory.other_backend(&net_conf, &*backend);
+    let confs = ((config, net_conf, backend), of_lease);
     let (conf, host, mut earlier) = beside_that_of_lease(context, (&picked, &machine), confs, &own.attrs)?;
     earlier.extend(earlier_backends::<K, Unusable>(context, (&conf.1, &*conf.2), &host, &own.attrs)?);
     let leased = Leased { host, own, was: None, uplink: choice, chosen: head.chosen };
@@ -289,8 +289,8 @@ fn beside_that_of_lease<K: Kernel>(
     let host_before = host_of(context, found, &before, lease)?;
     match host.and_then(|host| conf.2.advertise(&host).map(|_| host)) {
         Ok(host) => {
-            let (text, network, backend) = before;
-            Ok((conf, host, vec![ExtraBackend::new((text, network), backend, host_before)]))
+            let (text, net_conf, backend) = before;
+            Ok((conf, host, vec![ExtraBackend::new((text, net_conf), backend, host_before)]))
         }
         Err(reason) => {
             let (next, old) = (conf.2.kind(), before.2.kind());
@@ -306,13 +306,13 @@ fn beside_that_of_lease<K: Kernel>(
 fn host_of<K: Kernel>(
     context: &StartContext<'_, K>,
     (picked, machine): (&Picked, &Machine),
-    (_, network, backend): &ParsedConf,
+    (_, net_conf, backend): &ParsedConf,
     lease: &Attrs,
 ) -> Result<Host, Skip> {
     let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
     let way = lease.other_ways().into_iter().find(|way| backend.understands(way));
     let identities = identities::chosen(&**backend, machine, kept, Some(way.as_ref().unwrap_or(lease)))?;
-    Ok(host(picked, machine, network, identities))
+    Ok(host(picked, machine, net_conf, identities))
 }
 
 #[cfg(test)]
@@ -516,15 +516,15 @@ mod tests {
         let own = Lease { attrs: way("host-gw").with_other_ways(&[vxlan]), ..just_now().own };
         let head = Head { earlier: vec![CONFIG.replace("host-gw", "vxlan")], own, ..just_now() };
         let started = fits(&["192.168.0.1/24"], None, head).map_err(drop).unwrap();
-        let Started { network, backend, host, own, earlier, .. } = started;
-        let plan = Plan::new(network, backend, host, own).with_earlier(earlier, false);
+        let Started { net_conf, backend, host, own, earlier, .. } = started;
+        let plan = Plan::new(net_conf, backend, host, own).with_earlier(earlier, false);
         let ways = plan.advertise(plan.host()).unwrap().other_ways();
         assert_eq!(ways.iter().map(|way| way.backend_data.as_deref()).collect::<Vec<_>>(), [Some(data)]);
     }
 
     #[test]
     fn a_subnet_is_remembered_for_the_same_addresses_and_network_where_none_is_assigned() {
-        let network = |text: &str| NetConf::parse(text).unwrap();
+        let net_conf = |text: &str| NetConf::parse(text).unwrap();
         let other = CONFIG.replace("10.5.", "10.6.");
         let (mine, elsewhere) = (just_now().public, ("192.168.0.2".parse().ok(), None));
         for (public, config, assigned, wanted) in [
@@ -536,7 +536,7 @@ mod tests {
             let saved = Some(Saved { head: just_now(), peers: Vec::new() });
             let mut memory = EarlierRun { saved, ..EarlierRun::default() };
             let store = Capabilities { expires: true, assigned };
-            assert_eq!(memory.subnet(public, &network(config), store), wanted, "{public:?} {config} {assigned}");
+            assert_eq!(memory.subnet(public, &net_conf(config), store), wanted, "{public:?} {config} {assigned}");
         }
     }
 }

@@ -114,9 +114,9 @@ fn lease(subnets: Subnets, public: &str) -> Lease {
 
 /// Returns a start with this net-conf, on this host and with this lease. The uplink is chosen without flags.
 pub(crate) fn start_with(config: &str, host: Host, own: Lease) -> Started {
-    let (network, backend) = parse(config).unwrap();
+    let (net_conf, backend) = parse(config).unwrap();
     let leased = Leased { host, own, was: None, uplink: UplinkChoice::default(), chosen: [None, None] };
-    Started::new((config.to_owned(), network, backend), Author::Weft, leased)
+    Started::new((config.to_owned(), net_conf, backend), Author::Weft, leased)
 }
 
 fn own() -> Subnets {

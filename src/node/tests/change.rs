@@ -218,8 +218,8 @@ async fn without_the_store_both_backends_stand_and_packets_go_the_way_of_the_sav
     local(async {
         let own = lease("10.5.1.0-24", "192.168.0.1");
         let mut test = TestNode::altered((VXLAN, own), OnLostLease::Hold, RuleOptions::default(), |started| {
-            let (network, backend) = acquire::parse(CONFIG).unwrap();
-            started.earlier = vec![ExtraBackend::new((CONFIG.to_owned(), network), backend, started.host.clone())];
+            let (net_conf, backend) = acquire::parse(CONFIG).unwrap();
+            started.earlier = vec![ExtraBackend::new((CONFIG.to_owned(), net_conf), backend, started.host.clone())];
             let peer = Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") };
             started.saved = Some(Saved { head: head(&started.own), peers: vec![peer] });
         });
@@ -512,8 +512,8 @@ async fn a_restart_within_seconds_of_a_change_leaves_packets_where_they_were() {
         let records =
             [own.clone(), Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") }];
         let mut test = TestNode::altered((VXLAN, own), OnLostLease::Hold, RuleOptions::default(), |started| {
-            let (network, backend) = acquire::parse(CONFIG).unwrap();
-            started.earlier = vec![ExtraBackend::new((CONFIG.to_owned(), network), backend, started.host.clone())];
+            let (net_conf, backend) = acquire::parse(CONFIG).unwrap();
+            started.earlier = vec![ExtraBackend::new((CONFIG.to_owned(), net_conf), backend, started.host.clone())];
             started.sends_earlier = true;
         });
         test.node.context.options.change_grace = Duration::from_secs(60);

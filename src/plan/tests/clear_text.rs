@@ -18,11 +18,11 @@ fn change_to_wireguard(plan: &mut Plan, options: &str) {
 /// Makes wireguard with these options the next backend.
 pub(super) fn prepare_wireguard(plan: &mut Plan, options: &str) {
     let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"wireguard"{options}}}}}"#);
-    let network = NetConf::parse(&text).unwrap();
-    let backend = make(&network).unwrap();
+    let net_conf = NetConf::parse(&text).unwrap();
+    let backend = make(&net_conf).unwrap();
     let identities = KeyPair::of(Secret::new([1; 32])).both();
     let host = Host { identities, ..plan.host().clone() };
-    plan.prepare(ExtraBackend::new((text, network), backend, host));
+    plan.prepare(ExtraBackend::new((text, net_conf), backend, host));
 }
 
 /// The numbers of the subnets that have a route over flannel.1, which is longer than that of the WireGuard device.
@@ -120,9 +120,9 @@ fn net_conf_may_allow_clear_text_and_forbid_it_again() {
     plan.send_current();
     plan.put(record(4, 1));
     assert_eq!((in_clear_text(&plan), plan.has_clear_text(), plan.clear_text_count()), (vec![2, 4], false, 2));
-    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#).unwrap();
-    let (backend, host, own) = (make(&network).unwrap(), plan.host().clone(), plan.own().clone());
-    plan.rebase(network, backend, host, own);
+    let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#).unwrap();
+    let (backend, host, own) = (make(&net_conf).unwrap(), plan.host().clone(), plan.own().clone());
+    plan.rebase(net_conf, backend, host, own);
     assert_eq!((in_clear_text(&plan), plan.has_clear_text(), plan.clear_text_count()), (vec![], true, 0));
     assert_eq!(plan.refused_clear_text(1).0, 2);
 }
@@ -144,9 +144,9 @@ fn other_options_of_the_backend_that_encrypts_allow_nothing_anew() {
 
 #[test]
 fn after_a_restart_only_the_saved_leases_are_reached_in_clear_text() {
-    let network = NetConf::parse(VXLAN).unwrap();
+    let net_conf = NetConf::parse(VXLAN).unwrap();
     let Plan { host, .. } = plan();
-    let earlier = ExtraBackend::new((VXLAN.to_owned(), network.clone()), make(&network).unwrap(), host);
+    let earlier = ExtraBackend::new((VXLAN.to_owned(), net_conf.clone()), make(&net_conf).unwrap(), host);
     let mut plan = super::wireguard::wireguard("")
         .with_earlier(vec![earlier], false)
         .with_clear_text([id(2), id(3)].into_iter(), [].into_iter());
@@ -163,10 +163,10 @@ fn the_tunnel_of_an_earlier_backend_has_no_peer_that_joined_after_the_change() {
         let attrs = Attrs { backend_type: String::new(), backend_data: None, ..lease(third, 1).attrs };
         Record { id: id(third), lease: Ok(Lease { attrs, ..lease(third, 1) }) }
     };
-    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#).unwrap();
+    let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#).unwrap();
     let mut plan = plan();
     let (host, own) = (plan.host().clone(), plan.own().clone());
-    plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+    plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), host, own);
     plan.put(udp(2));
     change_to_wireguard(&mut plan, "");
     plan.send_current();

@@ -10,8 +10,8 @@ use super::*;
 fn of_two_earlier_backends_with_one_device_the_later_one_decides_how_it_is_made() {
     let earlier = |mtu: u32| {
         let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan","MTU":{mtu}}}}}"#);
-        let network = NetConf::parse(&text).unwrap();
-        ExtraBackend::new((text, network.clone()), make(&network).unwrap(), plan().host)
+        let net_conf = NetConf::parse(&text).unwrap();
+        ExtraBackend::new((text, net_conf.clone()), make(&net_conf).unwrap(), plan().host)
     };
     // The latest comes first.
     let plan = plan_of("host-gw").with_earlier(vec![earlier(1400), earlier(1300)], false);
@@ -68,8 +68,8 @@ fn a_lease_that_is_set_aside_does_not_count_among_those_of_other_types() {
     assert_eq!((plan.other_backend(&id), plan.mtu()), (Some("ipip"), 1450));
     let (host, own) = (plan.host().clone(), plan.own().clone());
     let uplink = Uplink { v4: Some([192, 168, 0, 2].into()), ..host.uplink.clone() };
-    let network = plan.net_conf().clone();
-    plan.rebase(network.clone(), make(&network).unwrap(), Host { public_v4: uplink.v4, uplink, ..host }, own);
+    let net_conf = plan.net_conf().clone();
+    plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), Host { public_v4: uplink.v4, uplink, ..host }, own);
     assert!(plan.peers().reason(&id).is_some(), "it is set aside");
     assert_eq!((plan.other_backend(&id), plan.peers_of_other_backends().count()), (None, 0));
 }

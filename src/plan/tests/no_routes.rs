@@ -37,8 +37,8 @@ impl Backend for NoRoutes {
 }
 
 fn without_routes() -> Plan {
-    let Plan { network, host, own, .. } = plan();
-    Plan::new(network, Box::new(NoRoutes("none")), host, own)
+    let Plan { net_conf, host, own, .. } = plan();
+    Plan::new(net_conf, Box::new(NoRoutes("none")), host, own)
 }
 
 #[test]
@@ -55,8 +55,8 @@ fn fail_closed_is_left_out_with_its_reason_and_the_blackhole_is_not() {
     inside.attrs.public_ip = Some([10, 5, 2, 2].into());
     assert_eq!(plan.put(Record { id: inside.id.clone(), lease: Ok(inside) }), []);
     // Another backend needs the fence again, and that node is an exception then.
-    let Plan { network, backend, host, own, .. } = self::plan();
-    plan.rebase(network, backend, host, own);
+    let Plan { net_conf, backend, host, own, .. } = self::plan();
+    plan.rebase(net_conf, backend, host, own);
     assert_eq!(fence(&plan), ["unreachable 10.5.0.0/16, blackhole 10.5.1.0/24", ""]);
     assert_eq!(plan.problems(), [""; 0]);
     assert_eq!(without_routes().with_fences(Fences { fail_closed: false, blackhole: true }).problems(), [""; 0]);
@@ -65,8 +65,8 @@ fn fail_closed_is_left_out_with_its_reason_and_the_blackhole_is_not() {
 /// Until the last node has followed the change, routes of another program lead to the nodes that have not.
 #[test]
 fn fail_closed_is_left_out_at_a_start_during_a_change_from_such_a_backend() {
-    let Plan { network, host, .. } = plan();
-    let earlier = ExtraBackend::new((String::new(), network), Box::new(NoRoutes("none")), host);
+    let Plan { net_conf, host, .. } = plan();
+    let earlier = ExtraBackend::new((String::new(), net_conf), Box::new(NoRoutes("none")), host);
     let fences = Fences { fail_closed: true, blackhole: false };
     let mut plan = plan().with_earlier(vec![earlier], false).with_fences(fences);
     assert_eq!(plan.fence_keys(), []);

@@ -27,10 +27,10 @@ fn devices(plan: &Plan) -> [String; 2] {
 
 #[test]
 fn every_peer_has_a_route_of_its_own_until_one_of_the_two_is_gone() {
-    let network = NetConf::parse(UDP).unwrap();
+    let net_conf = NetConf::parse(UDP).unwrap();
     let mut plan = plan();
     let (host, own) = (plan.host().clone(), plan.own().clone());
-    plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+    plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), host, own);
     put(&mut plan, udp(2));
     assert_eq!(devices(&plan), ["flannel0", ""]);
     clear_text::prepare_wireguard(&mut plan, "");
@@ -50,11 +50,11 @@ fn every_peer_has_a_route_of_its_own_until_one_of_the_two_is_gone() {
 #[test]
 fn beside_alloc_no_route_to_all_of_network_takes_the_packets_before_they_may_go_the_new_way() {
     const ALLOC: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"alloc"}}"#;
-    let network = NetConf::parse(ALLOC).unwrap();
+    let net_conf = NetConf::parse(ALLOC).unwrap();
     for (options, then) in [("", ["flannel-wg", ""]), (r#","AllowPlaintext":true"#, ["", "flannel-wg"])] {
         let mut plan = plan();
         let (host, own) = (plan.host().clone(), plan.own().clone());
-        plan.rebase(network.clone(), make(&network).unwrap(), host, own);
+        plan.rebase(net_conf.clone(), make(&net_conf).unwrap(), host, own);
         // A lease of alloc has no type, like one of udp.
         put(&mut plan, udp(2));
         clear_text::prepare_wireguard(&mut plan, options);

@@ -7,11 +7,11 @@ use super::*;
 
 pub(crate) fn wireguard(options: &str) -> Plan {
     let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"wireguard"{options}}}}}"#);
-    let network = NetConf::parse(&text).unwrap();
+    let net_conf = NetConf::parse(&text).unwrap();
     let Plan { mut host, own, .. } = plan();
     host.identities = KeyPair::of(Secret::new([1; 32])).both();
-    let backend = make(&network).unwrap();
-    Plan::new(network, backend, host, own)
+    let backend = make(&net_conf).unwrap();
+    Plan::new(net_conf, backend, host, own)
 }
 
 /// A lease of the subnet and the address with these numbers, with this key.

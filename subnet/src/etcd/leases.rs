@@ -33,7 +33,7 @@ impl<'a> Leases<'a> {
 
     /// Returns true if net-conf allows a lease of these subnets.
     fn is_compatible(&self, stored: &Stored) -> bool {
-        stored.subnets.is_some_and(|subnets| allocate::is_compatible(&self.request.network, &subnets))
+        stored.subnets.is_some_and(|subnets| allocate::is_compatible(&self.request.net_conf, &subnets))
     }
 
     /// Returns true if an older lease of another node overlaps this one of ours. Then ours came second in a race, and we ended before

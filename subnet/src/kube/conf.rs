@@ -57,7 +57,7 @@ impl Conf {
     }
 
     /// Reads net-conf as it is now. [`Conf::follow`] reports a change anyway. Returns `None` if it cannot be read or is not valid.
-    pub(super) fn network(&self) -> Option<NetConf> {
+    pub(super) fn net_conf(&self) -> Option<NetConf> {
         NetConf::parse(&self.read_file().ok()?).ok()
     }
 
@@ -114,15 +114,15 @@ mod tests {
         let text = r#"{"Network":"10.244.0.0/16","subnetlen":99,"SubnetMin":"192.0.2.1","Backend":{"Type":"vxlan", "Port":1}}"#;
         assert!(NetConf::parse(text).is_err());
         let kept = without_ignored(text).unwrap();
-        let network = NetConf::parse(&kept).unwrap();
-        assert_eq!(&*network.backend, r#"{"Type":"vxlan", "Port":1}"#);
+        let net_conf = NetConf::parse(&kept).unwrap();
+        assert_eq!(&*net_conf.backend, r#"{"Type":"vxlan", "Port":1}"#);
         assert_eq!(without_ignored(&kept), None, "a text without these keys must stay as it is");
         assert_eq!(without_ignored("no json"), None);
         // The last of two members with one name counts, before and afterwards.
         let text = r#"{"network":"10.5.0.0/16","Network":"10.6.0.0/16","SubnetLen":24,"Backend":{"Type":"vxlan"}}"#;
-        let network = |text: &str| NetConf::parse(text).unwrap().networks.to_string();
+        let networks = |text: &str| NetConf::parse(text).unwrap().networks.to_string();
         assert_eq!(
-            (network(text), network(&without_ignored(text).unwrap())),
+            (networks(text), networks(&without_ignored(text).unwrap())),
             ("10.6.0.0/16".into(), "10.6.0.0/16".into())
         );
     }

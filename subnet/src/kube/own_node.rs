@@ -84,9 +84,9 @@ fn is_wider(networks: &Subnets, than: &Subnets) -> bool {
 }
 
 /// Checks that every network of net-conf contains a pod CIDR of the Node.
-fn check_pod_cidrs(name: &str, subnets: &Subnets, network: &NetConf) -> Result<(), Error> {
+fn check_pod_cidrs(name: &str, subnets: &Subnets, net_conf: &NetConf) -> Result<(), Error> {
     for family in [Family::V4, Family::V6] {
-        let Some(within) = network.networks.of(family) else { continue };
+        let Some(within) = net_conf.networks.of(family) else { continue };
         match subnets.of(family) {
             None => {
                 let text = format!("node {name} has no pod CIDR inside {within}, which net-conf enables");
@@ -174,28 +174,28 @@ impl KubeStore {
 
     pub(super) async fn take(&self, request: &LeaseRequest) -> Result<Lease, Error> {
         let publication =
-            Publication { network: request.network.clone(), attrs: request.attrs.clone(), addresses: None };
+            Publication { net_conf: request.net_conf.clone(), attrs: request.attrs.clone(), addresses: None };
         *self.publication.borrow_mut() = Some(publication);
         let node = self.node_with_pod_cidr().await?;
-        self.publish(node, &request.attrs, &request.network).await
+        self.publish(node, &request.attrs, &request.net_conf).await
     }
 
     pub(super) async fn take_again(&self, attrs: &Attrs) -> Result<Lease, Error> {
-        let network = {
+        let net_conf = {
             let mut publication = self.publication.borrow_mut();
             let missing = || Error::Invalid("this agent has not acquired a lease that it could renew".to_owned());
             let publication = publication.as_mut().ok_or_else(missing)?;
             publication.attrs = attrs.clone();
             // The Network may have become wider since the lease was acquired, and the Node may have been registered again since.
-            if let Some(now) = self.conf.network()
-                && is_wider(&now.networks, &publication.network.networks)
+            if let Some(now) = self.conf.net_conf()
+                && is_wider(&now.networks, &publication.net_conf.networks)
             {
-                publication.network.networks = now.networks;
+                publication.net_conf.networks = now.networks;
             }
-            publication.network.clone()
+            publication.net_conf.clone()
         };
         let node = self.read_own().await?;
-        self.publish(node, attrs, &network).await
+        self.publish(node, attrs, &net_conf).await
     }
 
     /// Waits until our Node has a pod CIDR, but not for longer than [`ASSIGN_LIMIT`].
@@ -234,10 +234,10 @@ impl KubeStore {
     }
 
     /// Publishes `attrs` in the annotations of our Node, and returns the lease that it then holds.
-    async fn publish(&self, mut node: Node, attrs: &Attrs, network: &NetConf) -> Result<Lease, Error> {
+    async fn publish(&self, mut node: Node, attrs: &Attrs, net_conf: &NetConf) -> Result<Lease, Error> {
         let name = node.metadata.name.clone();
         let unreadable = |error: NodeError| Error::Unavailable { what: error.to_string(), source: None };
-        check_pod_cidrs(&name, &node.subnets().map_err(unreadable)?, network)?;
+        check_pod_cidrs(&name, &node.subnets().map_err(unreadable)?, net_conf)?;
         for tried in 1..=TRIES {
             self.warn_of_unreadable(&node);
             let changes = publish::changes(attrs, self.types, &node, &self.prefix);
@@ -246,7 +246,7 @@ impl KubeStore {
                     publication.addresses = Some(publish::addresses(&node, &self.prefix));
                 }
                 let lease = node.lease(&self.prefix).map_err(|error| Error::Invalid(error.to_string()))?;
-                return Ok(in_families_of(&network.networks, lease));
+                return Ok(in_families_of(&net_conf.networks, lease));
             }
             self.check_rate(&name)?;
             node = match self.write(&name, &publish::patch(changes, &node)).await? {

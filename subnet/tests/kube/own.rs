@@ -10,7 +10,7 @@ use weft_subnet::connected::Connected;
 use weft_subnet::kube::{KubeStore, Who};
 use weft_subnet::source::{Error, LeaseRequest, Source};
 
-use super::contract::{attrs, booted, network, request};
+use super::contract::{attrs, booted, net_conf, request};
 use super::server::{Cluster, Server};
 
 fn version(node: &Value) -> &str {
@@ -20,11 +20,11 @@ fn version(node: &Value) -> &str {
 /// Returns a request of host-gw in both families.
 pub fn dual(last: u8) -> LeaseRequest {
     let net = "fd00:12::/48".parse().unwrap();
-    let mut network = network(24, "10.5.255.0");
-    network.networks.v6 = Some(net);
+    let mut net_conf = net_conf(24, "10.5.255.0");
+    net_conf.networks.v6 = Some(net);
     let public_ipv6 = Some(format!("2001:db8::{last}").parse().unwrap());
     let attrs = Attrs { public_ipv6, backend_type: "host-gw".into(), backend_data: None, ..attrs(last) };
-    LeaseRequest { network, attrs, previous: None, was: None, connected: Connected::default() }
+    LeaseRequest { net_conf, attrs, previous: None, was: None, connected: Connected::default() }
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ pub trait SharedStore {
     async fn put(&self, name: &str, value: &str);
 }
 
-pub fn network(len: u8, max: &str) -> NetConf {
+pub fn net_conf(len: u8, max: &str) -> NetConf {
     let net = "10.5.0.0/16".parse().unwrap();
     NetConf {
         networks: Subnets { v4: Some(net), v6: None },
@@ -52,8 +52,8 @@ pub fn attrs(last: u8) -> Attrs {
 }
 
 pub fn request(last: u8) -> LeaseRequest {
-    let (network, connected) = (network(24, "10.5.255.0"), Connected::default());
-    LeaseRequest { network, attrs: attrs(last), previous: None, was: None, connected }
+    let (net_conf, connected) = (net_conf(24, "10.5.255.0"), Connected::default());
+    LeaseRequest { net_conf, attrs: attrs(last), previous: None, was: None, connected }
 }
 
 /// Returns what the node with this number knows after a boot: only its address.
@@ -114,7 +114,7 @@ pub async fn the_previous_subnet_is_taken_again(shared: &impl SharedStore) {
 
 pub async fn reports_that_there_is_no_free_subnet(shared: &impl SharedStore) {
     let store = shared.open();
-    let small = |last| LeaseRequest { network: network(24, "10.5.2.0"), ..request(last) };
+    let small = |last| LeaseRequest { net_conf: net_conf(24, "10.5.2.0"), ..request(last) };
     store.acquire(&small(1)).await.unwrap();
     store.acquire(&small(2)).await.unwrap();
     let error = store.acquire(&small(3)).await.unwrap_err();
@@ -127,12 +127,12 @@ pub async fn reports_that_there_is_no_free_subnet(shared: &impl SharedStore) {
 /// If a subnet contains the LAN or the address of another node, other nodes set it aside, or are cut off by it.
 pub async fn no_subnet_contains_addresses_of_nodes(shared: &impl SharedStore) {
     let store = shared.open();
-    let network = network(24, "10.5.4.0");
+    let net_conf = net_conf(24, "10.5.4.0");
     let lan = [("10.5.1.0/24".parse().unwrap(), "lan0".into())];
-    let connected = Connected::new(&network.networks, lan);
+    let connected = Connected::new(&net_conf.networks, lan);
     let with = |last, ip: &str, previous| {
         let attrs = Attrs { public_ip: ip.parse().ok(), ..attrs(last) };
-        LeaseRequest { attrs, network: network.clone(), previous, was: None, connected: connected.clone() }
+        LeaseRequest { attrs, net_conf: net_conf.clone(), previous, was: None, connected: connected.clone() }
     };
     // Of four subnets, the first is the LAN and the second contains the address of this node. It takes the fourth. A later node takes
     // the third.
@@ -147,7 +147,7 @@ pub async fn no_subnet_contains_addresses_of_nodes(shared: &impl SharedStore) {
 pub async fn an_incompatible_lease_is_deleted(shared: &impl SharedStore) {
     let store = shared.open();
     let old = store.acquire(&request(1)).await.unwrap();
-    let longer = LeaseRequest { network: network(26, "10.5.255.0"), ..request(1) };
+    let longer = LeaseRequest { net_conf: net_conf(26, "10.5.255.0"), ..request(1) };
     let new = store.acquire(&longer).await.unwrap();
     assert_eq!(new.subnets.v4.unwrap().prefix_len(), 26);
     let left: Vec<_> = store.list().await.unwrap().into_iter().map(|record| record.id).collect();
@@ -161,8 +161,8 @@ pub async fn a_family_that_is_turned_on_or_off_leaves_the_subnet_of_the_other(sh
     let net = "fd00:12::/48".parse().unwrap();
     let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:18::".parse().unwrap());
     let mut dual = LeaseRequest { was: Some(attrs(1)), ..request(1) };
-    dual.network.networks.v6 = Some(net);
-    dual.network.v6 = Some(Range { network: net, len: 64, min, max });
+    dual.net_conf.networks.v6 = Some(net);
+    dual.net_conf.v6 = Some(Range { network: net, len: 64, min, max });
     let both = store.acquire(&dual).await.unwrap();
     assert_eq!((both.subnets.v4, both.subnets.v6.is_some()), (single.subnets.v4, true));
     let again = store.acquire(&LeaseRequest { was: Some(attrs(1)), ..request(1) }).await.unwrap();
@@ -179,8 +179,8 @@ pub async fn a_lease_that_no_other_can_replace_is_kept(shared: &impl SharedStore
     let only = "fd00:12:0:1::".parse().unwrap();
     let dual = |last| {
         let mut dual = LeaseRequest { was: Some(attrs(last)), ..request(last) };
-        dual.network.networks.v6 = Some(net);
-        dual.network.v6 = Some(Range { network: net, len: 64, min: only, max: only });
+        dual.net_conf.networks.v6 = Some(net);
+        dual.net_conf.v6 = Some(Range { network: net, len: 64, min: only, max: only });
         dual
     };
     let other = shared.open_for(2).acquire(&dual(2)).await.unwrap();
@@ -210,7 +210,7 @@ pub async fn nodes_that_start_together_get_distinct_subnets(shared: &impl Shared
     let racers: Vec<_> = (1..=20)
         .map(|last| {
             let store = shared.open();
-            let request = LeaseRequest { network: network(24, "10.5.24.0"), ..request(last) };
+            let request = LeaseRequest { net_conf: net_conf(24, "10.5.24.0"), ..request(last) };
             tasks.spawn_local(async move { store.acquire(&request).await.unwrap().subnets })
         })
         .collect();
@@ -229,9 +229,9 @@ pub async fn dual_stack_nodes_that_start_together_share_no_subnet(shared: &impl 
     let tasks = tokio::task::LocalSet::new();
     for last in 1..=12 {
         let store = shared.open();
-        let mut request = LeaseRequest { network: network(24, "10.5.24.0"), ..request(last) };
-        request.network.networks.v6 = Some(net);
-        request.network.v6 = Some(Range { network: net, len: 64, min, max });
+        let mut request = LeaseRequest { net_conf: net_conf(24, "10.5.24.0"), ..request(last) };
+        request.net_conf.networks.v6 = Some(net);
+        request.net_conf.v6 = Some(Range { network: net, len: 64, min, max });
         tasks.spawn_local(async move { store.acquire(&request).await.unwrap() });
     }
     tasks.await;
@@ -290,7 +290,7 @@ pub async fn only_a_lease_of_the_same_length_keeps_us_out(shared: &impl SharedSt
 pub async fn a_lease_outside_network_takes_no_subnet(shared: &impl SharedStore) {
     let store = shared.open();
     shared.put("subnets/10.0.0.0-8", &attrs(9).to_wire()).await;
-    let only = LeaseRequest { network: network(24, "10.5.1.0"), ..request(1) };
+    let only = LeaseRequest { net_conf: net_conf(24, "10.5.1.0"), ..request(1) };
     let lease = store.acquire(&only).await.unwrap();
     assert_eq!(lease.subnets, subnet("10.5.1.0/24"));
     let restarted = LeaseRequest { was: Some(attrs(1)), ..only };

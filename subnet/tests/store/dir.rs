@@ -372,9 +372,9 @@ async fn a_disk_that_fails_for_a_moment_costs_the_node_no_lease() {
 fn dual(last: u8) -> LeaseRequest {
     let network = "fd00:12::/48".parse().unwrap();
     let mut dual = LeaseRequest { was: Some(attrs(last)), ..request(last) };
-    dual.network.networks.v6 = Some(network);
+    dual.net_conf.networks.v6 = Some(network);
     let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:ff::".parse().unwrap());
-    dual.network.v6 = Some(Range { network, len: 64, min, max });
+    dual.net_conf.v6 = Some(Range { network, len: 64, min, max });
     dual
 }
 

@@ -18,7 +18,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{attrs, booted, network, next, request, subnet};
+use super::contract::{attrs, booted, net_conf, next, request, subnet};
 use super::server::{PREFIX, Server, free_port, options};
 use super::unchanged::{dual, dual_request};
 
@@ -320,7 +320,7 @@ async fn life(live: &Server, at: usize, how: Break) -> bool {
     assert_eq!(lease.attrs, changed);
     assert_eq!(store.list().await.unwrap().len(), 1);
     // A start with another subnet length deletes the record and creates another one.
-    let longer = LeaseRequest { network: network(26, "10.5.255.0"), was: Some(changed), ..request(1) };
+    let longer = LeaseRequest { net_conf: net_conf(26, "10.5.255.0"), was: Some(changed), ..request(1) };
     let lease = store.acquire(&longer).await.unwrap();
     assert_eq!(live.store().list().await.unwrap().len(), 1, "one lease, whatever was tried twice");
     match store.release(&lease).await {

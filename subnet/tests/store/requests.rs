@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{attrs, booted, network, next, request, subnet, watching};
+use super::contract::{attrs, booted, net_conf, next, request, subnet, watching};
 use super::server::{PREFIX, Server};
 
 type Requests = BTreeMap<String, u64>;
@@ -190,7 +190,7 @@ async fn nodes_that_start_together_in_a_large_network_rarely_choose_the_same_sub
     }
     let before = received(&server);
     for (last, store) in &stores {
-        let large = LeaseRequest { network: network(30, "10.5.255.0"), ..request(*last) };
+        let large = LeaseRequest { net_conf: net_conf(30, "10.5.255.0"), ..request(*last) };
         store.acquire(&large).await.unwrap();
     }
     let writes = since(&server, &before)["Txn"];

@@ -17,7 +17,7 @@ use weft_subnet::evidence::Evidence;
 use weft_subnet::net_conf::Range;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{attrs, booted, network, next, request, subnet, watching};
+use super::contract::{attrs, booted, net_conf, next, request, subnet, watching};
 use super::server::{PREFIX, Server, options};
 
 fn key(id: &str) -> String {
@@ -33,8 +33,8 @@ pub fn dual_request(last: u8, previous: Subnets) -> LeaseRequest {
     let mut request = LeaseRequest { previous: Some(previous), ..request(last) };
     let network = "fd00:12::/48".parse().unwrap();
     let (min, max) = ("fd00:12:0:1::".parse().unwrap(), "fd00:12:0:ff::".parse().unwrap());
-    request.network.networks.v6 = Some(network);
-    request.network.v6 = Some(Range { network, len: 64, min, max });
+    request.net_conf.networks.v6 = Some(network);
+    request.net_conf.v6 = Some(Range { network, len: 64, min, max });
     request
 }
 
@@ -123,7 +123,7 @@ async fn a_record_that_changed_since_it_was_read_is_not_deleted() {
     let lease = store.acquire(&request(1)).await.unwrap();
     assert!(store.own(&Evidence::of(TYPES, lease.subnets, &lease.attrs)).await.unwrap().is_some());
     client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
-    let longer = LeaseRequest { network: network(26, "10.5.255.0"), ..request(1) };
+    let longer = LeaseRequest { net_conf: net_conf(26, "10.5.255.0"), ..request(1) };
     let new = store.acquire(&longer).await.unwrap();
     assert_eq!(new.subnets.v4.unwrap().prefix_len(), 26);
     assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(9).to_wire(), 0)), "the other node's lease is there");
@@ -273,7 +273,7 @@ async fn an_etcd_lease_that_is_not_used_is_revoked() {
     // The only subnet is taken between the list and the write.
     assert_eq!(store.own(&booted(1)).await.unwrap(), None);
     client.put(key("10.5.1.0-24"), attrs(2).to_wire(), None).await.unwrap();
-    let error = store.acquire(&LeaseRequest { network: network(24, "10.5.1.0"), ..request(1) }).await.unwrap_err();
+    let error = store.acquire(&LeaseRequest { net_conf: net_conf(24, "10.5.1.0"), ..request(1) }).await.unwrap_err();
     assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
     assert!(leases(&mut client).await.is_empty(), "the one of the first attempt is revoked");
     // A lease that overlaps ours is created between the list and the write. Ours is deleted, and its etcd lease is used again.

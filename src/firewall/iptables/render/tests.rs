@@ -13,10 +13,10 @@ fn part(except: &[&str], nodes: &[&str]) -> FamilyRules {
         except: except.iter().map(|net| net.parse().unwrap()).collect(),
         nodes: nodes.iter().map(|ip| ip.parse().unwrap()).collect(),
     };
-    let network = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None };
+    let networks = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None };
     let own = Subnets { v4: Some("10.5.7.0/24".parse().unwrap()), v6: None };
     let policy = Policy { masquerade: Some(masquerade), forward: true };
-    rules(&network, &own, &policy).of(Family::V4).unwrap().clone()
+    rules(&networks, &own, &policy).of(Family::V4).unwrap().clone()
 }
 
 fn ours() -> HookedChains {

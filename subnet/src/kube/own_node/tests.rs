@@ -23,7 +23,7 @@ fn attrs() -> Attrs {
 fn request() -> LeaseRequest {
     let net = "10.5.0.0/16".parse().unwrap();
     let range = Range { network: net, len: 24, min: "10.5.1.0".parse().unwrap(), max: "10.5.255.0".parse().unwrap() };
-    let network = NetConf {
+    let net_conf = NetConf {
         networks: Subnets { v4: Some(net), v6: None },
         v4: Some(range),
         v6: None,
@@ -32,7 +32,7 @@ fn request() -> LeaseRequest {
         backend_type: "vxlan".into(),
         backend: "{}".into(),
     };
-    LeaseRequest { network, attrs: attrs(), previous: None, was: None, connected: Connected::default() }
+    LeaseRequest { net_conf, attrs: attrs(), previous: None, was: None, connected: Connected::default() }
 }
 
 fn lease() -> Lease {
@@ -340,7 +340,7 @@ async fn each_family_of_net_conf_needs_a_pod_cidr_inside_its_network() {
     let mut fake = Fake::start().await;
     let store = fake.store();
     let mut request = request();
-    request.network.networks.v6 = Some("fd00:12::/48".parse().unwrap());
+    request.net_conf.networks.v6 = Some("fd00:12::/48".parse().unwrap());
     for (cidrs, words) in [
         (json!(["10.5.1.0/24"]), "node n1 has no pod CIDR inside fd00:12::/48"),
         (json!(["fd00:12:0:1::/64"]), "node n1 has no pod CIDR inside 10.5.0.0/16"),
