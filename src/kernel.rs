@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Observed, ObservedValue};
-use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
+use weft_backends::wireguard_key::{DeviceSecrets, PeerId};
 
 /// The traffic with one peer of a WireGuard device.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The order of the modules of this crate and of the files of `src/kernel`, and tests that imports follow it.
+//! The order of the modules of this crate, of the files of `src/kernel` and of the modules of the other crates, and tests that imports
+//! follow it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -72,6 +73,40 @@ const KERNEL: &[&str] = &[
     "fake",
 ];
 
+/// The modules of the other crates in the same way, each crate with its directory.
+const CRATES: &[(&str, &str)] = &[
+    (
+        "backends",
+        "mac name overhead skip commands identity wireguard_key wireguard_peer link state tunnel host family options backend underlay_mtu \
+         alloc extension host_gw ipip udp vxlan wireguard register devices index owner diff traffic_rules lib",
+    ),
+    (
+        "benches/converge",
+        "peers watch site options about measure targets table plots store process kube docs floor rows shape storm udp main",
+    ),
+    (
+        "cni",
+        "spec attachments subnet_env env iptables masquerade conf plugin render bridge wait record hostlocal program veth delegate status gc \
+         flannel lib main",
+    ),
+    (
+        "lab",
+        "backend_kind process network netns cni store options node ping cluster fault report change measure shell lib",
+    ),
+    ("netlink", "wire socket generic ethtool hash rt rtnl nftables lib"),
+    (
+        "sim",
+        "chance timeline disk kernel shared wire agent nodes net_conf hostile event scenario api pb etcd server store machine cluster walk \
+         check lossless run shrink lib main",
+    ),
+    (
+        "subnet",
+        "cidr text json net_conf allocate attrs backend_types connected lease env outside old_defects evidence hold source retry dir etcd \
+         kube peers saved_peers lib",
+    ),
+    ("udp", "counters packet icmp routes error device shared outgoing incoming tunnel lib"),
+];
+
 /// The imports between modules, as (importer, imported), with a file that has the import.
 type Imports = BTreeMap<(String, String), PathBuf>;
 
@@ -88,11 +123,11 @@ fn module(dir: &Path, file: &Path) -> String {
     first.to_str().unwrap().trim_end_matches(".rs").to_owned()
 }
 
-/// Returns the code without comments and without the module of unit tests, which stands at the end of a file. Tests may
-/// import what they like.
+/// Returns the code without comments and without the module of unit tests, which stands at the end of a file. (If it has a file of its own,
+/// there is only its name.) Tests may import what they like.
 fn code(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default().trim()).collect();
-    let is_tests = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].contains("mod ");
+    let is_tests = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].contains("mod ") && pair[1].ends_with('{');
     let end = lines.windows(2).position(is_tests).unwrap_or(lines.len());
     lines[..end].join(" ")
 }
@@ -134,7 +169,17 @@ fn modules_of_crate(code: &str) -> BTreeSet<String> {
 /// Returns the files of `src/kernel` that the code of a file there names. The file is so deep below `src/kernel` that it has to say
 /// `super::` as often.
 fn files_of_kernel(code: &str, depth: usize) -> BTreeSet<String> {
-    let paths = ["super::".repeat(depth), "crate::kernel::".to_owned()];
+    names_below("crate::kernel::", code, depth)
+}
+
+/// Returns the modules of another crate that the code of a file there names. The file is so deep below `src` that it has to say `super::` as
+/// often.
+fn modules_of_other_crate(code: &str, depth: usize) -> BTreeSet<String> {
+    names_below("crate::", code, depth)
+}
+
+fn names_below(root: &str, code: &str, depth: usize) -> BTreeSet<String> {
+    let paths = ["super::".repeat(depth), root.to_owned()];
     paths.iter().flat_map(|path| names_after(code, path)).collect()
 }
 
@@ -171,31 +216,46 @@ fn faults(all: &Imports, order: &[&str]) -> Vec<String> {
     faults
 }
 
-/// Checks the modules of a directory, of which `known` is one that imports another one.
-fn assert_order(dir: &str, order: &[&str], imports: fn(&str, usize) -> BTreeSet<String>, known: (&str, &str)) {
+/// Checks the modules of a directory, and returns their imports.
+fn assert_order(dir: &str, order: &[&str], imports: fn(&str, usize) -> BTreeSet<String>) -> Imports {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join(dir);
     let found: BTreeSet<String> = sources(&dir).iter().map(|file| module(&dir, file)).collect();
     let listed: BTreeSet<String> = order.iter().map(|name| (*name).to_owned()).collect();
     assert_eq!(found, listed, "the order must list each module of {}, and no other", dir.display());
     let all = all_imports(&dir, imports);
-    assert!(all.contains_key(&(known.0.to_owned(), known.1.to_owned())), "the imports must be found");
     assert_eq!(faults(&all, order), [""; 0]);
+    all
+}
+
+/// Returns true if the imports of one module that imports another one were found.
+fn has(all: &Imports, importer: &str, imported: &str) -> bool {
+    all.contains_key(&(importer.to_owned(), imported.to_owned()))
 }
 
 #[test]
 fn modules_import_only_modules_that_stand_below_them() {
-    assert_order("src", ORDER, |code, _| modules_of_crate(code), ("node", "observe"));
+    assert!(has(&assert_order("src", ORDER, |code, _| modules_of_crate(code)), "node", "observe"));
 }
 
 #[test]
 fn files_of_the_kernel_import_only_files_that_stand_below_them() {
-    assert_order("src/kernel", KERNEL, files_of_kernel, ("linux", "encode"));
+    let all = assert_order("src/kernel", KERNEL, files_of_kernel);
+    assert!(has(&all, "linux", "encode"));
+}
+
+#[test]
+fn modules_of_other_crates_import_only_modules_that_stand_below_them() {
+    for (name, order) in CRATES {
+        let order: Vec<&str> = order.split_whitespace().collect();
+        let all = assert_order(&format!("{name}/src"), &order, modules_of_other_crate);
+        assert!(!all.is_empty(), "{name}");
+    }
 }
 
 #[test]
 fn imports_in_groups_are_found_and_those_of_comments_and_tests_are_not() {
-    let text = "use crate::{log, node::{Node, peers}, plan};\n// crate::agent\nfn f() -> crate::cli::Task {}\n\
-                #[cfg(test)]\nmod tests {\n    use crate::commands;\n}\n";
+    let text = "#[cfg(test)]\nmod fake;\nuse crate::{log, node::{Node, peers}, plan};\n// crate::agent\n\
+                fn f() -> crate::cli::Task {}\n#[cfg(test)]\nmod tests {\n    use crate::commands;\n}\n";
     assert_eq!(modules_of_crate(&code(text)).into_iter().collect::<Vec<_>>(), ["cli", "log", "node", "plan"]);
 }
 

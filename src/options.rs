@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_backends::traffic_rules::Masquerade;
 use weft_subnet::dir::DirStore;
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};

@@ -24,12 +24,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use weft_backends::backend::{Backend, Skip, TYPES};
+use weft_backends::backend::{Backend, Skip};
 use weft_backends::diff::{self, Op};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::index::{Changed, Index};
 use weft_backends::owner::Ownership;
+use weft_backends::register::TYPES;
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Age, Id, Lease, Record};

@@ -8,10 +8,10 @@ use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
 
-use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families};
+use crate::backend::{Backend, BackendType, EchoAddress, Planned, Skip, families};
 use crate::family::{label, publish, published};
 use crate::host::Host;
-use crate::options::Options;
+use crate::options::{BadOption, Options};
 use crate::state::{Name, State};
 
 /// alloc in the register. Its leases have neither a type nor data.
@@ -43,6 +43,10 @@ fn make(_options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadO
 impl Backend for Alloc {
     fn kind(&self) -> &'static str {
         TYPE.kind
+    }
+
+    fn makes_routes(&self) -> bool {
+        TYPE.makes_routes
     }
 
     /// Returns true, because nothing is planned for any peer, whatever the type of its lease is.

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a backend decides. Which backends there are is in [`crate::register`].
 
-use std::error::Error;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use weft_subnet::attrs::Attrs;
-use weft_subnet::backend_types::{PublicIdentities, PublicPorts};
+use weft_subnet::backend_types::{Annotations, PublicIdentities, PublicPorts};
 use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
@@ -15,74 +14,45 @@ use weft_subnet::text::Shown;
 use crate::commands::{CommandPeer, Commands, Variable};
 use crate::host::Host;
 use crate::identity::{Found, Identities};
+use crate::options::{BadOption, Options};
 use crate::state::State;
 use crate::tunnel::{Tunnel, TunnelPeer};
-use crate::wireguard::key::DeviceSecrets;
+use crate::wireguard_key::DeviceSecrets;
 
-pub use crate::register::{
-    BackendType, BadType, TYPES, device_kind, make, make_for_lease, make_kind, makes_routes, names_its_leases,
-};
+pub use crate::skip::Skip;
 
-/// Why a backend cannot reach one family of a lease, or cannot do its work on this host. Each backend has an enum of its own reasons,
-/// and this is any of them. As text it is a sentence for people, which names the field and its content.
-#[derive(Debug, Clone, thiserror::Error)]
-#[error(transparent)]
-pub struct Skip(Arc<dyn Error + Send + Sync>);
+/// Makes a backend from its options, for this net-conf.
+pub type Make = fn(&Options, &NetConf) -> Result<Box<dyn Backend>, BadOption>;
 
-impl Skip {
-    /// Wraps a reason.
-    pub fn new(reason: impl Error + Send + Sync + 'static) -> Skip {
-        Skip(Arc::new(reason))
-    }
+/// A type of backend: what is known about it without net-conf, and how a backend of this type is made. The file of each backend has one.
+pub struct BackendType {
+    /// `Backend.Type` in net-conf.
+    pub kind: &'static str,
+    /// `BackendType` of its leases. It is empty if they have none.
+    pub lease_type: &'static str,
+    /// Makes a backend from its options.
+    pub make: Make,
+    /// Returns the identities that a lease of this type names. One that no device can have is left out.
+    pub identities: fn(&Attrs) -> PublicIdentities,
+    /// Returns the annotations of a Node for a lease of this type.
+    pub annotations: fn(&Attrs) -> Annotations,
+    /// The ports that a lease of this type names, if several nodes may share one published address.
+    pub ports: fn(&Attrs) -> PublicPorts,
+    /// False if something else makes the routes to the peers. Then [`Backend::makes_routes`] returns it.
+    pub makes_routes: bool,
+    /// The kind of its devices, as the kernel names it. The module of the kernel that makes them has the same name. `None` if it has no devices.
+    pub device_kind: Option<&'static str>,
 }
 
-impl PartialEq for Skip {
-    /// Two reasons are equal if their texts are.
-    fn eq(&self, other: &Skip) -> bool {
-        self.to_string() == other.to_string()
+impl BackendType {
+    /// Returns a type whose leases have its name, have no identity, and publish the data of the families that have any. It makes routes, and
+    /// has no devices.
+    pub(crate) const fn new(kind: &'static str, make: Make) -> BackendType {
+        let identities: fn(&Attrs) -> PublicIdentities = |_| [None, None];
+        let ports: fn(&Attrs) -> PublicPorts = |_| [None, None];
+        let (lease_type, annotations) = (kind, Annotations::of_data);
+        BackendType { kind, lease_type, make, identities, annotations, ports, makes_routes: true, device_kind: None }
     }
-}
-
-impl Eq for Skip {}
-
-/// Why a `Backend` object of net-conf is refused. The text names the option and the remedy.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadOption {
-    /// It is not a JSON object.
-    #[error("Backend in net-conf cannot be read ({0}): write it as a JSON object")]
-    NoObject(String),
-    /// An option is not a number, or is out of its range.
-    #[error("Backend.{name} in net-conf is {value}: give a whole number from {low} to {high}, without quotes")]
-    NoNumber {
-        /// The option.
-        name: String,
-        /// Its value in net-conf.
-        value: String,
-        /// The smallest number.
-        low: u32,
-        /// The largest number.
-        high: u32,
-    },
-    /// An option is neither true nor false.
-    #[error("Backend.{name} in net-conf is {value}: give true or false, without quotes")]
-    NoTruthValue {
-        /// The option.
-        name: String,
-        /// Its value in net-conf.
-        value: String,
-    },
-    /// An option is not a string.
-    #[error("Backend.{name} in net-conf is no text: write it in quotes")]
-    NoText {
-        /// The option.
-        name: String,
-    },
-    /// There is no backend of this type.
-    #[error(transparent)]
-    Type(#[from] BadType),
-    /// A backend refuses its options for a reason of its own.
-    #[error(transparent)]
-    Backend(#[from] Skip),
 }
 
 /// A lease has another type than the backend that is asked for it.
@@ -158,7 +128,7 @@ pub trait Backend {
     /// entry. `--fail-closed` has no effect, because the way to the peers may be the default route. And no existing route counts as one of
     /// flannel, because those of other programs may look the same.
     fn makes_routes(&self) -> bool {
-        makes_routes(self.kind())
+        true
     }
     /// Returns true if this backend encrypts the packets between nodes.
     fn encrypts(&self) -> bool {

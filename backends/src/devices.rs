@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::state::Name;
+use crate::name::Name;
 
 /// The number of a device.
 pub(crate) type Number = u32;

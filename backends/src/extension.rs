@@ -12,12 +12,12 @@ use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::shown;
 
-use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families};
+use crate::backend::{Backend, BackendType, Planned, Skip, families};
 use crate::commands::{CommandLine, CommandPeer, Commands, Variable, text};
 use crate::family::{label, publish, published};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
-use crate::options::Options;
+use crate::options::{BadOption, Options};
 use crate::state::{Name, State};
 
 /// extension in the register. Its commands make the routes, and weft does not touch these.
@@ -116,6 +116,10 @@ const NO_IPV6: &str = "::/0";
 impl Backend for Extension {
     fn kind(&self) -> &'static str {
         TYPE.kind
+    }
+
+    fn makes_routes(&self) -> bool {
+        TYPE.makes_routes
     }
 
     fn refuses(&self, backend_type: &str) -> Option<Skip> {

@@ -8,7 +8,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, family};
 
 use crate::host::Host;
-use crate::state::{Key, Name, Route, State, Value};
+use crate::state::{Key, Name, Route, State, Value, metric};
 
 /// Returns the name of the lease's member that contains the published address.
 pub fn public_member(family: Family) -> &'static str {
@@ -71,14 +71,6 @@ pub fn set_data(attrs: &mut Attrs, family: Family, data: Box<str>) {
     match family {
         Family::V4 => attrs.backend_data = Some(data),
         Family::V6 => attrs.backend_v6_data = Some(data),
-    }
-}
-
-/// Returns the metric that the kernel gives to a route that is written without one. flannel's routes have it, so weft replaces them in place.
-pub fn metric(family: Family) -> u32 {
-    match family {
-        Family::V4 => 0,
-        Family::V6 => 1024,
     }
 }
 

@@ -9,7 +9,7 @@ use weft_subnet::cidr::Family;
 use weft_subnet::connected::Connected;
 
 use crate::identity::Identities;
-use crate::state::Name;
+use crate::name::Name;
 
 /// The external interface, which carries the traffic between nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,10 +11,10 @@ use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
 
-use crate::backend::{Backend, BackendType, BadOption, EchoAddress, Planned, Skip, families, of_kind};
+use crate::backend::{Backend, BackendType, EchoAddress, Planned, Skip, families, of_kind};
 use crate::family::{label, public, public_member, publish, published, route};
 use crate::host::Host;
-use crate::options::Options;
+use crate::options::{BadOption, Options};
 use crate::state::{Name, State};
 
 /// Its type, in net-conf and in leases.

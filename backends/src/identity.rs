@@ -12,7 +12,8 @@ use std::sync::Arc;
 use weft_subnet::backend_types::{PublicIdentities, PublicIdentity};
 use weft_subnet::cidr::Family;
 
-use crate::state::{Mac, Name};
+use crate::mac::Mac;
+use crate::name::Name;
 
 /// The identity of one device. Implemented by a plain struct, next to its backend. There is no `Debug` here on purpose: an identity may
 /// contain a secret, and [`Identities`] shows the public part only.

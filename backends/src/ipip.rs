@@ -13,11 +13,11 @@ use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
 
-use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, of_kind};
+use crate::backend::{Backend, BackendType, Planned, Skip, of_kind};
 use crate::family::{host_address, route};
 use crate::host::Host;
 use crate::link::{Difference, Link, LinkKind, Outer};
-use crate::options::Options;
+use crate::options::{BadOption, Options};
 use crate::overhead;
 use crate::state::{Key, Name, State, Value};
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use weft_subnet::cidr::Family;
 
-use crate::state::{Mac, Name};
+use crate::mac::Mac;
+use crate::name::Name;
 
 /// A network device, as it should be or as it is.
 #[derive(Debug, Clone)]

@@ -8,7 +8,77 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 use weft_subnet::text::shown;
 
-use crate::backend::BadOption;
+use crate::skip::Skip;
+
+/// Why a `Backend` object of net-conf is refused. The text names the option and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadOption {
+    /// It is not a JSON object.
+    #[error("Backend in net-conf cannot be read ({0}): write it as a JSON object")]
+    NoObject(String),
+    /// An option is not a number, or is out of its range.
+    #[error("Backend.{name} in net-conf is {value}: give a whole number from {low} to {high}, without quotes")]
+    NoNumber {
+        /// The option.
+        name: String,
+        /// Its value in net-conf.
+        value: String,
+        /// The smallest number.
+        low: u32,
+        /// The largest number.
+        high: u32,
+    },
+    /// An option is neither true nor false.
+    #[error("Backend.{name} in net-conf is {value}: give true or false, without quotes")]
+    NoTruthValue {
+        /// The option.
+        name: String,
+        /// Its value in net-conf.
+        value: String,
+    },
+    /// An option is not a string.
+    #[error("Backend.{name} in net-conf is no text: write it in quotes")]
+    NoText {
+        /// The option.
+        name: String,
+    },
+    /// There is no backend of this type.
+    #[error(transparent)]
+    Type(#[from] BadType),
+    /// A backend refuses its options for a reason of its own.
+    #[error(transparent)]
+    Backend(#[from] Skip),
+}
+
+/// Why a type of backend is refused, with what to use instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadType {
+    /// net-conf names no type.
+    #[error("no backend type is given (Backend.Type in net-conf); supported: {0}")]
+    NotGiven(String),
+    /// flannel has this type, and weft has another one for the same purpose.
+    #[error("backend type {kind} is not supported by weft: {instead}")]
+    Replaced {
+        /// The type.
+        kind: String,
+        /// What to use instead.
+        instead: &'static str,
+    },
+    /// Neither flannel nor weft has this type.
+    #[error("unknown backend type \"{kind}\"; supported: {supported}")]
+    Unknown {
+        /// The type, shortened.
+        kind: String,
+        /// The types that weft has.
+        supported: String,
+    },
+    /// A lease has no type.
+    #[error(
+        "the lease has no BackendType, as those of udp, of alloc, and of a removed cloud backend such as tencent-vpc, aws-vpc or gce: \
+         this node does not reach it"
+    )]
+    LeaseWithout,
+}
 
 /// The members of a JSON object.
 pub type Members = weft_subnet::json::Members<Value>;

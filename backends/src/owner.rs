@@ -11,9 +11,8 @@ use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::net_conf::NetConf;
 use weft_subnet::old_defects::{Defect, is_back};
 
-use crate::family::metric;
 use crate::host::OnLink;
-use crate::state::{Key, Name, ObservedValue, Route, Value};
+use crate::state::{Key, Name, ObservedValue, Route, Value, metric};
 
 /// `rtm_protocol` of every route and nexthop that weft writes.
 pub const PROTOCOL: u8 = 90;

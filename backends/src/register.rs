@@ -3,76 +3,12 @@
 //! [`REGISTER`].
 
 use weft_subnet::attrs::Attrs;
-use weft_subnet::backend_types::{Annotations, BackendTypes, PublicIdentities, PublicPorts};
+use weft_subnet::backend_types::BackendTypes;
 use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
 
-use crate::backend::{Backend, BadOption};
-use crate::options::Options;
-
-/// Why a type of backend is refused, with what to use instead.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadType {
-    /// net-conf names no type.
-    #[error("no backend type is given (Backend.Type in net-conf); supported: {0}")]
-    NotGiven(String),
-    /// flannel has this type, and weft has another one for the same purpose.
-    #[error("backend type {kind} is not supported by weft: {instead}")]
-    Replaced {
-        /// The type.
-        kind: String,
-        /// What to use instead.
-        instead: &'static str,
-    },
-    /// Neither flannel nor weft has this type.
-    #[error("unknown backend type \"{kind}\"; supported: {supported}")]
-    Unknown {
-        /// The type, shortened.
-        kind: String,
-        /// The types that weft has.
-        supported: String,
-    },
-    /// A lease has no type.
-    #[error(
-        "the lease has no BackendType, as those of udp, of alloc, and of a removed cloud backend such as tencent-vpc, aws-vpc or gce: \
-         this node does not reach it"
-    )]
-    LeaseWithout,
-}
-
-/// Makes a backend from its options, for this net-conf.
-pub type Make = fn(&Options, &NetConf) -> Result<Box<dyn Backend>, BadOption>;
-
-/// A type of backend: what is known about it without net-conf, and how a backend of this type is made. The file of each backend has one.
-pub struct BackendType {
-    /// `Backend.Type` in net-conf.
-    pub kind: &'static str,
-    /// `BackendType` of its leases. It is empty if they have none.
-    pub lease_type: &'static str,
-    /// Makes a backend from its options.
-    pub make: Make,
-    /// Returns the identities that a lease of this type names. One that no device can have is left out.
-    pub identities: fn(&Attrs) -> PublicIdentities,
-    /// Returns the annotations of a Node for a lease of this type.
-    pub annotations: fn(&Attrs) -> Annotations,
-    /// The ports that a lease of this type names, if several nodes may share one published address.
-    pub ports: fn(&Attrs) -> PublicPorts,
-    /// False if something else makes the routes to the peers ([`Backend::makes_routes`]).
-    pub makes_routes: bool,
-    /// The kind of its devices, as the kernel names it. The module of the kernel that makes them has the same name. `None` if it has no devices.
-    pub device_kind: Option<&'static str>,
-}
-
-impl BackendType {
-    /// Returns a type whose leases have its name, have no identity, and publish the data of the families that have any. It makes routes, and
-    /// has no devices.
-    pub(crate) const fn new(kind: &'static str, make: Make) -> BackendType {
-        let identities: fn(&Attrs) -> PublicIdentities = |_| [None, None];
-        let ports: fn(&Attrs) -> PublicPorts = |_| [None, None];
-        let (lease_type, annotations) = (kind, Annotations::of_data);
-        BackendType { kind, lease_type, make, identities, annotations, ports, makes_routes: true, device_kind: None }
-    }
-}
+use crate::backend::{Backend, BackendType};
+use crate::options::{BadOption, BadType, Options};
 
 /// The register of all backends. A new backend is one file, with its `mod` line in `lib.rs`, and one line here.
 #[rustfmt::skip]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The types between plan and kernel: [`Key`], [`Value`], [`State`]. Devices have names here. Only `src/kernel` knows interface indexes.
 
-mod name;
+mod entries;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,41 +10,22 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use weft_subnet::cidr::{Family, family};
 
-use crate::entries::Entries;
 use crate::link::Link;
-use crate::wireguard::key::{PeerId, PublicKey};
-use crate::wireguard::peer::WgPeer;
-pub use name::Name;
+use crate::wireguard_key::{PeerId, PublicKey};
+use crate::wireguard_peer::WgPeer;
+
+pub use crate::mac::Mac;
+pub use crate::name::Name;
+pub use entries::Entries;
 
 /// The metric of the blackhole and unreachable routes that earlier versions put into the main table. Every other route won over them.
 pub const LAST_METRIC: u32 = 4_294_967_294;
 
-/// An Ethernet address.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Mac(pub [u8; 6]);
-
-impl Mac {
-    /// Returns true for 00:00:00:00:00:00, which no device has.
-    pub fn is_zero(self) -> bool {
-        self == Mac([0; 6])
-    }
-
-    /// Returns true for an address of a group of hosts, including the broadcast address.
-    pub fn is_multicast(self) -> bool {
-        self.0[0] & 1 == 1
-    }
-}
-
-impl fmt::Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl fmt::Debug for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+/// Returns the metric that the kernel gives to a route that is written without one. flannel's routes have it, so weft replaces them in place.
+pub fn metric(family: Family) -> u32 {
+    match family {
+        Family::V4 => 0,
+        Family::V6 => 1024,
     }
 }
 
@@ -295,7 +276,7 @@ impl fmt::Display for Key {
             Key::AllowedIp(name, net) => write!(f, "allowed ip {net} dev {name}"),
             Key::Fdb(name, mac) => write!(f, "fdb {mac} dev {name}"),
             Key::Neigh(name, ip) => write!(f, "neigh {ip} dev {name}"),
-            Key::Route(net, metric) if *metric == crate::family::metric(family(net)) => write!(f, "route {net}"),
+            Key::Route(net, metric) if *metric == self::metric(family(net)) => write!(f, "route {net}"),
             Key::Route(net, metric) => write!(f, "route {net} metric {metric}"),
             Key::Peer(ip) => write!(f, "tunnel peer {ip}"),
             Key::Guard(Family::V4) => f.write_str("tunnel guard over IPv4"),

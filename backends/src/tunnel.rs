@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
-use crate::state::Name;
+use crate::name::Name;
 
 /// A tunnel between a TUN device and a UDP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

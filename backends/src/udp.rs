@@ -13,13 +13,13 @@ use weft_subnet::cidr::Family;
 use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
 
-use crate::backend::{Backend, BackendType, BadOption, Planned, Skip};
-use crate::family::{host_address, metric};
+use crate::backend::{Backend, BackendType, Planned, Skip};
+use crate::family::host_address;
 use crate::host::Host;
 use crate::link::{Difference, Link, LinkKind};
-use crate::options::Options;
+use crate::options::{BadOption, Options};
 use crate::overhead;
-use crate::state::{Key, Name, Route, State, Value};
+use crate::state::{Key, Name, Route, State, Value, metric};
 use crate::tunnel::{Tunnel, TunnelPeer};
 
 /// The name of the device, which is flannel's.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `Backend.MTU` of net-conf: the MTU of the underlay, for backends that add their header to each packet.
 
-use crate::backend::{BadOption, Skip};
 use crate::host::Uplink;
-use crate::options::Options;
+use crate::options::{BadOption, Options};
+use crate::skip::Skip;
 
 /// Why `Backend.MTU` is refused.
 #[derive(Debug, thiserror::Error)]

@@ -17,14 +17,14 @@ use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::shown;
 
-use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
+use crate::backend::{Backend, BackendType, Planned, Skip, families, of_kind};
 use crate::family::{
     data, data_member, host_address, label, public, public_member, publish, published, route, set_data,
 };
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity, StandingLink};
 use crate::link::{Difference, Link, LinkKind, Outer};
-use crate::options::{Members, Options};
+use crate::options::{BadOption, Members, Options};
 use crate::overhead;
 use crate::state::{Key, Mac, Name, State, Value};
 use crate::underlay_mtu::UnderlayMtu;

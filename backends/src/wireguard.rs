@@ -3,12 +3,10 @@
 //! allowed IPs; one route sends all of Network to the device. See docs/adr/017-wireguard.md.
 
 mod error;
-pub mod key;
 mod key_file;
 mod lease;
 mod link;
 mod mode;
-pub mod peer;
 mod reach;
 
 use std::sync::Arc;
@@ -21,24 +19,22 @@ use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
 
-use crate::backend::{Backend, BackendType, BadOption, Planned, Skip, families, of_kind};
-use crate::family::{host_address, label, metric, publish, published, set_data};
+use crate::backend::{Backend, BackendType, Planned, Skip, families, of_kind};
+use crate::family::{host_address, label, publish, published, set_data};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
 use crate::link::Link;
-use crate::options::Options;
+use crate::options::{BadOption, Options};
 use crate::overhead;
-use crate::state::{Key, Name, Route, State, Value};
+use crate::state::{Key, Name, Route, State, Value, metric};
 use crate::underlay_mtu::UnderlayMtu;
+use crate::wireguard_key::{DeviceSecrets, KIND, KeyPair, Secret};
+use crate::wireguard_peer::WgPeer;
 use error::{LeaseFault, NotReached, WireguardError};
-use key::{DeviceSecrets, KeyPair, Secret};
 pub use link::WireGuardLink;
 use mode::Mode;
-use peer::WgPeer;
 use reach::Reached;
 
-/// Its type, in net-conf and in leases.
-const KIND: &str = "wireguard";
 /// The names of the devices, which are flannel's: that of IPv4, which is the only one unless the mode is `separate`, and that of IPv6.
 const DEVICES: [&str; 2] = ["flannel-wg", "flannel-wg-v6"];
 /// The smallest MTU of an underlay. It leaves the 68 bytes that IPv4 needs.

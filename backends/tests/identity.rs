@@ -4,8 +4,8 @@
 // Helpers outside test functions panic like the tests themselves.
 #![allow(clippy::unwrap_used)]
 
-use weft_backends::backend::{TYPES, make};
 use weft_backends::identity::Identities;
+use weft_backends::register::{TYPES, make};
 use weft_backends::state::Mac;
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;

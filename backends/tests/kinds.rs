@@ -6,8 +6,8 @@
 
 use std::net::Ipv4Addr;
 
-use weft_backends::backend::{TYPES, device_kind, make, make_for_lease, make_kind, makes_routes};
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
+use weft_backends::register::{TYPES, device_kind, make, make_for_lease, make_kind, makes_routes};
 use weft_backends::state::{Key, Mac, Name, Value};
 use weft_backends::traffic_rules::Test;
 use weft_backends::vxlan::VtepMac;
@@ -91,6 +91,7 @@ fn the_register_names_the_devices_of_a_backend_and_says_whether_it_makes_routes(
         ("ipip", Some("ipip"), true),
         ("udp", Some("tun"), true),
         ("alloc", None, false),
+        ("extension", None, false),
     ] {
         let net_conf = NetConf { backend_type: kind.to_owned(), ..net_conf() };
         let backend = make(&net_conf).unwrap();
@@ -103,7 +104,6 @@ fn the_register_names_the_devices_of_a_backend_and_says_whether_it_makes_routes(
         assert_eq!((backend.makes_routes(), makes_routes(kind)), (routes, routes), "{kind}");
     }
     assert_eq!((device_kind("wireguard"), makes_routes("wireguard")), (Some("wireguard"), true));
-    assert_eq!((device_kind("extension"), makes_routes("extension")), (None, false));
     assert_eq!((device_kind(""), makes_routes("")), (None, true), "no agent has said which backend it has");
 }
 

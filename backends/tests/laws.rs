@@ -18,8 +18,8 @@ use weft_backends::link::{Foreign, Link, LinkKind};
 use weft_backends::owner::{Ownership, PROTOCOL};
 use weft_backends::state::{Key, Mac, Name, Observed, ObservedValue, Route, State, Value};
 use weft_backends::vxlan::VxlanLink;
-use weft_backends::wireguard::key::PublicKey;
-use weft_backends::wireguard::peer::WgPeer;
+use weft_backends::wireguard_key::PublicKey;
+use weft_backends::wireguard_peer::WgPeer;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id};
 

@@ -1,37 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs another CNI plugin: the delegate or the IPAM plugin.
+//! Calls the delegate: another CNI plugin, or the one that this program implements itself.
 
-use std::fs::File;
-use std::io::{self, Seek, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::{Value, json};
 
 use crate::env::{Request, Verb};
+use crate::record::Locked;
+use crate::render::kind;
 use crate::spec::{Error, Version, code};
-use crate::{plugin, veth};
+use crate::{plugin, program, veth};
 
-/// The plugin type that this program implements itself. It is called as a function instead of starting another process.
-const BUILT_IN: &str = "weft-veth";
-
-/// Finds the executable of a plugin. The directories of CNI_PATH are searched in order.
+/// Finds the executable of the delegate. The directories of CNI_PATH are searched in order.
 ///
 /// # Errors
-/// [`code::CONFIG`] if the type is not a file name, [`code::OTHER`] if no directory contains it.
+/// As [`program::find`].
 pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
-    if kind == BUILT_IN {
+    if kind == veth::TYPE {
         return Ok(PathBuf::from("/proc/self/exe"));
     }
-    if kind.is_empty() || kind.contains('/') {
-        return Err(Error::new(code::CONFIG, format!("{kind:?} is not the name of a plugin")));
-    }
-    let dirs = path.split(':').filter(|dir| !dir.is_empty());
-    dirs.map(|dir| PathBuf::from(dir).join(kind))
-        .find(|file| file.is_file())
-        .ok_or_else(|| Error::new(code::OTHER, format!("failed to find plugin {kind:?} in path [{path}]")))
+    program::find(kind, path)
 }
 
 /// Checks the configuration for ADD if the plugin is the one that this program implements. Other plugins check their own.
@@ -39,48 +27,36 @@ pub fn find(kind: &str, path: &str) -> Result<PathBuf, Error> {
 /// # Errors
 /// The error that ADD would return for this configuration.
 pub fn validate(kind: &str, conf: &Value, request: &Request) -> Result<(), Error> {
-    if kind == BUILT_IN {
+    if kind == veth::TYPE {
         plugin::within(Request { verb: Verb::Add, ..request.clone() }, conf, veth::validate)?;
     }
     Ok(())
 }
 
-/// Runs the plugin `kind` and returns its standard output.
-///
-/// The plugin gets `conf` on its standard input and the variables of `request`, with `verb` as CNI_COMMAND. Its
-/// standard error is copied to ours.
+/// Runs the delegate `kind` and returns its standard output, as [`program::run`] does. The one that this program implements is called as a
+/// function instead of starting another process.
 ///
 /// # Errors
-/// The plugin's own error, unchanged; or an error that says that the plugin cannot be found or started, or that its
-/// answer cannot be read.
+/// The plugin's own error, or as [`program::run`].
 pub fn call(kind: &str, conf: &Value, verb: Verb, request: &Request) -> Result<Vec<u8>, Error> {
-    if kind == BUILT_IN {
+    if kind == veth::TYPE {
         return plugin::within(Request { verb, ..request.clone() }, conf, veth::answer);
     }
-    let program = find(kind, &request.path)?;
-    let text = serde_json::to_vec(conf).map_err(|error| Error::new(code::OTHER, format!("render {kind}: {error}")))?;
-    let input = input(&text).map_err(|error| Error::io("pass a configuration on", error))?;
-    let mut command = Command::new(&program);
-    command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.env("CNI_COMMAND", verb.name());
-    let vars = [
-        ("CNI_CONTAINERID", &request.container),
-        ("CNI_NETNS", &request.netns),
-        ("CNI_IFNAME", &request.ifname),
-        ("CNI_ARGS", &request.args),
-        ("CNI_PATH", &request.path),
-    ];
-    for (name, value) in vars {
-        if value.is_empty() {
-            command.env_remove(name);
-        } else {
-            command.env(name, value);
-        }
-    }
-    let output = command.output().map_err(|error| Error::io(format!("start {}", program.display()), error))?;
-    // The output is meant for the runtime's log. A failed write cannot be reported anywhere.
-    let _ = io::stderr().write_all(&output.stderr);
-    if output.status.success() { Ok(output.stdout) } else { Err(failure(kind, verb, &output)) }
+    program::run(kind, conf, verb, request)
+}
+
+/// Calls the delegate's DEL with the recorded configuration, and removes the record if it succeeds.
+///
+/// # Errors
+/// The delegate's error, unchanged; [`code::IO`] if the record cannot be removed.
+pub fn del_recorded(locked: Locked, request: &Request) -> Result<(), Error> {
+    let Some(conf) = locked.record.conf.clone() else {
+        note!("{} is not valid JSON: it is kept, and the delegate is not called", locked.record.path.display());
+        return Ok(());
+    };
+    let name = kind(&conf).to_owned();
+    call(&name, &Value::Object(conf), Verb::Del, request)?;
+    locked.remove()
 }
 
 /// Returns true if the plugin supports a version of the specification, according to its answer to VERSION.
@@ -92,27 +68,4 @@ pub fn supports(kind: &str, version: Version, request: &Request) -> Result<bool,
     let answer: Value = serde_json::from_slice(&answer)
         .map_err(|error| Error::new(code::DECODE, format!("read the answer of {kind} to VERSION: {error}")))?;
     Ok(answer["supportedVersions"].as_array().is_some_and(|all| all.contains(&json!(version.to_string()))))
-}
-
-/// Returns the plugin's standard input. It is a file in memory, because a plugin that does not read a pipe would block
-/// this process.
-fn input(text: &[u8]) -> io::Result<File> {
-    let mut file = File::from(memfd_create(c"cni-conf", MFdFlags::MFD_CLOEXEC)?);
-    file.write_all(text)?;
-    file.rewind()?;
-    Ok(file)
-}
-
-fn failure(kind: &str, verb: Verb, output: &Output) -> Error {
-    if let Ok(error) = serde_json::from_slice::<Error>(&output.stdout) {
-        return error;
-    }
-    let cause = match (output.status.code(), output.status.signal()) {
-        (Some(code), _) => format!("exit code {code}"),
-        (None, Some(signal)) => format!("killed by signal {signal}"),
-        (None, None) => "no exit code".to_owned(),
-    };
-    let output_text = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).trim().to_owned());
-    let output_text = output_text.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
-    Error::new(code::OTHER, format!("{kind} {} failed: {cause}", verb.name())).details(output_text)
 }

@@ -54,23 +54,9 @@ fn add(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
 fn roll_back(locked: Locked, request: &Request) {
     if !locked.is_new {
         note!("{} existed before this ADD, so nothing is rolled back: DEL removes it", locked.record.path.display());
-    } else if let Err(error) = run_recorded_del(locked, request) {
+    } else if let Err(error) = delegate::del_recorded(locked, request) {
         note!("roll back the failed ADD: {error}");
     }
-}
-
-/// Calls the delegate's DEL with the recorded configuration, and removes the record if it succeeds.
-///
-/// # Errors
-/// The delegate's error, unchanged; [`code::IO`] if the record cannot be removed.
-pub fn run_recorded_del(locked: Locked, request: &Request) -> Result<(), Error> {
-    let Some(conf) = locked.record.conf.clone() else {
-        note!("{} is not valid JSON: it is kept, and the delegate is not called", locked.record.path.display());
-        return Ok(());
-    };
-    let name = kind(&conf).to_owned();
-    delegate::call(&name, &Value::Object(conf), Verb::Del, request)?;
-    locked.remove()
 }
 
 fn del(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
@@ -82,7 +68,7 @@ fn del(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
         request.netns.clear();
     }
     if let Some(locked) = record::find(&conf.data_dir, &request.container, &request.ifname)? {
-        run_recorded_del(locked, &request)?;
+        delegate::del_recorded(locked, &request)?;
     }
     Ok(Vec::new())
 }

@@ -12,7 +12,6 @@ use crate::attachments::{KEYS, ValidAttachments};
 use crate::conf::Conf;
 use crate::delegate;
 use crate::env::{Request, Verb};
-use crate::flannel::run_recorded_del;
 use crate::hostlocal::{self, Reservation};
 use crate::masquerade;
 use crate::plugin::Call;
@@ -71,7 +70,7 @@ fn collect(call: &Call, record: &Record, reservations: Option<&Path>) -> Result<
         }
     }
     let request = request(call, &locked.record, last);
-    run_recorded_del(locked, &request)
+    delegate::del_recorded(locked, &request)
 }
 
 /// Finds the interfaces of a record that flannel's plugin wrote. The record does not name its interface, but

@@ -27,6 +27,7 @@ pub mod hostlocal;
 pub mod iptables;
 pub mod masquerade;
 pub mod plugin;
+pub mod program;
 pub mod record;
 pub mod render;
 pub mod spec;

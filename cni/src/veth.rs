@@ -29,6 +29,8 @@ use plan::Plan;
 
 pub use plan::{ALIAS, host_name};
 
+/// The type of this plugin, by which a configuration names it.
+pub const TYPE: &str = "weft-veth";
 /// The pod's IPv4 gateway. No interface has this address: the pod reaches it by its permanent neighbour entry.
 pub const GATEWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));
 /// The pod's IPv6 gateway. The host's end of the pair has this address.

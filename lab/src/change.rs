@@ -13,8 +13,6 @@ use super::ping::{Loss, Stream};
 use super::report::{duration, print_line};
 use super::wait_for;
 
-/// The agents' `--change-grace` in a lab that changes its backend. The default is a minute, which is long for somebody who watches.
-pub const GRACE: &str = "--change-grace=6s";
 /// Time limit for a change.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Time limit for pings to be answered.

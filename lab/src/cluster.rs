@@ -12,7 +12,6 @@ use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 use tempfile::TempDir;
 
-use super::change;
 use super::netns::{Netns, has_ipv6, make_names_private, require};
 use super::network::VethEnd;
 use super::node::{Node, PATIENCE};
@@ -22,6 +21,9 @@ use super::store::Store;
 
 /// The third byte of each half's IPv4 network, and the last digits of its IPv6 prefix: 192.168.77.0/24 and fd77::/64.
 const HALVES: [u8; 2] = [77, 78];
+
+/// The agents' `--change-grace` in a lab that changes its backend. The default is a minute, which is long for somebody who watches.
+const CHANGE_GRACE: &str = "--change-grace=6s";
 
 /// A running cluster. Dropping it kills the agents and etcd. The namespaces disappear with the mount namespace of the
 /// thread.
@@ -67,7 +69,7 @@ impl Lab {
                 flags.push("--no-nexthop-objects".to_owned());
             }
             if options.change_backend.is_some() {
-                flags.push(change::GRACE.to_owned());
+                flags.push(CHANGE_GRACE.to_owned());
             }
             flags.extend(options.agent_flags.iter().cloned());
             node.set_flags(flags);
@@ -191,7 +193,7 @@ fn forward(ns: &Netns) -> Result<()> {
 
 /// Connects a namespace to a bridge of the fabric by the link eth0, which stays down.
 async fn connect(fabric: &Netns, ns: &Netns, half: usize) -> Result<()> {
-    let far = VethEnd { ns, name: "eth0" };
+    let far = VethEnd { ns: &ns.path(), name: "eth0" };
     fabric.network()?.add_port(ns.name(), &bridge_name(half), far, None).await
 }
 

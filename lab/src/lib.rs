@@ -6,6 +6,7 @@
 //! die with their parent. A lab needs root, and no programs but weft itself and `ping`; etcd, the CNI plugins and
 //! iperf3 only when an option asks for them.
 
+pub mod backend_kind;
 pub mod change;
 pub mod cluster;
 pub mod cni;
@@ -27,9 +28,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+pub use backend_kind::BackendKind;
 pub use cluster::Lab;
 pub use cni::{Pods, Wiring};
-pub use options::{BackendKind, Families, LabOptions};
+pub use options::{Families, LabOptions};
 pub use shell::shell;
 pub use store::StoreKind;
 

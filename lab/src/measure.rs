@@ -13,10 +13,11 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use super::backend_kind::BackendKind;
 use super::cluster::Lab;
 use super::cni::Pods;
 use super::netns::{Netns, checked, make_names_private};
-use super::options::{BackendKind, LabOptions};
+use super::options::LabOptions;
 use super::report::print_line;
 
 /// Duration of each stream in seconds.

@@ -6,6 +6,7 @@ pub mod tables;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::pin::pin;
 
 use anyhow::{Context, Result};
@@ -19,8 +20,7 @@ use rtnetlink::{
     RouteMessageBuilder, new_connection,
 };
 
-use super::netns::Netns;
-use super::options::BackendKind;
+use super::backend_kind::BackendKind;
 
 /// A connection to the kernel for the network namespace in which it was opened.
 #[derive(Debug, Clone)]
@@ -31,8 +31,8 @@ pub struct Network {
 /// One end of a veth pair.
 #[derive(Debug, Clone, Copy)]
 pub struct VethEnd<'a> {
-    /// The namespace of this end.
-    pub ns: &'a Netns,
+    /// The path of the namespace of this end.
+    pub ns: &'a Path,
     /// Name of the interface.
     pub name: &'a str,
 }
@@ -66,7 +66,8 @@ impl Network {
     /// The kernel refuses the pair, or there is no such bridge.
     pub async fn add_port(&self, name: &str, bridge: &str, far: VethEnd<'_>, mtu: Option<u32>) -> Result<()> {
         let bridge = self.link_index(bridge).await?;
-        let ns = File::open(far.ns.path()).with_context(|| format!("open the namespace {}", far.ns.name()))?;
+        let name_of_ns = far.ns.file_name().unwrap_or_default().display();
+        let ns = File::open(far.ns).with_context(|| format!("open the namespace {name_of_ns}"))?;
         let peer = LinkMessageBuilder::<LinkUnspec>::default().name(far.name).setns_by_fd(ns.as_raw_fd());
         let peer = with_mtu(peer, mtu).build();
         let port = LinkVeth::new(name, far.name).set_info_data(InfoData::Veth(InfoVeth::Peer(peer)));

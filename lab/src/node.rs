@@ -297,7 +297,7 @@ impl Node {
 
     async fn add_pod(&self, net: &PodNet, number: usize) -> Result<Pod> {
         let ns = self.ns.add_other(&format!("{}-p{number}", self.name())).await?;
-        let far = VethEnd { ns: &ns, name: "eth0" };
+        let far = VethEnd { ns: &ns.path(), name: "eth0" };
         self.ns.network()?.add_port(&format!("pod{number}"), BRIDGE, far, Some(net.mtu)).await?;
         let network = ns.network()?;
         network.set_up("eth0").await?;

@@ -5,38 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use super::backend_kind::BackendKind;
 use super::cni::Pods;
 use super::netns::has_ipv6;
 use super::store::StoreKind;
-
-/// The backend of every node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum BackendKind {
-    /// vxlan, VNI 1.
-    #[default]
-    Vxlan,
-    /// host-gw.
-    HostGw,
-    /// ipip.
-    Ipip,
-    /// udp, which the agents carry themselves.
-    Udp,
-    /// wireguard, encrypted.
-    Wireguard,
-}
-
-impl BackendKind {
-    /// Returns the name in the net-conf.
-    pub fn wire(self) -> &'static str {
-        match self {
-            BackendKind::Vxlan => "vxlan",
-            BackendKind::HostGw => "host-gw",
-            BackendKind::Ipip => "ipip",
-            BackendKind::Udp => "udp",
-            BackendKind::Wireguard => "wireguard",
-        }
-    }
-}
 
 /// The families of the pods' network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

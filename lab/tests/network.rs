@@ -43,7 +43,7 @@ fn links_addresses_and_routes_are_as_iproute2_shows_them() {
         fabric.network()?.add_bridge("br0", Some(1400)).await?;
         // The node has an eth0 already, as a node of a lab has when its pods get theirs.
         fabric.ip("link add eth0 type bridge").await?;
-        fabric.network()?.add_port("node", "br0", VethEnd { ns: &node, name: "eth0" }, Some(1400)).await?;
+        fabric.network()?.add_port("node", "br0", VethEnd { ns: &node.path(), name: "eth0" }, Some(1400)).await?;
         let port = fabric.ip("-d link show node").await?;
         for word in ["mtu 1400", "master br0", "veth", ",UP"] {
             assert!(port.contains(word), "{word}: {port}");

@@ -6,7 +6,7 @@ mod lease;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::server::pb::{
+use crate::pb::{
     Compare, DeleteRangeRequest, DeleteRangeResponse, Event, KeyValue, PutRequest, PutResponse, RangeRequest,
     RangeResponse, RequestOp, ResponseHeader, ResponseOp, TxnRequest, TxnResponse, compare, request_op, response_op,
 };

@@ -18,6 +18,7 @@ pub mod lossless;
 pub mod machine;
 pub mod net_conf;
 pub mod nodes;
+pub mod pb;
 pub mod run;
 pub mod scenario;
 pub mod server;

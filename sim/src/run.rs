@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::chance::{self, Chance};
 use crate::check::{self, Watcher};
 use crate::cluster::Cluster;
+use crate::disk;
 use crate::lossless::Lossless;
 use crate::scenario::Scenario;
 use crate::timeline;
@@ -52,7 +53,7 @@ pub fn run(scenario: &Scenario, level: tracing::Level) -> anyhow::Result<Outcome
     let began = std::time::Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     let wrong = runtime.block_on(LocalSet::new().run_until(async {
-        timeline::begin();
+        timeline::begin(disk::step, disk::write_time);
         timeline::collect_logs(level);
         simulate(scenario).await
     }))?;

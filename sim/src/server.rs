@@ -15,24 +15,17 @@ use tonic::{Request, Response, Status, Streaming};
 use tower::util::BoxCloneSyncService;
 
 use crate::etcd::{Etcd, Refused};
-use crate::shared::Shared;
-use crate::wire::{LATENCY, Wire};
-
-/// etcd's protocol.
-#[allow(missing_docs, clippy::all, clippy::too_many_lines)]
-pub mod pb {
-    tonic::include_proto!("etcdserverpb");
-}
-
-use pb::kv_server::{Kv, KvServer};
-use pb::lease_server::{Lease, LeaseServer};
-use pb::watch_server::{Watch, WatchServer};
-use pb::{
-    DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
+use crate::pb::kv_server::{Kv, KvServer};
+use crate::pb::lease_server::{Lease, LeaseServer};
+use crate::pb::watch_server::{Watch, WatchServer};
+use crate::pb::{
+    self, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest,
     LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
     PutRequest, PutResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
     watch_request,
 };
+use crate::shared::Shared;
+use crate::wire::{LATENCY, Wire};
 
 /// How often an idle watch gets a progress notification. etcd's interval is ten minutes.
 const PROGRESS: Duration = Duration::from_secs(600);

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};

@@ -11,9 +11,7 @@ use tokio::time::Instant;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
-use weft_subnet::outside::{self, Simulated};
-
-use crate::disk;
+use weft_subnet::outside::{self, FileStep, Simulated};
 
 /// The wall clock at the begin of each simulation, in seconds since 1970: 2026-01-01.
 const BEGIN: Duration = Duration::from_secs(1_767_225_600);
@@ -27,11 +25,11 @@ thread_local! {
     static LINES: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Begins the virtual time. This needs a tokio runtime with a paused clock.
-pub fn begin() {
+/// Begins the virtual time. This needs a tokio runtime with a paused clock. The functions carry out the steps of a write of the agents, and
+/// return how long a write beside their loop takes.
+pub fn begin(file_step: fn(FileStep<'_>) -> io::Result<()>, write_time: fn() -> Duration) {
     START.set(Some(Instant::now()));
-    let (random, file_step, write_time) = (crate::chance::agents, disk::step, disk::write_time);
-    outside::simulate(Some(Simulated { wall_clock, random, file_step, write_time }));
+    outside::simulate(Some(Simulated { wall_clock, random: crate::chance::agents, file_step, write_time }));
 }
 
 /// Returns the machine whose agent runs now.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_backends::traffic_rules::Masquerade;
 use weft_subnet::etcd::EtcdOptions;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use weft_backends::backend::make;
+use weft_backends::register::make;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::NetConf;
 

@@ -14,7 +14,7 @@ use weft_backends::diff::{Op, device};
 use weft_backends::link::{Difference, Link};
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
-use weft_backends::wireguard::key::DeviceSecrets;
+use weft_backends::wireguard_key::DeviceSecrets;
 
 use super::{Kernel, LinkInfo, Machine, Monitor, Notice, Outcome, RouteLookup, Session, errno};
 

@@ -13,7 +13,7 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Route};
-use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
+use weft_backends::wireguard_key::{DeviceSecrets, PeerId};
 
 use super::encode::{self, Exit};
 use super::fence::FenceTable;

@@ -24,7 +24,7 @@ use weft_netlink::socket::Netlink;
 use weft_netlink::wire::Writer;
 
 pub use error::WireGuardError;
-pub use weft_backends::wireguard::key::{KEY, PublicKey, Secret};
+pub use weft_backends::wireguard_key::{KEY, PublicKey, Secret};
 
 /// The key of the peer through which an old kernel loses an allowed IP. No node can have it: no private key belongs to it.
 const NOBODY: PublicKey = PublicKey([0; KEY]);

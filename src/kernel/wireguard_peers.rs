@@ -13,8 +13,8 @@ use ipnet::IpNet;
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, ObservedValue, Value};
 use weft_backends::wireguard::WireGuardLink;
-use weft_backends::wireguard::key::{DeviceSecrets, PeerId};
-use weft_backends::wireguard::peer::WgPeer;
+use weft_backends::wireguard_key::{DeviceSecrets, PeerId};
+use weft_backends::wireguard_peer::WgPeer;
 use weft_subnet::outside::wall_clock;
 
 use super::linux::LinuxKernel;

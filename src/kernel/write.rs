@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Name, Observed, Route, Value};
-use weft_backends::wireguard::key::DeviceSecrets;
+use weft_backends::wireguard_key::DeviceSecrets;
 
 use super::batch::{Batch, Move, Step};
 use super::encode::{self, Exit, NewNexthop};

@@ -11,9 +11,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
-use weft_backends::backend::{self, Backend, BadOption, Skip, TYPES};
+use weft_backends::backend::{Backend, Skip};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
+use weft_backends::options::BadOption;
+use weft_backends::register::{self, TYPES};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
@@ -240,7 +242,7 @@ pub enum ConfError {
 /// Net-conf cannot be used. The error names the key.
 pub fn parse(text: &str) -> Result<(NetConf, Box<dyn Backend>), ConfError> {
     let net_conf = NetConf::parse(text)?;
-    let backend = backend::make(&net_conf)?;
+    let backend = register::make(&net_conf)?;
     Ok((net_conf, backend))
 }
 
@@ -274,7 +276,7 @@ async fn lease<K: Kernel>(
     let public = (picked.public_v4, picked.public_v6);
     let previous = previous.or_else(|| context.memory.subnet(public, net_conf, context.store.capabilities()));
     let evidence = Evidence {
-        reservations: backend::names_its_leases(backend.kind()),
+        reservations: register::names_its_leases(backend.kind()),
         previous,
         identities: identities::standing(backend, &machine, &context.secrets)?,
         public: vec![public],

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use weft_backends::backend::TYPES;
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
+use weft_backends::register::TYPES;
 use weft_backends::state::Key;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::Lease;

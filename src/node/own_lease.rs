@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Id, Lease, Record};

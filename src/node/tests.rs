@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::LocalSet;
 use weft_backends::state::{Key, Name, Route, Value};
 use weft_backends::vxlan::VtepMac;
-use weft_backends::wireguard::key::{KeyPair, Secret};
+use weft_backends::wireguard_key::{KeyPair, Secret};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::evidence::Evidence;

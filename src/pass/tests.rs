@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_backends::backend::make;
 use weft_backends::host::{Host, OnLink, Uplink};
 use weft_backends::link::{Foreign, Link};
+use weft_backends::register::make;
 use weft_backends::state::{Mac, Route};
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::connected::Connected;

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::lease::Lease;
 use weft_subnet::text::Shown;
 

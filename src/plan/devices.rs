@@ -9,7 +9,7 @@ use weft_backends::index::{Changed, OWN};
 use weft_backends::link::Link;
 use weft_backends::state::{Key, Name, State, Value};
 use weft_backends::wireguard::WireGuardLink;
-use weft_backends::wireguard::key::DeviceSecrets;
+use weft_backends::wireguard_key::DeviceSecrets;
 use weft_subnet::lease::{Id, Lease};
 
 use super::Plan;

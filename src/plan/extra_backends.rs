@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use weft_backends::backend::Backend;
 use weft_backends::host::Host;
 use weft_backends::state::State;
-use weft_backends::wireguard::key::DeviceSecrets;
+use weft_backends::wireguard_key::DeviceSecrets;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
 use weft_subnet::net_conf::NetConf;

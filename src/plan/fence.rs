@@ -201,7 +201,7 @@ mod tests {
 
     fn backend() -> Box<dyn Backend> {
         let conf = r#"{"Network":"10.0.0.0/8","Backend":{"Type":"vxlan"}}"#;
-        weft_backends::backend::make(&weft_subnet::net_conf::NetConf::parse(conf).unwrap()).unwrap()
+        weft_backends::register::make(&weft_subnet::net_conf::NetConf::parse(conf).unwrap()).unwrap()
     }
 
     fn closed() -> Fence {

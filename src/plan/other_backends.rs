@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use weft_backends::backend::{self, Backend, BadOption};
+use weft_backends::backend::Backend;
+use weft_backends::options::BadOption;
+use weft_backends::register;
 use weft_subnet::lease::Id;
 use weft_subnet::net_conf::NetConf;
 
@@ -18,7 +20,7 @@ impl OtherBackends {
         let known = match self.0.keys().find(|known| **known == kind) {
             Some(known) => *known,
             None => {
-                let made = backend::make_for_lease(kind, net_conf)?;
+                let made = register::make_for_lease(kind, net_conf)?;
                 let kind = made.kind();
                 self.0.insert(kind, made);
                 kind

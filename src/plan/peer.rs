@@ -6,12 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use weft_backends::backend::{BadOption, Planned, TYPES};
+use weft_backends::backend::Planned;
 use weft_backends::diff;
 use weft_backends::index::{Beaten, Changed, MOST_SHARERS};
+use weft_backends::options::BadOption;
+use weft_backends::register::TYPES;
 use weft_backends::state::{Key, Name, State, Value};
 use weft_backends::vxlan::VtepMac;
-use weft_backends::wireguard::key::KeyPair;
+use weft_backends::wireguard_key::KeyPair;
 use weft_subnet::lease::{Age, Id, Lease};
 use weft_subnet::text::Shown;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests of the whole plan: what the change of a lease costs, and what is reported about it.
 
-use weft_backends::backend::make;
 use weft_backends::host::{OnLink, Uplink};
+use weft_backends::register::make;
 use weft_backends::state::Mac;
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::cidr::{Family, Subnets};

@@ -6,8 +6,7 @@
 //! to peers may take the default route. So there is no route to all of Network then, for some time.
 
 use ipnet::IpNet;
-use weft_backends::family::metric;
-use weft_backends::state::{Key, Name, Route, State, Value};
+use weft_backends::state::{Key, Name, Route, State, Value, metric};
 use weft_subnet::cidr::family;
 use weft_subnet::lease::Lease;
 

@@ -23,7 +23,7 @@ mod unchanged;
 
 use contract::SharedStore;
 use server::{PREFIX, Server};
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::source::Source;
 

@@ -109,7 +109,7 @@ fn with_agent_of(backend: &str, options: impl FnOnce(&Path) -> Options + Send, t
             let running = scope.spawn(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 let Store::Dir(store) = options.store.clone() else { unreachable!() };
-                let store = Rc::new(DirStore::new(store, weft_backends::backend::TYPES));
+                let store = Rc::new(DirStore::new(store, weft_backends::register::TYPES));
                 let end = async { drop(stopped.await) };
                 let agent = weft::agent::serve(options, store, kernel(true), Controlled(received), end);
                 LocalSet::new().block_on(&runtime, agent).unwrap();

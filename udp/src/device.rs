@@ -9,7 +9,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::utsname::uname;
 use tun_rs::DeviceBuilder;
 
-use super::tunnel::Error;
+use super::error::Error;
 
 // Flags of <linux/if_tun.h>, as /sys/class/net/NAME/tun_flags shows them.
 const IFF_TUN: u32 = 0x0001;

@@ -13,10 +13,11 @@ use tun_rs::{GROTable, VIRTIO_NET_HDR_LEN};
 
 use super::counters::Reason;
 use super::device::takes_udp_segments;
+use super::error::Error;
 use super::outgoing::reason_of;
 use super::packet::{Header, checksum_is_right};
 use super::routes::Routes;
-use super::tunnel::{Error, Shared};
+use super::shared::Shared;
 
 /// The number of buffers that one receive call fills.
 const BUFFERS: usize = 8;

@@ -34,14 +34,17 @@
 
 pub mod counters;
 mod device;
+mod error;
 pub mod icmp;
 mod incoming;
 mod outgoing;
 pub mod packet;
 mod routes;
+mod shared;
 mod tunnel;
 
 pub use device::Device;
+pub use error::Error;
 pub use incoming::judge;
 pub use routes::{Peer, Routes};
-pub use tunnel::{Config, Descriptors, Error, Tunnel};
+pub use tunnel::{Config, Descriptors, Tunnel};

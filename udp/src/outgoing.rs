@@ -12,10 +12,11 @@ use quinn_udp::{Transmit, UdpSockRef};
 use tun_rs::{VIRTIO_NET_HDR_GSO_UDP_L4, VIRTIO_NET_HDR_LEN, VirtioNetHdr, gso_split};
 
 use super::counters::Reason;
+use super::error::Error;
 use super::icmp::Answer;
 use super::packet::{Header, Malformed, checksum, decrement_ttl};
 use super::routes::Routes;
-use super::tunnel::{Error, Shared};
+use super::shared::Shared;
 
 /// The largest frame that the kernel hands over.
 const FRAME: usize = VIRTIO_NET_HDR_LEN + 65_536;

@@ -3,78 +3,26 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use ipnet::Ipv4Net;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{SockType, getsockopt, setsockopt, sockopt};
 use quinn_udp::{UdpSockRef, UdpSocketState};
 
 use super::counters::Counters;
 use super::device::Device;
+use super::error::Error;
 use super::incoming::Incoming;
 use super::outgoing::Outgoing;
 use super::routes::Routes;
+use super::shared::Shared;
 
 /// Bytes that the kernel may keep for the socket, so that a burst is not lost while the thread waits for a processor.
 const SOCKET_BUFFER: usize = 4 << 20;
-
-/// Why a tunnel does not start, or has ended.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The TUN device cannot be opened.
-    #[error(
-        "cannot open the TUN device {name}: {source} (it needs the kernel module tun, /dev/net/tun inside the container \
-         or unit, CAP_NET_ADMIN, and that no other process uses the device or has a link of that name)"
-    )]
-    Open {
-        /// Name of the device.
-        name: String,
-        /// What the kernel says.
-        source: io::Error,
-    },
-    /// A descriptor is not one of a TUN device.
-    #[error("cannot take over the TUN device of an earlier process: {0}")]
-    Adopt(io::Error),
-    /// A TUN device has another framing.
-    #[error(
-        "cannot take over the TUN device {name}: its flags are {flags:#x}; delete it (ip link del {name}), and it is created again"
-    )]
-    Framing {
-        /// Name of the device.
-        name: String,
-        /// The flags, as `/sys/class/net/NAME/tun_flags` shows them.
-        flags: u32,
-    },
-    /// The UDP socket cannot be opened.
-    #[error(
-        "cannot receive tunnel packets on {address}: {source} (is another program, such as flanneld, using the port?)"
-    )]
-    Socket {
-        /// Address and port of the socket.
-        address: SocketAddrV4,
-        /// What the kernel says.
-        source: io::Error,
-    },
-    /// A thread cannot be started, or cannot wait.
-    #[error("cannot run the threads of the tunnel: {0}")]
-    Thread(io::Error),
-    /// The TUN device is gone.
-    #[error("the TUN device {name} was lost: {source}")]
-    DeviceLost {
-        /// Name of the device.
-        name: String,
-        /// What the kernel says.
-        source: io::Error,
-    },
-    /// The UDP socket does not work any more.
-    #[error("the tunnel's UDP socket does not receive any more: {0}")]
-    SocketLost(io::Error),
-}
 
 /// What a tunnel needs to know.
 #[derive(Debug)]
@@ -107,49 +55,6 @@ pub struct Descriptors {
 
 /// The function that each thread of a tunnel calls at its end.
 type OnEnd = Arc<dyn Fn() + Send + Sync>;
-
-/// What both threads use.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) device: Device,
-    pub(crate) socket: UdpSocket,
-    pub(crate) state: UdpSocketState,
-    pub(crate) port: u16,
-    pub(crate) subnet: Ipv4Net,
-    pub(crate) mtu: u16,
-    pub(crate) counters: Arc<Counters>,
-    routes: RwLock<Arc<Routes>>,
-    stop: EventFd,
-    has_ended: AtomicBool,
-}
-
-impl Shared {
-    /// Returns the current table. It may be replaced while the caller uses it.
-    pub(crate) fn routes(&self) -> Arc<Routes> {
-        self.routes.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Waits for an event of a descriptor. Returns false when the tunnel has to end.
-    pub(crate) fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool, Error> {
-        loop {
-            let mut fds = [PollFd::new(fd, events), PollFd::new(self.stop.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, PollTimeout::NONE) {
-                Ok(_) => return Ok(!fds[1].any().unwrap_or(true)),
-                Err(nix::errno::Errno::EINTR) => {}
-                Err(errno) => return Err(Error::Thread(errno.into())),
-            }
-        }
-    }
-
-    pub(crate) fn device_lost(&self, source: io::Error) -> Error {
-        Error::DeviceLost { name: self.device.name().to_owned(), source }
-    }
-
-    fn end(&self) {
-        // Its counter cannot overflow: only two threads and one owner write 1 to it.
-        let _ = self.stop.write(1);
-    }
-}
 
 /// A running tunnel. When it is dropped, its threads end; the device stays.
 #[derive(Debug)]

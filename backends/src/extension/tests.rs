@@ -4,9 +4,9 @@ use std::io;
 use std::path::Path;
 
 use super::*;
-use crate::backend::make;
 use crate::host::Uplink;
 use crate::identity::Secrets;
+use crate::register::make;
 
 fn backend(options: &str) -> Result<Box<dyn Backend>, BadOption> {
     let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension"{options}}}}}"#);

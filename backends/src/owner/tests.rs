@@ -13,8 +13,8 @@ use super::{Ownership, PROTOCOL, is_flannels};
 use crate::host::{OnLink, Reach};
 use crate::link::{Foreign, Link};
 use crate::state::{Key, LAST_METRIC, Mac, Name, ObservedValue, Route, Value};
-use crate::wireguard::key::PublicKey;
-use crate::wireguard::peer::WgPeer;
+use crate::wireguard_key::PublicKey;
+use crate::wireguard_peer::WgPeer;
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::key::PublicKey;
 use crate::state::Name;
+use crate::wireguard_key::PublicKey;
 
 /// Why WireGuard cannot run with these options, or on this host.
 #[derive(Debug, thiserror::Error)]

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroize;
 
-use super::key::{KEY, KeyPair, PublicKey, Secret};
 use crate::identity::Found;
+use crate::wireguard_key::{KEY, KeyPair, PublicKey, Secret};
 
 /// Why there is no private key.
 #[derive(Debug, thiserror::Error)]

@@ -7,9 +7,9 @@ use weft_subnet::cidr::Family;
 use weft_subnet::text::shown;
 
 use super::error::LeaseFault;
-use super::key::PublicKey;
 use crate::family;
 use crate::options::Members;
+use crate::wireguard_key::PublicKey;
 
 /// The data of one family.
 pub(super) struct Data {

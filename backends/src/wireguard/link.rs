@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use super::key::PublicKey;
 use crate::link::{Difference, LinkKind};
+use crate::wireguard_key::PublicKey;
 
 /// Its kind.
 pub(super) const DEVICE_KIND: &str = "wireguard";

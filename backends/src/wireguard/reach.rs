@@ -7,12 +7,12 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;
 
 use super::error::LeaseFault;
-use super::key::PublicKey;
 use super::lease::{self, Data};
 use super::mode::Mode;
 use super::{Device, Wireguard, pair};
 use crate::family::{label, public, public_member};
 use crate::host::Host;
+use crate::wireguard_key::PublicKey;
 
 /// How a peer is reached.
 pub(super) struct Reached {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::key::PublicKey;
 use super::*;
 use crate::identity::{Secrets, StandingLink};
+use crate::wireguard_key::PublicKey;
 
 const FLANNELS: &str = "/run/flannel/wgkey";
 const KEPT: &str = "/var/lib/weft/weft.wireguard.key";
@@ -79,7 +79,7 @@ fn net_conf(backend: &str) -> NetConf {
 }
 
 fn made(options: &str) -> Box<dyn Backend> {
-    crate::backend::make(&net_conf(&format!(r#"{{"Type":"wireguard"{options}}}"#))).unwrap()
+    crate::register::make(&net_conf(&format!(r#"{{"Type":"wireguard"{options}}}"#))).unwrap()
 }
 
 fn found<'a>(files: &'a Files, links: &'a [StandingLink]) -> Found<'a> {
@@ -290,7 +290,7 @@ fn only_a_device_of_ours_shows_that_the_key_was_published_by_this_machine() {
 fn no_secret_is_in_a_refusal() {
     let refusal = |options: &str| {
         let net_conf = net_conf(&format!(r#"{{"Type":"wireguard",{options}}}"#));
-        crate::backend::make(&net_conf).err().unwrap().to_string()
+        crate::register::make(&net_conf).err().unwrap().to_string()
     };
     for options in [r#""PSK":"secretsecret""#, r#""PSK":["secretsecret"]"#] {
         let said = refusal(options);

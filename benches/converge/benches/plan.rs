@@ -9,10 +9,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use divan::{AllocProfiler, Bencher, black_box};
 use ipnet::{IpNet, Ipv4Net};
 use weft::plan::Plan;
-use weft_backends::backend;
 use weft_backends::diff::Op;
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
 use weft_backends::owner::PROTOCOL;
+use weft_backends::register;
 use weft_backends::state::{Mac, Name, Observed, ObservedValue};
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
@@ -53,7 +53,7 @@ fn record(kind: &str, number: u32) -> Record {
 fn empty(kind: &str) -> Plan {
     let conf = format!(r#"{{"Network":"10.0.0.0/8","Backend":{{"Type":"{kind}"}}}}"#);
     let net_conf = NetConf::parse(&conf).expect("a net-conf");
-    let backend = backend::make(&net_conf).expect("a backend");
+    let backend = register::make(&net_conf).expect("a backend");
     let (name, address) = (Name::new("eth0").expect("a name"), Ipv4Addr::new(172, 31, 255, 1));
     let on_link = IpNet::new(IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12).expect("a net");
     let host = Host {

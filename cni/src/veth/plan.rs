@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 use weft_netlink::hash::stable;
 use weft_netlink::rtnl::Rtnl;
 
-use crate::delegate;
 use crate::env::{Request, Verb};
 use crate::hostlocal::{self, Reservation};
 use crate::plugin::Call;
+use crate::program;
 use crate::spec::{Error, Version, code};
 
 /// First word of the alias of a host's end. The network, the container ID and the name of the interface follow,
@@ -55,7 +55,8 @@ impl<'a> Plan<'a> {
         let wrong = |text: String| Error::new(code::CONFIG, format!("weft-veth: {text}"));
         let request = &call.request;
         let ipam = call.conf.get("ipam").and_then(|ipam| ipam.get("type")).and_then(Value::as_str).unwrap_or_default();
-        if ipam.is_empty() {
+        // With itself as its IPAM plugin, it would start itself without end.
+        if ipam.is_empty() || ipam == super::TYPE {
             return Err(wrong("`ipam` with a `type` is needed, such as host-local".to_owned()));
         }
         // DEL and GC need none of the values of an interface. They must also work with values that ADD refuses.
@@ -99,9 +100,9 @@ impl<'a> Plan<'a> {
     /// Checks that there is an IPAM plugin of the given type.
     ///
     /// # Errors
-    /// As [`delegate::find`].
+    /// As [`program::find`].
     pub fn check_ipam(&self) -> Result<(), Error> {
-        delegate::find(self.ipam, &self.request.path).map(drop)
+        program::find(self.ipam, &self.request.path).map(drop)
     }
 
     /// Calls the IPAM plugin for this attachment, and returns its standard output.
@@ -109,7 +110,7 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// The IPAM plugin's own.
     pub fn ipam(&self, verb: Verb) -> Result<Vec<u8>, Error> {
-        delegate::call(self.ipam, &self.conf, verb, self.request)
+        program::run(self.ipam, &self.conf, verb, self.request)
     }
 
     /// Releases the addresses.
@@ -147,7 +148,7 @@ impl<'a> Plan<'a> {
             netns: String::new(),
             ..self.request.clone()
         };
-        delegate::call(self.ipam, &self.conf, Verb::Del, &request).map(drop)
+        program::run(self.ipam, &self.conf, Verb::Del, &request).map(drop)
     }
 
     /// Checks whether a pod could be added now.
@@ -216,6 +217,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::plugin;
 
     #[test]
     fn names_and_macs_are_stable_and_unique_and_fit_their_limits() {
@@ -226,6 +228,28 @@ mod tests {
         assert_ne!(mac("c1 eth0", b'h'), mac("c1 eth0", b'p'));
         assert_eq!(mac("c1 eth0", b'h')[0] & 3, 2, "the address must be local and unicast");
         assert_eq!(alias(&"n".repeat(300), "c1 eth0").len(), ALIAS_LEN);
+    }
+
+    #[test]
+    fn it_is_not_its_own_ipam_plugin() {
+        let request = Request {
+            verb: Verb::Add,
+            container: "c1".to_owned(),
+            netns: String::new(),
+            ifname: "eth0".to_owned(),
+            args: String::new(),
+            path: String::new(),
+            netns_override: false,
+        };
+        for ipam in [json!({}), json!({"type": super::super::TYPE})] {
+            let conf = json!({"name": "cbr0", "ipam": ipam});
+            let error = plugin::within(request.clone(), &conf, crate::veth::validate).unwrap_err();
+            assert_eq!(
+                (error.code, error.msg.contains("`ipam` with a `type`")),
+                (code::CONFIG, true),
+                "{ipam}: {error}"
+            );
+        }
     }
 
     #[test]

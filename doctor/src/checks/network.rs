@@ -3,7 +3,7 @@
 
 use ipnet::IpNet;
 use nix::libc;
-use weft_backends::backend::makes_routes;
+use weft_backends::register::makes_routes;
 
 use crate::facts::NodeFacts;
 use crate::facts::policy_rules::Marked;

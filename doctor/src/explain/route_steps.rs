@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 use nix::libc;
-use weft_backends::backend::makes_routes;
 use weft_backends::overhead;
+use weft_backends::register::makes_routes;
 use weft_subnet::cidr::Family;
 
 use super::explanation::{State, Step};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
-use weft_backends::backend::device_kind;
+use weft_backends::register::device_kind;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::{BadNetConf, NetConf};
 

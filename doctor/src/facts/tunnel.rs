@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use weft_backends::backend::device_kind;
+use weft_backends::register::device_kind;
 use weft_backends::{ipip, vxlan};
 
 use super::ways::WayFacts;

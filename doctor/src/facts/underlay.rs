@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
-use weft_backends::backend::makes_routes;
+use weft_backends::register::makes_routes;
 use weft_netlink::rtnl::{Link, Route, mac_text};
 
 use super::peer_port::{self, Question};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Etcd, Refused};
-use crate::server::pb::{
+use crate::pb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
 };
 

@@ -319,7 +319,7 @@ fn host_of<K: Kernel>(
 mod tests {
     use std::path::Path;
 
-    use weft_backends::backend::TYPES;
+    use weft_backends::register::TYPES;
     use weft_subnet::attrs::Attrs;
     use weft_subnet::dir::DirStore;
     use weft_subnet::lease::{Age, Lease};

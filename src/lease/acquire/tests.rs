@@ -11,7 +11,7 @@ use tokio::task::LocalSet;
 use weft_backends::host::Reach;
 use weft_backends::identity::Secrets;
 use weft_backends::state::{Mac, Name};
-use weft_backends::wireguard::key::{KeyPair, Secret};
+use weft_backends::wireguard_key::{KeyPair, Secret};
 use weft_subnet::connected::Connected;
 use weft_subnet::lease::Record;
 use weft_subnet::saved_peers::{self, Expiry, Head, Uplink};

@@ -269,7 +269,7 @@ async fn another_option_of_the_backend_that_encrypts_does_not_begin_the_time_ane
 /// The lease of a node that has followed, and that is reached by vxlan, too.
 fn followed(number: u8) -> Lease {
     let before = of_flannel(number);
-    let key = weft_backends::wireguard::key::PublicKey([number; 32]);
+    let key = weft_backends::wireguard_key::PublicKey([number; 32]);
     let data = Some(format!(r#"{{"PublicKey":"{key}","Port":51820}}"#).into());
     let attrs = Attrs { backend_type: "wireguard".into(), backend_data: data, ..before.attrs.clone() };
     Lease { attrs: attrs.with_other_ways(std::slice::from_ref(&before.attrs)), ..before }

@@ -5,8 +5,8 @@ use tokio::time::Instant;
 use weft_backends::host::Host;
 use weft_backends::identity::Secrets;
 use weft_backends::state::ObservedValue;
-use weft_backends::wireguard::key::PublicKey;
-use weft_backends::wireguard::peer::WgPeer;
+use weft_backends::wireguard_key::PublicKey;
+use weft_backends::wireguard_peer::WgPeer;
 use weft_subnet::saved_peers::{Expiry, Head, Saved};
 
 use super::*;
@@ -127,7 +127,7 @@ async fn entries_and_status_contain_no_secret() {
 /// A node whose lease names its key, which is in files.
 async fn with_key_files() -> TestNode {
     let mut own = with_key("10.5.1.0-24", "192.168.0.1", 1).lease.unwrap();
-    let key = weft_backends::wireguard::key::KeyPair::of(weft_backends::wireguard::key::Secret::new([1; 32]));
+    let key = weft_backends::wireguard_key::KeyPair::of(weft_backends::wireguard_key::Secret::new([1; 32]));
     own.attrs.backend_data = Some(format!(r#"{{"PublicKey":"{}","Port":51820}}"#, key.public_key()).into());
     let mut test = TestNode::of((WIREGUARD, own.clone()), OnLostLease::Hold, RuleOptions::default());
     let dir = test.file.parent().unwrap();

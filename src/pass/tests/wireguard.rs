@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The audit of WireGuard peers. The kernel announces nothing about them.
 
-use weft_backends::wireguard::key::PublicKey;
-use weft_backends::wireguard::peer::WgPeer;
+use weft_backends::wireguard_key::PublicKey;
+use weft_backends::wireguard_peer::WgPeer;
 
 use super::*;
 use crate::plan::tests::wireguard::{wireguard, with_key};

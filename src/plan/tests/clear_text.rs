@@ -2,7 +2,7 @@
 //! A change to a backend that encrypts: to which leases packets may still go in clear text.
 
 use weft_backends::state::Route;
-use weft_backends::wireguard::key::{KeyPair, Secret};
+use weft_backends::wireguard_key::{KeyPair, Secret};
 
 use super::wireguard::with_key;
 use super::*;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! WireGuard in the plan: who has a key that two leases claim, and what an encrypted network does with other types.
 
-use weft_backends::wireguard::key::{KeyPair, PublicKey, Secret};
+use weft_backends::wireguard_key::{KeyPair, PublicKey, Secret};
 
 use super::*;
 

@@ -8,7 +8,7 @@ use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
 use weft_subnet::source::{Error, FaultNotice, Source};
 

@@ -19,7 +19,7 @@ use http::{Method, Request};
 use kube::{Client, Config};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::kube::{Access, KubeOptions, KubeStore, Who};
 
 /// The version that tools/kube-binaries builds.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
@@ -355,7 +355,7 @@ pub async fn two_nodes_with_one_address_keep_their_own_leases(shared: &impl Shar
 pub async fn nodes_behind_one_nat_keep_their_own_leases(shared: &impl SharedStore) {
     let store = shared.open();
     let published = |last: u8, port: u16| {
-        let key = weft_backends::wireguard::key::PublicKey([last; 32]);
+        let key = weft_backends::wireguard_key::PublicKey([last; 32]);
         let backend_data = Some(format!(r#"{{"PublicKey":"{key}","Port":{port}}}"#).into());
         Attrs { backend_type: "wireguard".into(), backend_data, ..attrs(1) }
     };

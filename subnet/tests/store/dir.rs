@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::Mode;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::dir::DirStore;
 use weft_subnet::evidence::Evidence;
 use weft_subnet::net_conf::Range;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use etcd_client::Client;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 
 pub const PREFIX: &str = "/coreos.com/network";

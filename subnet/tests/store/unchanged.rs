@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use etcd_client::{Client, PutOptions};
 use tokio::sync::mpsc;
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::evidence::Evidence;

@@ -25,7 +25,7 @@ use weft::observe::systemd::Notify;
 use weft::options::{Options, Store};
 use weft::pass::Passer;
 use weft::saved::Saver;
-use weft_backends::backend::TYPES;
+use weft_backends::register::TYPES;
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::lease::Lease;
 use weft_subnet::source::{Event, Source};

@@ -116,7 +116,7 @@ fn a_secret_that_cannot_be_read_is_an_error_and_not_a_new_secret() {
 fn a_device_counts_by_who_made_it() {
     let name = Name::new("flannel.1").unwrap();
     let net_conf = weft_subnet::net_conf::NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#);
-    let vxlan = weft_backends::backend::make(&net_conf.unwrap()).unwrap();
+    let vxlan = weft_backends::register::make(&net_conf.unwrap()).unwrap();
     let mac = Mac([2, 0, 0, 0, 0, 7]);
     let machine = |creator| {
         let (up, carrier, loopback) = (true, true, false);

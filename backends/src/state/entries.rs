@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Entries of the kernel by key, in one sorted vector, which is small for a few entries and for hundreds of thousands.
 
-use crate::state::Key;
+use super::Key;
 
 /// Entries, each key once, in the order of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]

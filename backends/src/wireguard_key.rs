@@ -9,9 +9,10 @@ use base64::engine::general_purpose::STANDARD;
 use weft_subnet::backend_types::PublicIdentity;
 use zeroize::Zeroize;
 
-use super::KIND;
 use crate::identity::{Identities, Identity};
 
+/// The type of the backend, in net-conf and in leases. An identity of this type is a public key.
+pub(crate) const KIND: &str = "wireguard";
 /// Length of every key in bytes.
 pub const KEY: usize = 32;
 /// Length of a [`PeerId`] in bytes.

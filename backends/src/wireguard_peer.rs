@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use super::key::PublicKey;
+use crate::wireguard_key::PublicKey;
 
 /// A peer of a WireGuard device, as it should be or as it is. Its allowed IPs are separate entries.
 #[derive(Debug, Clone, PartialEq, Eq)]

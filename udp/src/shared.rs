@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the two threads of a tunnel share: the device, the socket and the table of peers.
+
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ipnet::Ipv4Net;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+use quinn_udp::UdpSocketState;
+
+use super::counters::Counters;
+use super::device::Device;
+use super::error::Error;
+use super::routes::Routes;
+
+/// What both threads use.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) device: Device,
+    pub(crate) socket: UdpSocket,
+    pub(crate) state: UdpSocketState,
+    pub(crate) port: u16,
+    pub(crate) subnet: Ipv4Net,
+    pub(crate) mtu: u16,
+    pub(crate) counters: Arc<Counters>,
+    /// The table of peers, which can be replaced while packets flow.
+    pub(crate) routes: RwLock<Arc<Routes>>,
+    /// Readable when the tunnel has to end.
+    pub(crate) stop: EventFd,
+    /// True when a thread has ended or is about to end.
+    pub(crate) has_ended: AtomicBool,
+}
+
+impl Shared {
+    /// Returns the current table. It may be replaced while the caller uses it.
+    pub(crate) fn routes(&self) -> Arc<Routes> {
+        self.routes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for an event of a descriptor. Returns false when the tunnel has to end.
+    pub(crate) fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool, Error> {
+        loop {
+            let mut fds = [PollFd::new(fd, events), PollFd::new(self.stop.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) => return Ok(!fds[1].any().unwrap_or(true)),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(Error::Thread(errno.into())),
+            }
+        }
+    }
+
+    pub(crate) fn device_lost(&self, source: io::Error) -> Error {
+        Error::DeviceLost { name: self.device.name().to_owned(), source }
+    }
+
+    pub(crate) fn end(&self) {
+        // Its counter cannot overflow: only two threads and one owner write 1 to it.
+        let _ = self.stop.write(1);
+    }
+}
