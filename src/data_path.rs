@@ -238,7 +238,7 @@ impl Running {
         let device = adopted.map_or_else(|| Device::open(&device.text()), Ok)?;
         let config =
             Config { device, uplink: local, port, subnet, mtu, socket: earlier.socket, counters: counters.clone() };
-        let (routes, peers, took) = table(wanted);
+        let Table { routes, peers, took } = table(wanted);
         let tunnel = weft_udp::Tunnel::start(config, routes, move || ended.notify_one())?;
         let next_table = now + took * TABLE_PAUSE;
         let (described, version) = (wanted.tunnel, wanted.version);
@@ -250,7 +250,7 @@ impl Running {
         if !self.outdated || now < self.next_table {
             return;
         }
-        let (routes, peers, took) = table(wanted);
+        let Table { routes, peers, took } = table(wanted);
         self.tunnel.set_routes(routes);
         (self.peers, self.version, self.outdated, self.next_table) =
             (peers, wanted.version, false, now + took * TABLE_PAUSE);
@@ -263,8 +263,16 @@ fn adopt(fd: OwnedFd, name: &str) -> Option<Device> {
     adopted.ok().filter(|device| device.name() == name)
 }
 
-/// Makes the table of peers. Also returns their number, and how long this took.
-fn table(wanted: &Wanted<'_>) -> (Routes, usize, Duration) {
+/// The table of peers.
+struct Table {
+    routes: Routes,
+    /// The number of peers.
+    peers: usize,
+    /// How long it took to make the table.
+    took: Duration,
+}
+
+fn table(wanted: &Wanted<'_>) -> Table {
     let began = Instant::now();
     let peers = (wanted.peers)();
     let count = peers.len();
@@ -273,5 +281,5 @@ fn table(wanted: &Wanted<'_>) -> (Routes, usize, Duration) {
         address,
         sends_from,
     }));
-    (routes, count, began.elapsed())
+    Table { routes, peers: count, took: began.elapsed() }
 }

@@ -135,7 +135,7 @@ impl<K: Kernel> Passer<K> {
         let mut report = PassReport::new(Cause::Lease);
         // A key may have changed twice. Then the first value before and the last value after count.
         let mut net: HashMap<Key, (Option<Value>, Option<Value>)> = HashMap::with_capacity(changed.len());
-        for (key, before, after) in changed {
+        for Changed { key, before, after } in changed {
             net.entry(key).and_modify(|entry| entry.1.clone_from(&after)).or_insert((before, after));
         }
         // Additions come first, all in one batch.

@@ -14,6 +14,7 @@ mod host_networks;
 mod mtu;
 pub(crate) mod node_addresses;
 mod other_backends;
+mod parsed_conf;
 mod peer;
 mod probes;
 mod tunnel;
@@ -37,6 +38,7 @@ use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::net_conf::NetConf;
 use weft_subnet::peers::{Change, Peers, Us};
 
+pub use change::{FirstLeases, NextBackend};
 use clear_text::ClearText;
 pub use devices::{DeviceProblem, MAX_DEVICES};
 pub use extra_backends::ExtraBackend;
@@ -44,7 +46,9 @@ use extra_backends::ExtraBackends;
 use fence::Fence;
 pub use host_networks::foreign_networks;
 use other_backends::{OtherBackends, OtherTypes};
+pub use parsed_conf::{ConfError, ParsedConf};
 pub use peer::Claimed;
+pub use tunnel::PlannedTunnel;
 use waiting::Waiting;
 
 use crate::firewall::guard::{TunnelPeers, with_tunnel_addresses};
@@ -335,7 +339,7 @@ impl Plan {
                 }
             }
         }
-        if changed.iter().any(|(key, _, after)| matches!(key, Key::Link(_)) && after.is_none()) {
+        if changed.iter().any(|one| matches!(one.key, Key::Link(_)) && one.after.is_none()) {
             changed.extend(self.plan_waiting_leases());
         }
         changed.extend(self.plan_guard());

@@ -18,7 +18,7 @@ use crate::kernel::LinkInfo;
 use crate::options::UplinkChoice;
 
 use candidates::global;
-pub use candidates::{Candidates, EarlierUse, UsedUplink};
+pub use candidates::{Candidates, EarlierUse, Families, UsedUplink};
 
 /// A chosen interface, and the addresses that the lease publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -246,7 +246,7 @@ fn is_named(choice: &UplinkChoice) -> bool {
 
 /// Returns the interface that has the published address of the flags, and this address.
 fn with_public_address<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Option<(&'a LinkInfo, IpAddr)> {
-    let (v4, v6) = candidates.families;
+    let Families { v4, v6 } = candidates.families;
     let public = choice.public_ip.map(IpAddr::V4).filter(|_| v4);
     let ip = public.or(choice.public_ipv6.map(IpAddr::V6).filter(|_| v6))?;
     Some((candidates.link_with(ip)?, ip))
@@ -255,7 +255,6 @@ fn with_public_address<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -
 /// Chooses without these flags: first the interface that has the published address, then the one that was in use, then that of the default
 /// routes.
 fn implicit<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Result<Found<'a>, PickError> {
-    let families = candidates.families;
     if let Some((link, ip)) = with_public_address(choice, candidates) {
         return Ok((link, Some(ip)));
     }
@@ -266,16 +265,16 @@ fn implicit<'a>(choice: &UplinkChoice, candidates: &Candidates<'a>) -> Result<Fo
         default_link(candidates, family)
             .ok_or_else(|| PickError::NoDefaultRoute { family: label(family), there: candidates.list() })
     };
-    let link = match families {
-        (true, true) => {
+    let link = match candidates.families {
+        Families { v4: true, v6: true } => {
             let (v4, v6) = (default(Family::V4)?, default(Family::V6)?);
             if v4.index != v6.index {
                 return Err(PickError::Split { v4: v4.name.to_string(), v6: v6.name.to_string() });
             }
             v4
         }
-        (false, true) => default(Family::V6)?,
-        (_, false) => default(Family::V4)?,
+        Families { v4: false, v6: true } => default(Family::V6)?,
+        Families { v6: false, .. } => default(Family::V4)?,
     };
     Ok((link, None))
 }
@@ -289,7 +288,7 @@ fn by_name_or_ip<'a>(candidates: &Candidates<'a>, wanted: &str) -> Option<Found<
 
 /// Compares the addresses of all interfaces first, and then their names. Among those that match, the interface that was in use comes first.
 fn by_regex<'a>(candidates: &Candidates<'a>, regex: &Regex) -> Option<Found<'a>> {
-    let used = [(Family::V4, candidates.families.0), (Family::V6, candidates.families.1)];
+    let used = [(Family::V4, candidates.families.v4), (Family::V6, candidates.families.v6)];
     let links = || candidates.link_in_use().into_iter().chain(candidates.links());
     for link in links() {
         let best = |(family, used): (Family, bool)| {

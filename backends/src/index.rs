@@ -32,11 +32,33 @@ pub enum Beaten<'a> {
     Crowd,
 }
 
-/// A changed key, with the value before and the value after.
-pub type Changed = (Key, Option<Value>, Option<Value>);
+/// A changed entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changed {
+    /// Its key.
+    pub key: Key,
+    /// The value before. `None` if it is new.
+    pub before: Option<Value>,
+    /// The value after. `None` if it is gone.
+    pub after: Option<Value>,
+}
 
-/// The order of contributors: our own first (false), then by age, then by id. It is a total order, so the order of arrival does not matter.
-type Rank = (bool, Age, Id);
+/// A contributor of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claimant {
+    /// Its id.
+    pub id: Id,
+    /// Its contribution is in force, because it wants the same as the first contributor.
+    pub is_in_force: bool,
+}
+
+/// The order of contributors: our own first, then by age, then by id. It is a total order, so the order of arrival does not matter.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    is_other: bool,
+    age: Age,
+    id: Id,
+}
 
 /// A contribution: the number of its contributor, and the value.
 type Contribution = (u32, Value<Number>);
@@ -105,7 +127,7 @@ impl Contributors {
 
     /// Adds a contributor, and returns its number.
     fn add(&mut self, row: Contributor) -> u32 {
-        let id = row.rank.2.clone();
+        let id = row.rank.id.clone();
         let number = self.free.pop().unwrap_or(self.rows.len() as u32);
         if number as usize == self.rows.len() {
             self.rows.push(None);
@@ -134,7 +156,7 @@ impl Index {
         if self.devices.are_crowded() {
             self.forget_devices();
         }
-        let rank = (**id != *OWN, age.clone(), id.clone());
+        let rank = Rank { is_other: **id != *OWN, age: age.clone(), id: id.clone() };
         if self.contributors.row(id).is_none() {
             return self.add(rank, state);
         }
@@ -143,7 +165,8 @@ impl Index {
         self.withdraw(id);
         self.add(rank, state);
         before.retain(|key, value| *value != self.desired(key));
-        before.into_iter().map(|(key, value)| (key, value, self.desired(&key))).collect()
+        let changed = |(key, before)| Changed { key, before, after: self.desired(&key) };
+        before.into_iter().map(changed).collect()
     }
 
     /// Adds the contributions of a new contributor, which can change only the keys of this state.
@@ -160,11 +183,11 @@ impl Index {
             let before = self.winner(&at);
             self.contribute(number, at, own);
             match before {
-                None => changed.push((key, None, Some(value))),
+                None => changed.push(Changed { key, before: None, after: Some(value) }),
                 Some(before) => {
                     let after = self.winner(&at);
                     if after.as_ref() != Some(&before) {
-                        changed.push((key, Some(before), after));
+                        changed.push(Changed { key, before: Some(before), after });
                     }
                 }
             }
@@ -239,7 +262,7 @@ impl Index {
     pub fn owner(&self, key: &Key) -> Option<&Id> {
         let key = self.at(key)?;
         let (number, _) = self.slots.get(&key)?.winner(self.newest_wins(&key))?;
-        self.contributors.rank(*number).map(|(_, _, id)| id)
+        self.contributors.rank(*number).map(|rank| &rank.id)
     }
 
     /// Returns why such a contribution of `id` is not in force, or would not be. `None` if it is.
@@ -253,9 +276,9 @@ impl Index {
         let mut before = Vec::new();
         for (number, theirs) in self.slots.get(&key)?.ranked(newest).take(MOST_SHARERS + 1) {
             let rank = self.contributors.rank(*number)?;
-            let older = (rank.0, &rank.1, &rank.2) < ours;
-            if rank.2 != *id && older != newest {
-                before.push((&rank.2, theirs));
+            let older = (rank.is_other, &rank.age, &rank.id) < ours;
+            if rank.id != *id && older != newest {
+                before.push((&rank.id, theirs));
             }
         }
         let (winner, theirs) = before.first()?;
@@ -265,19 +288,19 @@ impl Index {
         (self.named(theirs)? != *value).then_some(Beaten::By(winner))
     }
 
-    /// Returns the first contributors of this key in their order, at most [`MOST_SHARERS`], and whether the contribution of each is in
-    /// force, because it wants the same as the first one. The contributor `without` is left out, as if it had never been there.
-    pub fn first(&self, key: &Key, without: Option<&Id>) -> Vec<(Id, bool)> {
+    /// Returns the first contributors of this key in their order, at most [`MOST_SHARERS`]. The contributor `without` is left out, as if it had
+    /// never been there.
+    pub fn first(&self, key: &Key, without: Option<&Id>) -> Vec<Claimant> {
         let Some((key, slot)) = self.at(key).and_then(|key| Some((key, self.slots.get(&key)?))) else {
             return Vec::new();
         };
         let ranked = slot.ranked(self.newest_wins(&key)).filter_map(|(number, value)| {
-            let (_, _, id) = self.contributors.rank(*number)?;
+            let id = &self.contributors.rank(*number)?.id;
             (Some(id) != without).then_some((id, value))
         });
         let mut first = ranked.take(MOST_SHARERS).peekable();
         let winner = first.peek().map(|(_, value)| *value);
-        first.map(|(id, value)| (id.clone(), Some(value) == winner)).collect()
+        first.map(|(id, value)| Claimant { id: id.clone(), is_in_force: Some(value) == winner }).collect()
     }
 
     /// Returns all keys that this contributor wants.

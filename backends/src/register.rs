@@ -52,13 +52,21 @@ pub fn device_kind(kind: &str) -> Option<&'static str> {
     REGISTER.iter().find(|known| known.kind == kind)?.device_kind
 }
 
-/// Types that weft does not have on purpose, with the type that serves the same purpose, and how to use that.
-const REPLACED: &[(&str, &str, &str)] = &[
-    ("ipsec", "wireguard", "use wireguard"),
-    ("tencent-vpc", "alloc", FOR_CLOUDS),
-    ("aws-vpc", "alloc", FOR_CLOUDS),
-    ("gce", "alloc", FOR_CLOUDS),
-    ("ali-vpc", "alloc", FOR_CLOUDS),
+/// A type that weft does not have on purpose.
+struct Replaced {
+    kind: &'static str,
+    /// The type that serves the same purpose.
+    by: &'static str,
+    /// How to use that.
+    instead: &'static str,
+}
+
+const REPLACED: &[Replaced] = &[
+    Replaced { kind: "ipsec", by: "wireguard", instead: "use wireguard" },
+    Replaced { kind: "tencent-vpc", by: "alloc", instead: FOR_CLOUDS },
+    Replaced { kind: "aws-vpc", by: "alloc", instead: FOR_CLOUDS },
+    Replaced { kind: "gce", by: "alloc", instead: FOR_CLOUDS },
+    Replaced { kind: "ali-vpc", by: "alloc", instead: FOR_CLOUDS },
 ];
 const FOR_CLOUDS: &str = "use alloc, and let a controller of the cloud make the routes";
 
@@ -66,8 +74,8 @@ const FOR_CLOUDS: &str = "use alloc, and let a controller of the cloud make the 
 fn refused(kind: &str) -> BadType {
     let supported = REGISTER.iter().map(|known| known.kind).collect::<Vec<_>>().join(", ");
     let is_registered = |other: &str| REGISTER.iter().any(|known| known.kind == other);
-    if let Some((kind, _, instead)) = REPLACED.iter().find(|(old, new, _)| *old == kind && is_registered(new)) {
-        return BadType::Replaced { kind: (*kind).to_owned(), instead };
+    if let Some(old) = REPLACED.iter().find(|old| old.kind == kind && is_registered(old.by)) {
+        return BadType::Replaced { kind: kind.to_owned(), instead: old.instead };
     }
     match kind {
         "" => BadType::NotGiven(supported),

@@ -13,7 +13,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use proptest::{prop_assert, prop_assert_eq};
 use weft_backends::diff::{Op, change, device, diff};
-use weft_backends::index::{Index, OWN};
+use weft_backends::index::{Changed, Claimant, Index, OWN};
 use weft_backends::link::{Foreign, Link, LinkKind};
 use weft_backends::owner::{Ownership, PROTOCOL};
 use weft_backends::state::{Key, Mac, Name, Observed, ObservedValue, Route, State, Value};
@@ -131,7 +131,7 @@ fn leases() -> impl Strategy<Value = BTreeMap<String, (u64, State)>> {
     btree_map(prop_oneof!["[a-h]", Just(OWN.to_owned())], (0..4u64, state(6)), 0..8)
 }
 
-fn put(index: &mut Index, id: &str, stamp: u64, state: State) -> Vec<(Key, Option<Value>, Option<Value>)> {
+fn put(index: &mut Index, id: &str, stamp: u64, state: State) -> Vec<Changed> {
     index.set(&Id::from(id), &Age { stamp, ..Age::default() }, state)
 }
 
@@ -210,7 +210,7 @@ proptest! {
             let (name, age) = (Id::from(id.as_str()), Age { stamp: *stamp, ..Age::default() });
             for (key, value) in state.iter() {
                 let beaten = index.beaten_by((key, value), &name, &age);
-                prop_assert_eq!(beaten.is_none(), index.first(key, None).contains(&(name.clone(), true)));
+                prop_assert_eq!(beaten.is_none(), index.first(key, None).contains(&Claimant { id: name.clone(), is_in_force: true }));
                 prop_assert_eq!(index.first(key, Some(&name)), before.first(key, None));
                 prop_assert!(beaten.is_some() || index.desired(key).as_ref() == Some(value));
                 prop_assert_eq!(beaten, before.beaten_by((key, value), &name, &age));
@@ -240,7 +240,7 @@ proptest! {
         let taken = put(&mut index, "x", stamp + 1, State::new());
         prop_assert_eq!(index.state(), before);
         prop_assert!(index.keys(&Id::from("x")).is_empty());
-        for (_, before, after) in put_in.into_iter().chain(taken) {
+        for Changed { before, after, .. } in put_in.into_iter().chain(taken) {
             prop_assert!(before != after);
         }
     }
@@ -249,7 +249,7 @@ proptest! {
     fn the_returned_changes_are_all_changes(leases in leases()) {
         let (mut index, mut mirror) = (Index::default(), State::new());
         for (id, (stamp, state)) in &leases {
-            for (key, before, after) in put(&mut index, id, *stamp, state.clone()) {
+            for Changed { key, before, after } in put(&mut index, id, *stamp, state.clone()) {
                 prop_assert_eq!(mirror.remove(&key), before);
                 after.and_then(|value| mirror.insert(key, value));
             }

@@ -22,6 +22,15 @@ const ANSWERS: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Streams(Vec<(String, Stream)>);
 
+/// What the streams lost.
+#[derive(Debug)]
+pub struct StreamLoss {
+    /// The sum of all streams.
+    pub all: Loss,
+    /// The streams that lost packets, each with how many.
+    pub names: Vec<String>,
+}
+
 impl Streams {
     /// Starts the streams, and waits until each one has an answer.
     ///
@@ -52,11 +61,11 @@ impl Streams {
         Ok(())
     }
 
-    /// Ends the streams. Returns the sum of all, and the names of those that lost packets.
+    /// Ends the streams, and returns what they lost.
     ///
     /// # Errors
     /// As [`Streams::answers`], or ping cannot be ended.
-    pub async fn stop(mut self) -> Result<(Loss, Vec<String>)> {
+    pub async fn stop(mut self) -> Result<StreamLoss> {
         self.answers(20).await?;
         let (mut all, mut names) = (Loss { sent: 0, lost: 0 }, Vec::new());
         for (name, stream) in self.0 {
@@ -66,7 +75,7 @@ impl Streams {
                 names.push(format!("{name}: {} of {}", loss.lost, loss.sent));
             }
         }
-        Ok((all, names))
+        Ok(StreamLoss { all, names })
     }
 }
 
@@ -101,7 +110,7 @@ pub async fn to_other_backend_and_back(lab: &mut Lab, options: &LabOptions) -> R
         } else {
             options.net_conf_with(&json!({ "Type": kind.wire() }))
         };
-        let (took, (loss, _)) = change(lab, &conf, kind.wire()).await?;
+        let (took, StreamLoss { all: loss, .. }) = change(lab, &conf, kind.wire()).await?;
         let took = duration(took);
         print_line(&format!("          changed in {took}: {} of {} packets lost", loss.lost, loss.sent));
         nothing_lost &= loss.lost == 0;
@@ -113,7 +122,7 @@ pub async fn to_other_backend_and_back(lab: &mut Lab, options: &LabOptions) -> R
 ///
 /// # Errors
 /// As [`changed`], or pings are not answered any more.
-pub async fn change(lab: &mut Lab, conf: &str, kind: &str) -> Result<(Duration, (Loss, Vec<String>))> {
+pub async fn change(lab: &mut Lab, conf: &str, kind: &str) -> Result<(Duration, StreamLoss)> {
     let mut streams = Streams::start(&lab.nodes).await?;
     let begin = Instant::now();
     lab.store.set_net_conf(conf).await?;

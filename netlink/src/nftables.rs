@@ -162,7 +162,7 @@ const BRIDGE_FAMILY: u8 = 7;
 /// The chains cannot be listed.
 pub fn base_chains(netlink: &mut Netlink, hook: Hook) -> io::Result<Vec<BaseChain>> {
     let all = all_chains(netlink)?.into_iter();
-    let of_hook = |(position, chain, _)| matches!(position, Position::Of(at) if at == hook).then_some(chain);
+    let of_hook = |one: PlacedChain| matches!(one.position, Position::Of(at) if at == hook).then_some(one.chain);
     Ok(all.filter_map(of_hook).collect())
 }
 
@@ -172,23 +172,31 @@ pub fn base_chains(netlink: &mut Netlink, hook: Hook) -> io::Result<Vec<BaseChai
 /// The chains cannot be listed.
 pub fn link_chains(netlink: &mut Netlink) -> io::Result<Vec<LinkChain>> {
     let all = all_chains(netlink)?.into_iter();
-    let at_link = |(position, chain, links)| match position {
+    let at_link = |PlacedChain { position, chain, links }| match position {
         Position::Link(hook) => Some(LinkChain { chain, hook, links }),
         Position::Of(_) => None,
     };
     Ok(all.filter_map(at_link).collect())
 }
 
-/// Returns all base chains, those with the smallest priority first, with the links at which they are.
-fn all_chains(netlink: &mut Netlink) -> io::Result<Vec<(Position, BaseChain, Vec<String>)>> {
+/// A base chain, and where it is.
+struct PlacedChain {
+    position: Position,
+    chain: BaseChain,
+    /// The links at which it is.
+    links: Vec<String>,
+}
+
+/// Returns all base chains, those with the smallest priority first.
+fn all_chains(netlink: &mut Netlink) -> io::Result<Vec<PlacedChain>> {
     let data = netlink.dump(GETCHAIN, |w, kind, flags| w.begin(kind, flags, &[0; NFGENMSG]))?;
     let chains = messages(&data).filter(|message| message.kind == NEWCHAIN);
     let mut chains: Vec<_> = chains.filter_map(|message| base_chain(message.payload)).collect();
-    chains.sort_by_key(|(_, chain, _)| chain.priority);
+    chains.sort_by_key(|one| one.chain.priority);
     Ok(chains)
 }
 
-fn base_chain(payload: &[u8]) -> Option<(Position, BaseChain, Vec<String>)> {
+fn base_chain(payload: &[u8]) -> Option<PlacedChain> {
     let number = *payload.first()?;
     let family = match number {
         INET => "inet",
@@ -214,7 +222,7 @@ fn base_chain(payload: &[u8]) -> Option<(Position, BaseChain, Vec<String>)> {
     let list = attrs(attr(place, HOOK_DEVICES).unwrap_or_default()).filter(|(kind, _)| *kind == HOOK_DEVICE_NAME);
     let one = attr(place, HOOK_DEVICE).into_iter();
     let links = one.chain(list.map(|(_, name)| name)).map(|name| text(name).to_owned()).collect();
-    Some((position(number, of_hook(HOOK_NUMBER)?)?, chain, links))
+    Some(PlacedChain { position: position(number, of_hook(HOOK_NUMBER)?)?, chain, links })
 }
 
 /// Reads a big-endian number. 0 if the value has another length.
@@ -257,7 +265,8 @@ mod tests {
     #[test]
     fn a_base_chain_is_at_the_place_that_its_family_gives_to_its_hook() {
         let place = |family, hook| {
-            let (position, chain, _) = base_chain(&message(family, hook, ("filter", POLICY_ACCEPT), &[]))?;
+            let PlacedChain { position, chain, .. } =
+                base_chain(&message(family, hook, ("filter", POLICY_ACCEPT), &[]))?;
             let place = match position {
                 Position::Of(hook) => format!("{hook:?}"),
                 Position::Link(hook) => hook.to_owned(),
@@ -287,13 +296,13 @@ mod tests {
     #[test]
     fn each_part_of_a_base_chain_is_read() {
         let read = |form, links: &[&str]| base_chain(&message(5, 1, form, links)).unwrap();
-        let (_, chain, links) = read(("filter", POLICY_DROP), &["eth0"]);
+        let PlacedChain { chain, links, .. } = read(("filter", POLICY_DROP), &["eth0"]);
         assert_eq!((chain.path().as_str(), chain.number, chain.priority), ("netdev table chain", 5, -150));
         assert_eq!((chain.is_nat, chain.drops, links), (false, true, vec!["eth0".to_owned()]));
-        let (_, chain, links) = read(("nat", POLICY_ACCEPT), &["eth0", "eth1"]);
+        let PlacedChain { chain, links, .. } = read(("nat", POLICY_ACCEPT), &["eth0", "eth1"]);
         assert_eq!((chain.is_nat, chain.drops, links), (true, false, vec!["eth0".to_owned(), "eth1".to_owned()]));
         let sees = |family: u8| {
-            let (_, chain, _) = base_chain(&message(family, 1, ("filter", POLICY_DROP), &[])).unwrap();
+            let chain = base_chain(&message(family, 1, ("filter", POLICY_DROP), &[])).unwrap().chain;
             (chain.sees(true), chain.sees(false))
         };
         assert_eq!([2, 10, 1].map(sees), [(true, false), (false, true), (true, true)]);

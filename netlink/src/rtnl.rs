@@ -87,7 +87,7 @@ impl Rtnl {
     /// The kernel refuses or does not answer.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>, Error> {
         let mut batch = self.batch();
-        batch.push("read the link", |w| link_by_name(w, libc::RTM_GETLINK, PLAIN, name, (0, 0)));
+        batch.push("read the link", |w| link_by_name(w, libc::RTM_GETLINK, PLAIN, name, LinkFlags::default()));
         match batch.send()? {
             Ok(data) => Ok(links(&data).next()),
             Err(refused) if refused.errno == Errno::ENODEV => Ok(None),
@@ -216,7 +216,7 @@ impl Rtnl {
     /// # Errors
     /// The kernel refuses.
     pub fn remove_link_named(&mut self, name: &str) -> Result<(), Error> {
-        self.remove("remove the link", |w| link_by_name(w, libc::RTM_DELLINK, PLAIN, name, (0, 0)))
+        self.remove("remove the link", |w| link_by_name(w, libc::RTM_DELLINK, PLAIN, name, LinkFlags::default()))
     }
 
     /// Removes an address. If it or its link does not exist, that is success.
@@ -313,8 +313,17 @@ pub fn in_netns<T>(netns: BorrowedFd<'_>, work: impl FnOnce() -> T) -> Result<T,
     Ok(done)
 }
 
-/// Begins a message about the link with this name. `if_flags` contains the interface flags and their mask.
-pub fn link_by_name(w: &mut Writer, kind: u16, flags: u16, name: &str, if_flags: (u32, u32)) {
-    w.begin(kind, flags, &ifinfomsg(0, if_flags.0, if_flags.1));
+/// The flags of a link that a message changes. The default changes none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LinkFlags {
+    /// Their values, as in `IFF_UP`.
+    pub flags: u32,
+    /// Which of them are changed.
+    pub mask: u32,
+}
+
+/// Begins a message about the link with this name.
+pub fn link_by_name(w: &mut Writer, kind: u16, flags: u16, name: &str, change: LinkFlags) {
+    w.begin(kind, flags, &ifinfomsg(0, change.flags, change.mask));
     w.attr_str(libc::IFLA_IFNAME, name);
 }

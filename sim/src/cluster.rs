@@ -245,7 +245,7 @@ impl Cluster {
                 self.wire_event(now, event)
             }
             Event::NetConf(_) | Event::BadNetConf(..) => self.conf_event(now, event),
-            Event::Hostile(attack, victim, seconds) => self.attack_event(now, (attack, victim, seconds)),
+            Event::Hostile(attack, victim, seconds) => self.attack_event(now, attack, victim, seconds),
             Event::DeleteDevices(number)
             | Event::FlushRoutes(number)
             | Event::DeleteEntry(number, _)

@@ -60,6 +60,17 @@ pub struct Victim {
     pub copies_identity: bool,
 }
 
+/// A member of a lease.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Its name in etcd.
+    pub name: &'static str,
+    /// The annotation of the same meaning.
+    pub annotation: &'static str,
+    /// Its value.
+    pub json: String,
+}
+
 /// A lease that a writer writes.
 #[derive(Debug, Clone)]
 pub struct Lie {
@@ -71,8 +82,8 @@ pub struct Lie {
     pub kind: String,
     /// BackendData.
     pub data: String,
-    /// Other members as JSON, each with a comma before it, and the annotations of the same meaning.
-    pub more: Vec<(&'static str, &'static str, String)>,
+    /// Other members.
+    pub more: Vec<Member>,
     /// The whole value, in place of the members above.
     pub raw: Option<Vec<u8>>,
 }
@@ -81,7 +92,7 @@ impl Lie {
     /// Returns the value in etcd.
     pub fn value(&self) -> Vec<u8> {
         let Lie { public, kind, data, more, raw, .. } = self;
-        let more: String = more.iter().map(|(member, _, json)| format!(r#","{member}":{json}"#)).collect();
+        let more: String = more.iter().map(|Member { name, json, .. }| format!(r#","{name}":{json}"#)).collect();
         let kind = serde_json::Value::from(kind.as_str());
         let text = || format!(r#"{{"PublicIP":"{public}","BackendType":{kind},"BackendData":{data}{more}}}"#);
         raw.clone().unwrap_or_else(|| text().into_bytes())
@@ -98,7 +109,7 @@ impl Lie {
         ];
         // Annotations are text, also where a member of the value in etcd is a JSON string.
         let plain = |json: &str| serde_json::from_str::<String>(json).unwrap_or_else(|_| json.to_owned());
-        all.extend(more.iter().map(|(_, annotation, json)| (*annotation, plain(json))));
+        all.extend(more.iter().map(|member| (member.annotation, plain(&member.json))));
         if let Some(raw) = raw {
             let raw = String::from_utf8_lossy(raw);
             all.iter_mut().for_each(|(_, text)| *text = raw.to_string());
@@ -147,7 +158,8 @@ fn single(attack: Attack, victim: &Victim, honest: Lie) -> Vec<Lie> {
         }
         Attack::PeerAddress => vec![Lie { public: victim.ip.to_string(), ..honest }],
         Attack::PeerRoute => {
-            let more = vec![("TunnelIP", "tunnel-ip", format!("\"{}\"", victim.ip))];
+            let json = format!("\"{}\"", victim.ip);
+            let more = vec![Member { name: "TunnelIP", annotation: "tunnel-ip", json }];
             vec![
                 with(format!("{}-32", victim.ip)),
                 with(format!("{}-24", victim.lan.network())),
@@ -193,7 +205,8 @@ fn single(attack: Attack, victim: &Victim, honest: Lie) -> Vec<Lie> {
             all.into_iter().map(|key| with(key.to_owned())).collect()
         }
         Attack::OtherWays(number) => {
-            vec![Lie { more: vec![("OtherWays", "other-ways", other_ways(number, victim))], ..honest }]
+            let json = other_ways(number, victim);
+            vec![Lie { more: vec![Member { name: "OtherWays", annotation: "other-ways", json }], ..honest }]
         }
     }
 }

@@ -17,7 +17,7 @@ use weft_backends::host::Reach;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Route, Value};
 
-use host::{Host, HostLink};
+use host::{Host, HostAddr, HostLink};
 
 /// `IFA_F_PERMANENT`: no DHCP client manages the address.
 pub const PERMANENT: u32 = 0x80;
@@ -160,8 +160,8 @@ impl Kernel for SimKernel {
             links: host.links.iter().map(|(name, link)| link_info(*name, link, 1500)).collect(),
             ..Machine::default()
         };
-        let global = |(dev, net, flags): &(Name, IpNet, u32)| {
-            Some(AddrInfo { index: host.links.get(dev)?.index, net: *net, scope: 0, flags: *flags })
+        let global = |addr: &HostAddr| {
+            Some(AddrInfo { index: host.links.get(&addr.dev)?.index, net: addr.net, scope: 0, flags: addr.flags })
         };
         machine.addrs = host.addrs.iter().filter_map(global).collect();
         self.fake.with_entries(|entries| {

@@ -32,11 +32,19 @@ use crate::observe::mesh::svg;
 use crate::observe::socket;
 use crate::observe::status::now_ms;
 
-/// The files of the page: name, type and content.
-const FILES: [(&str, &str, &str); 3] = [
-    ("", "text/html; charset=utf-8", include_str!("ui/page.html")),
-    ("page.js", "text/javascript; charset=utf-8", include_str!("ui/page.js")),
-    ("page.css", "text/css; charset=utf-8", include_str!("ui/page.css")),
+/// A file of the page.
+struct PageFile {
+    name: &'static str,
+    /// Its content type.
+    kind: &'static str,
+    content: &'static str,
+}
+
+/// The files of the page.
+const FILES: [PageFile; 3] = [
+    PageFile { name: "", kind: "text/html; charset=utf-8", content: include_str!("ui/page.html") },
+    PageFile { name: "page.js", kind: "text/javascript; charset=utf-8", content: include_str!("ui/page.js") },
+    PageFile { name: "page.css", kind: "text/css; charset=utf-8", content: include_str!("ui/page.css") },
 ];
 /// What a browser may do with an answer. The page needs nothing from elsewhere, and nothing may show it in a frame.
 const HEADERS: [(&str, &str); 6] = [
@@ -151,7 +159,7 @@ impl Ui {
         let Ok(_permit) = self.room.acquire().await else {
             return text(StatusCode::SERVICE_UNAVAILABLE, "weft ui is ending\n");
         };
-        if let Some((_, kind, content)) = FILES.iter().find(|(file, ..)| *file == name) {
+        if let Some(PageFile { kind, content, .. }) = FILES.iter().find(|file| file.name == name) {
             return with_headers(http::reply(StatusCode::OK, kind, content.as_bytes()));
         }
         let json = match name {
@@ -336,8 +344,8 @@ mod tests {
 
     #[test]
     fn the_files_are_small_and_name_no_other_site() {
-        assert!(FILES.iter().map(|(_, _, content)| content.len()).sum::<usize>() <= 150 * 1024);
-        assert!(FILES.iter().all(|(_, _, content)| !content.contains("://") && !content.contains("innerHTML")));
+        assert!(FILES.iter().map(|file| file.content.len()).sum::<usize>() <= 150 * 1024);
+        assert!(FILES.iter().all(|file| !file.content.contains("://") && !file.content.contains("innerHTML")));
     }
 
     #[tokio::test]

@@ -28,6 +28,15 @@ pub enum Step {
     Remove(Arc<CommandPeer>),
 }
 
+/// Numbers of peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Those whose command has not ended yet.
+    pub pending: usize,
+    /// Those whose command failed.
+    pub failed: usize,
+}
+
 /// How far a peer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -221,9 +230,9 @@ impl PeerTable {
         self.peers.get(subnets).map_or((Progress::Done, None), |peer| (peer.progress(), peer.problem.as_deref()))
     }
 
-    /// Returns the number of peers whose command has not ended, and of those whose command failed.
-    pub fn counts(&self) -> (usize, usize) {
-        (self.pending, self.failed)
+    /// Returns how many peers wait.
+    pub fn counts(&self) -> Counts {
+        Counts { pending: self.pending, failed: self.failed }
     }
 
     /// Returns the peers that have left and whose command failed, each with the reason.
@@ -267,6 +276,10 @@ impl PeerTable {
 mod tests {
     use super::*;
 
+    fn counts(pending: usize, failed: usize) -> Counts {
+        Counts { pending, failed }
+    }
+
     fn peer(number: u8, host: u8) -> CommandPeer {
         CommandPeer {
             subnets: Subnets::from_key(&format!("10.5.{number}.0-24")).unwrap(),
@@ -294,11 +307,11 @@ mod tests {
         let (mut table, now) = (PeerTable::default(), Instant::now());
         table.set_wanted(vec![peer(1, 1), peer(2, 2)], true, now);
         assert_eq!((table.begin(now), table.begin(now), table.begin(now)), (Some(add(1, 1)), Some(add(2, 2)), None));
-        assert_eq!(table.counts(), (2, 0));
+        assert_eq!(table.counts(), counts(2, 0));
         table.end(add(1, 1), Ok(()), now);
         table.end(add(2, 2), Ok(()), now);
         table.set_wanted(vec![peer(1, 1), peer(2, 2)], true, now);
-        assert_eq!((table.begin(now), table.counts(), table.next()), (None, (0, 0), None));
+        assert_eq!((table.begin(now), table.counts(), table.next()), (None, counts(0, 0), None));
         table.set_wanted(vec![peer(2, 2)], true, now);
         assert_eq!(table.begin(now), Some(remove(1, 1)));
         table.end(remove(1, 1), Ok(()), now);
@@ -318,13 +331,13 @@ mod tests {
             assert_eq!(table.progress(&peer(1, 1).subnets), (Progress::Failed, Some(reason.as_str())));
             // A list with the same lease changes nothing.
             table.set_wanted(vec![peer(1, 1)], true, now);
-            assert_eq!((table.begin(now), table.counts()), (None, (0, 1)));
+            assert_eq!((table.begin(now), table.counts()), (None, counts(0, 1)));
             assert_eq!(table.next(), Some(now + Duration::from_secs(seconds)));
             now += Duration::from_secs(seconds);
         }
         assert_eq!(table.begin(now), Some(add(1, 1)));
         table.end(add(1, 1), Ok(()), now);
-        assert_eq!((table.progress(&peer(1, 1).subnets), table.counts()), ((Progress::Done, None), (0, 0)));
+        assert_eq!((table.progress(&peer(1, 1).subnets), table.counts()), ((Progress::Done, None), counts(0, 0)));
     }
 
     #[test]
@@ -369,7 +382,7 @@ mod tests {
             table.end(remove(1, 1), failure(), now);
             now += LAST_PAUSE;
         }
-        assert_eq!((table.begin(now), table.next(), table.counts(), table.made().len()), (None, None, (0, 0), 0));
+        assert_eq!((table.begin(now), table.next(), table.counts(), table.made().len()), (None, None, counts(0, 0), 0));
         table.remember(vec![peer(1, 1)]);
         table.set_wanted(Vec::new(), true, now);
         table.begin(now);

@@ -6,6 +6,7 @@ use weft_backends::register::make;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::NetConf;
 
+use super::peers::Counts;
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -55,7 +56,7 @@ fn lines(file: &Path) -> Vec<String> {
 fn idle(runner: &Extension) -> bool {
     runner.next_list.is_none()
         && runner.tasks.is_empty()
-        && runner.peers.counts() == (0, 0)
+        && runner.peers.counts() == Counts { pending: 0, failed: 0 }
         && runner.peers.next().is_none()
 }
 
@@ -164,7 +165,7 @@ async fn only_some_commands_run_at_once_and_a_failure_harms_no_other_peer() {
     ));
     let mut runner = Extension::new(None);
     let peers: Vec<u8> = (2..32).collect();
-    until(&mut runner, &*backend, &peers, |runner| runner.peers.counts() == (0, 1)).await;
+    until(&mut runner, &*backend, &peers, |runner| runner.peers.counts() == Counts { pending: 0, failed: 1 }).await;
     let failed = runner.peers.progress(&peer(7).subnets).1.unwrap();
     assert_eq!(failed, "SubnetAddCommand: exit status: 3: no output");
     let mut most = 0;

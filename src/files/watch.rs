@@ -33,16 +33,22 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The same interval while inotify does not work.
 const CHECK_INTERVAL_WITHOUT_INOTIFY: Duration = Duration::from_secs(1);
 
-/// Identifies one state of a file: its inode, its size, and the time of the last change in seconds and nanoseconds. `None` means that
-/// there is no file.
-type FileState = Option<(u64, u64, i64, i64)>;
+/// Identifies one state of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileState {
+    inode: u64,
+    size: u64,
+    /// The time of the last change: seconds, and nanoseconds.
+    changed: (i64, i64),
+}
 
 /// Watches one file. inotify only says when to check: a change is reported if the state of the file differs from the last one. Writes of
 /// this process are reported as well. If the host has no inotify instance left, the file is checked every second.
 pub struct FileWatch {
     path: PathBuf,
     inotify: Option<DirectoryWatch>,
-    last: FileState,
+    /// `None` means that there was no file.
+    last: Option<FileState>,
     /// inotify has reported something since the last check.
     notified: bool,
     /// inotify has reported since the last check that the file was removed.
@@ -239,9 +245,9 @@ fn gone() -> AddWatchFlags {
     AddWatchFlags::IN_IGNORED | AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_UNMOUNT
 }
 
-fn state(path: &Path) -> FileState {
+fn state(path: &Path) -> Option<FileState> {
     let meta = fs::metadata(path).ok()?;
-    Some((meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()))
+    Some(FileState { inode: meta.ino(), size: meta.size(), changed: (meta.ctime(), meta.ctime_nsec()) })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use weft_subnet::cidr::Family;
 
 use super::forward_chain::Ending;
 use super::nft::accept::{self, Accept};
-use super::nft::batch::{Batch, NewRule};
+use super::nft::batch::{Batch, InTable, NewRule};
 use super::nft::{connection, table};
 use crate::instance::Instance;
 
@@ -24,6 +24,7 @@ use crate::instance::Instance;
 pub const TABLE: &str = "filter";
 /// Its chain of forwarded packets.
 pub const CHAIN: &str = "FORWARD";
+const FORWARD: InTable<'static> = InTable { table: TABLE, name: CHAIN };
 
 /// Returns the comment of our rules in that chain.
 pub fn comment(instance: &Instance) -> String {
@@ -78,9 +79,9 @@ pub fn ensure(
     }
     let mut batch = Batch::new(netlink);
     for accept in &missing {
-        batch.insert_rule(family, (TABLE, CHAIN), &NewRule { exprs: &accept.exprs, comment: &comment, before });
+        batch.insert_rule(family, FORWARD, &NewRule { exprs: &accept.exprs, comment: &comment, before });
     }
-    surplus.iter().for_each(|handle| batch.delete_rule(family, (TABLE, CHAIN), *handle));
+    surplus.iter().for_each(|handle| batch.delete_rule(family, FORWARD, *handle));
     batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
     Ok(true)
 }

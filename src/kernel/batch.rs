@@ -24,6 +24,15 @@ pub(super) enum Step {
     Replace,
 }
 
+/// What a message in a datagram belongs to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Owner {
+    /// The sequence number of the message.
+    pub(super) seq: u32,
+    pub(super) op: usize,
+    pub(super) step: Step,
+}
+
 /// A route that changes its nexthop.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Move {
@@ -49,8 +58,8 @@ pub(super) struct Batch<'a> {
     /// The keys of the routes that the kernel itself created, after they were read.
     pub(super) kernels: Option<HashSet<Key>>,
     pub(super) writer: Writer,
-    /// The sequence number, the operation and the step of each message in the datagram.
-    pub(super) owners: Vec<(u32, usize, Step)>,
+    /// One for each message in the datagram.
+    pub(super) owners: Vec<Owner>,
 }
 
 impl<'a> Batch<'a> {
@@ -63,7 +72,7 @@ impl<'a> Batch<'a> {
     pub(super) fn push(&mut self, netlink: &mut Netlink, op: usize, step: Step) {
         let seq = netlink.next_seq();
         self.writer.end(seq);
-        self.owners.push((seq, op, step));
+        self.owners.push(Owner { seq, op, step });
     }
 
     /// Records that the kernel refused a message. The first refusal of an operation is its cause, and the later ones follow from it.
@@ -88,8 +97,8 @@ impl<'a> Batch<'a> {
     }
 
     /// Records that the answers to these messages are lost, so that it is not known what the kernel has done.
-    pub(super) fn lose(&mut self, owners: &[(u32, usize, Step)], cause: &str) {
-        let lost: HashSet<usize> = owners.iter().map(|(_, op, _)| *op).collect();
+    pub(super) fn lose(&mut self, owners: &[Owner], cause: &str) {
+        let lost: HashSet<usize> = owners.iter().map(|owner| owner.op).collect();
         for op in &lost {
             if self.outcomes[*op] == Outcome::Done {
                 self.outcomes[*op] = errno::retry(&self.ops[*op], cause);
@@ -115,7 +124,8 @@ mod tests {
         let mut batch = Batch::new(&ops);
         batch.moves =
             keys.iter().zip(0..).map(|(key, op)| Move { op, key: *key, new: Some(7), old: Some(6) }).collect();
-        batch.lose(&[(1, 0, Step::Nexthop), (2, 0, Step::Main)], "acknowledgement lost");
+        let owners = [(1, Step::Nexthop), (2, Step::Main)].map(|(seq, step)| Owner { seq, op: 0, step });
+        batch.lose(&owners, "acknowledgement lost");
         assert!(matches!(&batch.outcomes[..], [Outcome::Retry(_), Outcome::Done]), "{:?}", batch.outcomes);
         assert_eq!(batch.moves.iter().map(|route| route.op).collect::<Vec<_>>(), [1]);
     }

@@ -96,8 +96,15 @@ pub fn delete_nexthop(w: &mut Writer, id: u32) {
 pub enum Exit {
     /// Through a nexthop object.
     Nexthop(u32),
-    /// Through a gateway: its address, the interface, and whether it is on-link.
-    Gateway(IpAddr, u32, bool),
+    /// Through a gateway.
+    Gateway {
+        /// The gateway.
+        via: IpAddr,
+        /// The index of the outgoing interface.
+        index: u32,
+        /// True if the kernel must not check that the gateway is on the link.
+        onlink: bool,
+    },
     /// Directly on an interface.
     Device(u32),
     /// Not at all: RTN_BLACKHOLE or RTN_UNREACHABLE.
@@ -150,9 +157,9 @@ fn put_route(w: &mut Writer, (net, metric): (IpNet, u32), exit: Exit, message: (
     let kind = match exit {
         Exit::Type(kind) => kind,
         Exit::Any => 0,
-        Exit::Nexthop(_) | Exit::Gateway(..) | Exit::Device(_) => libc::RTN_UNICAST,
+        Exit::Nexthop(_) | Exit::Gateway { .. } | Exit::Device(_) => libc::RTN_UNICAST,
     };
-    let flags = if matches!(exit, Exit::Gateway(_, _, true)) { RTNH_F_ONLINK } else { 0 };
+    let flags = if matches!(exit, Exit::Gateway { onlink: true, .. }) { RTNH_F_ONLINK } else { 0 };
     let mut h = [0; 12];
     h[0] = family(net.addr());
     h[1] = net.prefix_len();
@@ -168,7 +175,7 @@ fn put_route(w: &mut Writer, (net, metric): (IpNet, u32), exit: Exit, message: (
     }
     match exit {
         Exit::Nexthop(id) => w.attr_u32(RTA_NH_ID, id),
-        Exit::Gateway(via, index, _) => {
+        Exit::Gateway { via, index, .. } => {
             w.attr_ip(libc::RTA_GATEWAY, via);
             w.attr_u32(libc::RTA_OIF, index);
         }

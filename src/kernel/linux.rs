@@ -149,7 +149,7 @@ impl LinuxKernel {
     /// Returns how packets leave the host on this route.
     pub(super) fn exit(&mut self, op: &Op, route: Route) -> Result<Exit, Outcome> {
         Ok(match route {
-            Route::Unicast { via, dev, onlink } => Exit::Gateway(via, self.resolve(op, dev)?, onlink),
+            Route::Unicast { via, dev, onlink } => Exit::Gateway { via, index: self.resolve(op, dev)?, onlink },
             Route::Device { dev } => Exit::Device(self.resolve(op, dev)?),
             Route::Blackhole => Exit::Type(libc::RTN_BLACKHOLE),
             Route::Unreachable => Exit::Type(libc::RTN_UNREACHABLE),

@@ -32,6 +32,15 @@ pub fn supported(answer: io::Result<()>) -> io::Result<bool> {
 /// The index as the writer and the monitor share it. Both are on one thread.
 pub type Shared = Rc<RefCell<Nexthops>>;
 
+/// A route that got another nexthop.
+#[derive(Debug, Clone, Copy)]
+pub struct Bound {
+    /// The id of its new nexthop.
+    pub id: u32,
+    /// The id that it had before.
+    pub before: Option<u32>,
+}
+
 /// Which nexthop belongs to which route, and which FDB entries are known.
 #[derive(Debug)]
 pub struct Nexthops {
@@ -63,14 +72,14 @@ impl Nexthops {
         id >> BITS == self.first >> BITS
     }
 
-    /// Binds an unused id to this route. Returns it with the id that the route had before, or `None` if all ids are in use.
-    pub fn bind(&mut self, key: Key) -> Option<(u32, Option<u32>)> {
+    /// Binds an unused id to this route. Returns `None` if all ids are in use.
+    pub fn bind(&mut self, key: Key) -> Option<Bound> {
         for _ in 0..1 << BITS {
             let id = self.first + self.next;
             self.next = (self.next + 1) & ((1 << BITS) - 1);
             if !self.ids.contains_key(&id) && !self.reserved.contains(&id) {
                 self.ids.insert(id, key);
-                return Some((id, self.routes.insert(key, id)));
+                return Some(Bound { id, before: self.routes.insert(key, id) });
             }
         }
         None
@@ -169,11 +178,11 @@ mod tests {
     #[test]
     fn instances_have_different_ids_and_an_undone_bind_has_no_effect() {
         let (mut a, mut b) = (Nexthops::new(0), Nexthops::new(255));
-        let (first, before) = a.bind(key(1)).unwrap();
+        let Bound { id: first, before } = a.bind(key(1)).unwrap();
         assert_eq!(before, None);
         assert!(a.in_range(first) && !b.in_range(first));
-        assert!(b.in_range(b.first) && b.bind(key(1)).unwrap().0 == b.first);
-        let (second, before) = a.bind(key(1)).unwrap();
+        assert!(b.in_range(b.first) && b.bind(key(1)).unwrap().id == b.first);
+        let Bound { id: second, before } = a.bind(key(1)).unwrap();
         assert_eq!(before, Some(first));
         a.unbind(key(1), second, before);
         assert_eq!(a.of(&key(1)), Some(first));
@@ -185,14 +194,14 @@ mod tests {
     fn a_reserved_id_is_not_bound() {
         let mut index = Nexthops::new(3);
         index.reserve(index.first);
-        assert_eq!(index.bind(key(1)).unwrap().0, index.first + 1);
+        assert_eq!(index.bind(key(1)).unwrap().id, index.first + 1);
         assert_eq!(index.orphans(&HashSet::new()), vec![index.first + 1]);
     }
 
     #[test]
     fn a_route_that_is_in_no_dump_is_forgotten_and_its_id_stays_ours() {
         let mut index = Nexthops::new(3);
-        let (id, _) = index.bind(key(1)).unwrap();
+        let id = index.bind(key(1)).unwrap().id;
         index.saw(key(2), 7, false);
         index.forget_routes();
         assert_eq!((index.of(&key(1)), index.of(&key(2))), (None, None));

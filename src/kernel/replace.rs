@@ -66,7 +66,9 @@ impl LinuxKernel {
     fn queue_replacement(&mut self, batch: &mut Batch<'_>, i: usize, (net, metric): (IpNet, u32), exit: Exit) {
         let protocol = self.options.protocol;
         let gateway = match exit {
-            Exit::Gateway(via, index, _) if batch.blocked.contains(&i) => Some((IpNet::from(via), Exit::Device(index))),
+            Exit::Gateway { via, index, .. } if batch.blocked.contains(&i) => {
+                Some((IpNet::from(via), Exit::Device(index)))
+            }
             _ => None,
         };
         if let Some((via, device)) = gateway {

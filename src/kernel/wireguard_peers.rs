@@ -35,8 +35,21 @@ struct Changes<'a> {
     /// The operations that each of [`Changes::peers`] carries out.
     owners: Vec<Vec<usize>>,
     by_key: HashMap<PublicKey, usize>,
-    prefixes: Vec<(usize, PublicKey, IpNet)>,
-    gone: Vec<(usize, PublicKey)>,
+    prefixes: Vec<GonePrefix>,
+    gone: Vec<GonePeer>,
+}
+
+/// A prefix that an operation takes from a peer.
+struct GonePrefix {
+    op: usize,
+    peer: PublicKey,
+    net: IpNet,
+}
+
+/// A peer that an operation removes.
+struct GonePeer {
+    op: usize,
+    key: PublicKey,
 }
 
 impl<'a> Changes<'a> {
@@ -60,8 +73,10 @@ impl<'a> Changes<'a> {
                 (change.update_only, change.endpoint) = (false, peer.endpoint);
                 (change.keepalive, change.preshared) = (Some(peer.keepalive), Some(preshared));
             }
-            Op::Remove(Key::AllowedIp(_, net), Value::AllowedIp(key)) => self.prefixes.push((at, **key, *net)),
-            Op::Remove(_, Value::WgPeer(peer)) => self.gone.push((at, peer.key)),
+            Op::Remove(Key::AllowedIp(_, net), Value::AllowedIp(key)) => {
+                self.prefixes.push(GonePrefix { op: at, peer: **key, net: *net });
+            }
+            Op::Remove(_, Value::WgPeer(peer)) => self.gone.push(GonePeer { op: at, key: peer.key }),
             _ => {}
         }
     }
@@ -242,15 +257,15 @@ fn write_changes(
         }
     }
     // The kernel removes the prefixes of a peer together with it.
-    let gone: HashSet<PublicKey> = changes.gone.iter().map(|(_, key)| *key).collect();
-    for (op, key, net) in changes.prefixes.into_iter().filter(|(_, key, _)| !gone.contains(key)) {
-        if let Err(error) = writer.remove_allowed(&device, key, net) {
+    let gone: HashSet<PublicKey> = changes.gone.iter().map(|peer| peer.key).collect();
+    for GonePrefix { op, peer, net } in changes.prefixes.into_iter().filter(|prefix| !gone.contains(&prefix.peer)) {
+        if let Err(error) = writer.remove_allowed(&device, peer, net) {
             outcomes[op] = outcome(&ops[op], &error);
         }
     }
-    let keys: Vec<PublicKey> = changes.gone.iter().map(|(_, key)| *key).collect();
+    let keys: Vec<PublicKey> = changes.gone.iter().map(|peer| peer.key).collect();
     if let Err(error) = writer.remove_peers(&device, &keys) {
-        changes.gone.iter().for_each(|(op, _)| outcomes[*op] = outcome(&ops[*op], &error));
+        changes.gone.iter().for_each(|peer| outcomes[peer.op] = outcome(&ops[peer.op], &error));
     }
 }
 

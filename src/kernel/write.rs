@@ -17,6 +17,7 @@ use weft_backends::wireguard_key::DeviceSecrets;
 use super::batch::{Batch, Move, Step};
 use super::encode::{self, Exit, NewNexthop};
 use super::linux::{BATCH, LinuxKernel};
+use super::nexthop::Bound;
 use super::socket::NLM_F_ACK;
 use super::{Kernel, Machine, Outcome, RouteLookup, Session, errno};
 
@@ -70,9 +71,9 @@ impl LinuxKernel {
         }
         let protocol = self.options.protocol;
         let (mut new, mut old) = (None, self.index.borrow().of(key));
-        if let (true, Exit::Gateway(via, index, onlink)) = (self.nexthops && net.addr().is_ipv4(), exit) {
+        if let (true, Exit::Gateway { via, index, onlink }) = (self.nexthops && net.addr().is_ipv4(), exit) {
             let bound = self.index.borrow_mut().bind(*key);
-            let Some((id, before)) = bound else { return Err(errno::retry(op, "no free nexthop id")) };
+            let Some(Bound { id, before }) = bound else { return Err(errno::retry(op, "no free nexthop id")) };
             encode::new_nexthop(&mut batch.writer, &NewNexthop { id, protocol, via, index, onlink });
             batch.push(&mut self.netlink, i, Step::Nexthop);
             exit = Exit::Nexthop(id);
@@ -119,7 +120,7 @@ impl LinuxKernel {
 
     /// Sends the queued messages, and records the answers.
     fn send_batch(&mut self, batch: &mut Batch<'_>) {
-        let Some((last, _, _)) = batch.owners.last().copied() else { return };
+        let Some(last) = batch.owners.last().map(|owner| owner.seq) else { return };
         batch.writer.flag_last(NLM_F_ACK);
         let answer = self.netlink.exchange(batch.writer.bytes(), last);
         let owners = std::mem::take(&mut batch.owners);
@@ -127,8 +128,8 @@ impl LinuxKernel {
         let lost = match answer {
             Ok(replies) => {
                 for refusal in &replies.refused {
-                    if let Some((_, op, step)) = owners.iter().find(|o| o.0 == refusal.seq) {
-                        batch.refuse(*op, *step, refusal);
+                    if let Some(owner) = owners.iter().find(|owner| owner.seq == refusal.seq) {
+                        batch.refuse(owner.op, owner.step, refusal);
                     }
                 }
                 (!replies.complete).then(|| "acknowledgement lost".to_owned())

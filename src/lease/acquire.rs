@@ -14,26 +14,24 @@ use std::path::Path;
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
-use weft_backends::options::BadOption;
 use weft_backends::register::{self, TYPES};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
 use weft_subnet::evidence::{self, Evidence, Proof};
 use weft_subnet::lease::{Age, Lease};
-use weft_subnet::net_conf::{BadNetConf, NetConf};
+use weft_subnet::net_conf::NetConf;
 use weft_subnet::saved_peers::{ClearText, Saved};
 use weft_subnet::source::{LeaseRequest, Source};
-use weft_subnet::text::sentence;
 
 use crate::extension::FirstCommand;
 use crate::files;
 use crate::firewall::guard;
 use crate::kernel::{Kernel, Machine, MachineError};
 use crate::options::UplinkChoice;
-use crate::plan::{ExtraBackend, foreign_networks};
+use crate::plan::{ExtraBackend, ParsedConf, foreign_networks};
 use crate::subnet_file::{self, Author};
-use crate::uplink::{self, Candidates, EarlierUse, Picked};
+use crate::uplink::{self, Candidates, EarlierUse, Families, Picked};
 
 use identities::Kept;
 pub use resume::EarlierRun;
@@ -74,11 +72,12 @@ pub struct Started {
 
 impl Started {
     /// Returns a start with one backend, which knows no peers yet.
-    fn new((config, net_conf, backend): ParsedConf, author: Author, leased: Leased) -> Started {
+    fn new(conf: ParsedConf, author: Author, leased: Leased) -> Started {
+        let ParsedConf { text, net_conf, backend } = conf;
         let Leased { host, own, uplink, chosen, .. } = leased;
         Started {
             net_conf,
-            config,
+            config: text,
             backend,
             host,
             own,
@@ -93,9 +92,6 @@ impl Started {
         }
     }
 }
-
-/// A net-conf as text, and what it means.
-type ParsedConf = (String, NetConf, Box<dyn Backend>);
 
 /// What a start needs.
 pub struct StartContext<'a, K> {
@@ -144,28 +140,28 @@ async fn resume_after<K: Kernel>(context: &mut StartContext<'_, K>, error: Start
 }
 
 async fn attempt<K: Kernel>(context: &mut StartContext<'_, K>) -> Result<Started, StartError> {
-    let config = context.store.config().await.map_err(StartError::store("net-conf: ", None))?;
-    let (net_conf, backend) = parse(&config)?;
-    let (author, previous) = read_subnet_file(context.subnet_file, &net_conf);
-    if let Some((text, before, old)) = context.memory.other_backend(&net_conf, &*backend) {
-        match lease(context, (&before, &*old), (previous, &text), Some(&*backend)).await {
+    let text = context.store.config().await.map_err(StartError::store("net-conf: ", None))?;
+    let conf = ParsedConf::parse(&text)?;
+    let (author, previous) = read_subnet_file(context.subnet_file, &conf.net_conf);
+    if let Some(before) = context.memory.other_backend(&conf) {
+        match lease(context, &before, previous, Some(&*conf.backend)).await {
             Ok(Some(leased)) => {
-                let started = started(context, (text, before, old), author, leased)?;
-                return Ok(Started { wanted: Some(config), ..started });
+                let started = started(context, before, author, leased)?;
+                return Ok(Started { wanted: Some(conf.text), ..started });
             }
             Ok(None) => {}
             // Nobody needs to wait for a backend that net-conf names no more.
             Err(StartError::Identity(reason)) => {
-                let kind = old.kind();
+                let kind = before.backend.kind();
                 context.memory.log_unusable(format!("the earlier backend {kind} cannot work on this node: {reason}"));
             }
             Err(error) => return Err(error),
         }
     }
-    context.first_command.run(&*backend).await?;
-    let leased = lease(context, (&net_conf, &*backend), (previous, &config), None).await?;
+    context.first_command.run(&*conf.backend).await?;
+    let leased = lease(context, &conf, previous, None).await?;
     let leased = leased.ok_or(StartError::OtherBackend)?;
-    started(context, (config, net_conf, backend), author, leased)
+    started(context, conf, author, leased)
 }
 
 /// Our lease, and the facts from which it was made.
@@ -186,32 +182,33 @@ fn started<K: Kernel>(
     leased: Leased,
 ) -> Result<Started, StartError> {
     let earlier = match &leased.was {
-        Some(was) => earlier_backends::<K, StartError>(context, (&conf.1, &*conf.2), &leased.host, was)?,
+        Some(was) => earlier_backends::<K, StartError>(context, &conf, &leased.host, was)?,
         None => Vec::new(),
     };
     let (sends_earlier, clear_text) = (context.memory.sent_earlier(&conf, &earlier), context.memory.clear_text());
     Ok(Started { earlier, sends_earlier, clear_text, ..Started::new(conf, author, leased) })
 }
 
-/// Returns the earlier backends that this lease of ours names as other ways to reach this node. `backend` is that of the lease, and `host` has
-/// its identities.
+/// Returns the earlier backends that this lease of ours names as other ways to reach this node. `conf` is that of the lease, and `host` has
+/// the identities of its backend.
 fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
     context: &mut StartContext<'_, K>,
-    (net_conf, backend): (&NetConf, &dyn Backend),
+    conf: &ParsedConf,
     host: &Host,
     lease: &Attrs,
 ) -> Result<Vec<ExtraBackend>, E> {
     let mut earlier = Vec::new();
-    for (text, then, old) in context.memory.earlier(net_conf, lease) {
-        if old.advertise(host).is_ok_and(|attrs| backend.understands(&attrs)) {
+    for then in context.memory.earlier(&conf.net_conf, lease) {
+        let old = &*then.backend;
+        if old.advertise(host).is_ok_and(|attrs| conf.backend.understands(&attrs)) {
             continue;
         }
         let machine = context.kernel.machine().map_err(MachineError)?;
         // Peers send to the identity that the lease names for this way. After a boot no device has it.
         let way = lease.other_ways().into_iter().find(|way| old.understands(way));
         let kept = Kept { secrets: &context.secrets, printed: None };
-        let identities = identities::chosen(&*old, &machine, kept, way.as_ref())?;
-        earlier.push(ExtraBackend::new((text, then), old, Host { identities, ..host.clone() }));
+        let identities = identities::chosen(old, &machine, kept, way.as_ref())?;
+        earlier.push(ExtraBackend::new(then, Host { identities, ..host.clone() }));
     }
     Ok(earlier)
 }
@@ -222,28 +219,6 @@ fn read_subnet_file(subnet_file: &Path, net_conf: &NetConf) -> (Author, Option<S
     let env = files::read_text(subnet_file).ok().and_then(|text| SubnetEnv::parse(&text));
     let subnets = env.filter(|env| env.networks == net_conf.networks).map(|env| env.subnets);
     (if subnets.is_some() { subnet_file::author(subnet_file) } else { Author::Weft }, subnets)
-}
-
-/// Why net-conf cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfError {
-    /// It cannot be parsed, or a value in it is not valid.
-    // In etcd every node may write net-conf, and the reason quotes it. So the reason is cut to the length of a sentence.
-    #[error("{}", sentence(&format!("net-conf: {_0}")))]
-    NetConf(#[from] BadNetConf),
-    /// It names no backend that weft has, or a bad option.
-    #[error("{}", sentence(&format!("net-conf: {_0}")))]
-    Backend(#[from] BadOption),
-}
-
-/// Reads net-conf and makes its backend.
-///
-/// # Errors
-/// Net-conf cannot be used. The error names the key.
-pub fn parse(text: &str) -> Result<(NetConf, Box<dyn Backend>), ConfError> {
-    let net_conf = NetConf::parse(text)?;
-    let backend = register::make(&net_conf)?;
-    Ok((net_conf, backend))
 }
 
 /// Returns the choice of the uplink by the flags, with the addresses that an administrator wrote into the store in place of theirs.
@@ -258,15 +233,16 @@ fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoi
     choice
 }
 
-/// Takes our lease for this backend. Returns `None`, and changes nothing, if our lease in the store is not of this backend but of the
-/// `next` one.
+/// Takes our lease for the backend of this net-conf. `previous` is the subnet that subnet.env names. Returns `None`, and changes nothing, if our
+/// lease in the store is not of this backend but of the `next` one.
 async fn lease<K: Kernel>(
     context: &mut StartContext<'_, K>,
-    (net_conf, backend): (&NetConf, &dyn Backend),
-    (previous, config): (Option<Subnets>, &str),
+    conf: &ParsedConf,
+    previous: Option<Subnets>,
     next: Option<&dyn Backend>,
 ) -> Result<Option<Leased>, StartError> {
-    let failed = |what| StartError::store(what, Some(config));
+    let ParsedConf { text, net_conf, backend } = conf;
+    let failed = |what| StartError::store(what, Some(text));
     let chosen = context.store.chosen().await.map_err(failed(""))?;
     let choice = with_chosen(context.choice, chosen);
     let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
@@ -278,7 +254,7 @@ async fn lease<K: Kernel>(
     let evidence = Evidence {
         reservations: register::names_its_leases(backend.kind()),
         previous,
-        identities: identities::standing(backend, &machine, &context.secrets)?,
+        identities: identities::standing(&**backend, &machine, &context.secrets)?,
         public: vec![public],
         ports: vec![backend.ports(&host(&picked, &machine, net_conf, Identities::default()))],
         other_uplink: candidates.possible_addresses(picked.uplink.name),
@@ -295,8 +271,9 @@ async fn lease<K: Kernel>(
         picked = uplink::pick(&choice, &candidates.after(before))?;
     }
     let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
-    let host = host_with(&picked, &machine, (backend, net_conf), (kept, mine.as_ref()))?;
-    let request = request(&host, (net_conf, backend), (previous, mine), context.guard)?;
+    let identities = identities::chosen(&**backend, &machine, kept, mine.as_ref().map(|lease| &lease.attrs))?;
+    let host = host(&picked, &machine, net_conf, identities);
+    let request = request(&host, conf, previous, mine, context.guard)?;
     let own = context.store.acquire(&request).await.map_err(failed("lease: "))?;
     Ok(Some(Leased { host, own, was: request.was, uplink: choice, chosen }))
 }
@@ -305,11 +282,12 @@ async fn lease<K: Kernel>(
 /// had before.
 fn request(
     host: &Host,
-    (net_conf, backend): (&NetConf, &dyn Backend),
-    (previous, mine): (Option<Subnets>, Option<Lease>),
+    conf: &ParsedConf,
+    previous: Option<Subnets>,
+    mine: Option<Lease>,
     guard: bool,
 ) -> Result<LeaseRequest, Skip> {
-    let mut attrs = backend.advertise(host)?;
+    let mut attrs = conf.backend.advertise(host)?;
     if guard {
         attrs = guard::with_tunnel_addresses(attrs, host);
     }
@@ -321,8 +299,8 @@ fn request(
     }
     let had = mine.as_ref().map(|lease| lease.subnets).or(previous).unwrap_or_default();
     let before = Lease { id: "".into(), subnets: had, attrs: Attrs::default(), age: Age::default() };
-    let connected = foreign_networks(host, backend, &before, &BTreeSet::new());
-    Ok(LeaseRequest { net_conf: net_conf.clone(), attrs, previous, was: mine.map(|lease| lease.attrs), connected })
+    let connected = foreign_networks(host, &*conf.backend, &before, &BTreeSet::new());
+    Ok(LeaseRequest { net_conf: conf.net_conf.clone(), attrs, previous, was: mine.map(|lease| lease.attrs), connected })
 }
 
 /// Warns if the only reason to take this lease is an address that this host does not have. The usual reason is a NAT, and a lost disk. But
@@ -340,20 +318,10 @@ fn warn_of_foreign_address(evidence: &Evidence, lease: &Lease, machine: &Machine
     }
 }
 
-/// Returns the facts of this machine, with the identities that the backend chooses.
-fn host_with(
-    picked: &Picked,
-    machine: &Machine,
-    (backend, net_conf): (&dyn Backend, &NetConf),
-    (kept, lease): (Kept<'_>, Option<&Lease>),
-) -> Result<Host, Skip> {
-    let identities = identities::chosen(backend, machine, kept, lease.map(|lease| &lease.attrs))?;
-    Ok(host(picked, machine, net_conf, identities))
-}
-
 /// Returns the candidates for the uplink with this net-conf. `own` is the subnet of our pods, if it is known.
 pub fn candidates<'a>(machine: &'a Machine, net_conf: &NetConf, own: Subnets) -> Candidates<'a> {
-    Candidates::new(machine, (net_conf.networks.v4.is_some(), net_conf.networks.v6.is_some()), own)
+    let families = Families { v4: net_conf.networks.v4.is_some(), v6: net_conf.networks.v6.is_some() };
+    Candidates::new(machine, families, own)
 }
 
 /// Returns the facts with which backends plan.

@@ -14,7 +14,6 @@ use weft_backends::backend::{Backend, Skip};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
 use weft_backends::state::Key;
-use weft_subnet::net_conf::NetConf;
 
 use super::Node;
 use super::clear_text::{ClearTextTime, MAX_NAMED, names};
@@ -22,7 +21,7 @@ use super::net_conf::NetConfChange;
 use super::port::Turn;
 use crate::kernel::{Kernel, MachineError};
 use crate::lease::acquire::identities;
-use crate::plan::ExtraBackend;
+use crate::plan::{ExtraBackend, NextBackend, ParsedConf};
 
 /// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
 /// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
@@ -77,24 +76,25 @@ pub(super) enum NoIdentities {
 }
 
 impl<K: Kernel> Node<K> {
-    /// Begins a change to this backend. A full pass must follow, which makes its devices.
-    pub(super) fn begin_change(&mut self, text: &str, net_conf: NetConf, backend: Box<dyn Backend>) -> NetConfChange {
-        let identities = match self.identities_for(&*backend) {
+    /// Begins a change to the backend of this net-conf. A full pass must follow, which makes its devices.
+    pub(super) fn begin_change(&mut self, conf: ParsedConf) -> NetConfChange {
+        let text = conf.text.clone();
+        let identities = match self.identities_for(&*conf.backend) {
             Ok(identities) => identities,
             Err(reason) => {
-                if let Some(problem) = self.cannot_change(backend.kind(), &reason) {
+                if let Some(problem) = self.cannot_change(conf.backend.kind(), &reason) {
                     tracing::error!("{problem}");
                 }
-                self.change.tried_again = Some(text.to_owned());
+                self.change.tried_again = Some(text);
                 return NetConfChange::Rejected;
             }
         };
         self.net_conf.not_applied = None;
-        let (before, next) = (self.plan.net_conf().backend_type.clone(), backend.kind());
+        let (before, next) = (self.plan.net_conf().backend_type.clone(), conf.backend.kind());
         tracing::info!(before, next, "net-conf changes the backend: the devices of the next one are made first");
         let host = Host { identities, ..self.plan.host().clone() };
-        self.plan.prepare(ExtraBackend::new((text.to_owned(), net_conf), backend, host));
-        self.change.wanted = Some(text.to_owned());
+        self.plan.prepare(ExtraBackend::new(conf, host));
+        self.change.wanted = Some(text);
         self.change.is_compared = false;
         NetConfChange::Applied
     }
@@ -165,7 +165,7 @@ impl<K: Kernel> Node<K> {
 
     /// Lets our lease name the next backend when its devices stand.
     fn switch_if_ready(&mut self) {
-        let Some((kind, devices, problem)) = self.plan.next() else { return };
+        let Some(NextBackend { kind, devices, problem }) = self.plan.next() else { return };
         let problem = problem.or_else(|| self.missing_device(&devices)).or_else(|| self.next_tunnel_problem());
         if let Some(problem) = problem {
             if let Some(problem) = self.cannot_change(kind, &problem) {
@@ -242,10 +242,10 @@ impl<K: Kernel> Node<K> {
             if !self.is_time_over(number, now) {
                 continue;
             }
-            let (backend, users, _) = self.plan.users(number, 0);
-            match users {
+            let backend = self.plan.earlier_kind(number);
+            match self.plan.users(number, 0).count {
                 0 => tracing::info!(backend, "no peer needs the earlier backend any more: it is removed"),
-                _ => tracing::warn!(users, "nodes that may not have followed are reached as net-conf says from now on"),
+                users => tracing::warn!(users, "nodes that may not have followed are reached as net-conf says from now on"),
             }
             self.change.unused_since.remove(&number);
             self.change.guessed_since.remove(&number);
@@ -288,8 +288,9 @@ impl<K: Kernel> Node<K> {
         }
         let now = &self.plan.net_conf().backend_type;
         let warning = |number: u64| {
-            let (kind, count, users) = self.plan.users(number, MAX_NAMED);
-            let (names, remark) = (names(&users, count), self.clear_text_remark(self.plan.refuses(kind)));
+            let (kind, users) = (self.plan.earlier_kind(number), self.plan.users(number, MAX_NAMED));
+            let (names, remark) = (names(&users), self.clear_text_remark(self.plan.refuses(kind)));
+            let count = users.count;
             (count > 0).then(|| {
                 format!(
                     "net-conf changed the backend to {now}, and {count} nodes still need the earlier {kind}: {names}{remark}. They are \

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_subnet::lease::Lease;
 use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::ClearText;
 use weft_subnet::text::Shown;
 
 use super::Node;
 use crate::kernel::Kernel;
+use crate::plan::FirstLeases;
 
 /// Packets to peers that have not followed may go out in clear text for this many grace times (`--change-grace`), so for ten minutes by
 /// default. The reasons are in docs/adr/020-live-change.md.
@@ -69,7 +69,7 @@ impl<K: Kernel> Node<K> {
         }
         self.change.clear_text = None;
         self.plan.end_clear_text();
-        let (peers, _) = self.plan.refused_clear_text(0);
+        let peers = self.plan.refused_clear_text(0).count;
         let backend = &self.plan.net_conf().backend_type;
         tracing::warn!(backend, peers, "the time for clear text is over: nodes that have not followed are set aside");
         self.update_own_lease();
@@ -96,23 +96,24 @@ impl<K: Kernel> Node<K> {
 
     /// Names the nodes that are not reached because packets to them would not be encrypted.
     pub(super) fn refused_warning(&self) -> Option<String> {
-        let (count, first) = self.plan.refused_clear_text(MAX_NAMED);
+        let refused = self.plan.refused_clear_text(MAX_NAMED);
+        let count = refused.count;
         let now = &self.plan.net_conf().backend_type;
         (count > 0).then(|| {
             format!(
                 "{count} nodes are set aside, because their leases do not name {now} and packets to them would not be encrypted: {}. \
                  Replace flannel there by weft, or restart it and delete its earlier device (ip link del), or look why weft there does not \
                  follow net-conf; or set Backend.AllowPlaintext in net-conf for the time of a migration",
-                names(&first, count)
+                names(&refused)
             )
         })
     }
 }
 
-/// Names the first of `count` leases with their nodes, for a problem.
-pub(super) fn names(first: &[&Lease], count: usize) -> String {
+/// Names the first of these leases with their nodes, for a problem.
+pub(super) fn names(leases: &FirstLeases<'_>) -> String {
     let shown: Vec<String> =
-        first.iter().map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner())).collect();
-    let more = if count > shown.len() { ", ..." } else { "" };
+        leases.first.iter().map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner())).collect();
+    let more = if leases.count > shown.len() { ", ..." } else { "" };
     format!("{}{more}", shown.join(", "))
 }

@@ -40,7 +40,7 @@ impl<K: Kernel> Node<K> {
     pub fn update_data_path(&mut self) {
         let plan = &self.plan;
         let peers = || plan.tunnel_peers().collect();
-        let tunnel = plan.tunnel().map(|(tunnel, _)| tunnel).filter(|tunnel| self.may_carry(tunnel));
+        let tunnel = plan.tunnel().map(|planned| planned.tunnel).filter(|tunnel| self.may_carry(tunnel));
         let wanted = tunnel.map(|tunnel| Wanted { tunnel, version: plan.peers_version(), peers: &peers });
         if wanted.is_some() {
             self.context.reporter.metrics.tunnel(self.data_path.counters());
@@ -71,13 +71,13 @@ impl<K: Kernel> Node<K> {
     /// Returns why the tunnel carries no packets, if so. Nothing depends yet on the tunnel of a backend that our lease does not name.
     pub(super) fn tunnel_problem(&self) -> Option<String> {
         let problem = self.data_path.problem()?;
-        let is_next = self.plan.tunnel().is_some_and(|(_, is_next)| is_next);
+        let is_next = self.plan.tunnel().is_some_and(|planned| planned.is_next);
         (!is_next).then(|| format!("tunnel: {problem}"))
     }
 
     /// Starts the tunnel of the next backend, if it has one. Returns why it carries no packets, if so.
     pub(super) fn next_tunnel_problem(&mut self) -> Option<String> {
-        self.plan.tunnel().filter(|(_, is_next)| *is_next)?;
+        self.plan.tunnel().filter(|planned| planned.is_next)?;
         self.update_data_path();
         let problem = self.data_path.problem().map(str::to_owned);
         problem.or_else(|| self.data_path.running().is_none().then(|| "the tunnel does not run yet".to_owned()))
@@ -85,7 +85,7 @@ impl<K: Kernel> Node<K> {
 
     /// Returns the tunnel for `weft status`, or `None` if the backend has none.
     pub(super) fn tunnel_status(&self) -> Option<TunnelStatus> {
-        let (tunnel, _) = self.plan.tunnel()?;
+        let tunnel = self.plan.tunnel()?.tunnel;
         let counters = self.data_path.counters();
         Some(TunnelStatus {
             device: tunnel.device.to_string(),

@@ -9,7 +9,7 @@ use weft_subnet::text::Shown;
 
 use super::Node;
 use crate::kernel::Kernel;
-use crate::lease::acquire;
+use crate::plan::ParsedConf;
 
 /// Keys of net-conf whose change is applied only by a restart of the agent.
 const NEED_RESTART: [&str; 3] = ["EnableIPv4", "EnableIPv6", "EnableNFTables"];
@@ -90,29 +90,30 @@ impl<K: Kernel> Node<K> {
             self.net_conf.not_applied = None;
             return if gave_up { NetConfChange::Applied } else { NetConfChange::None };
         }
-        let (net_conf, backend) = match acquire::parse(text) {
-            Ok(parsed) => parsed,
+        let conf = match ParsedConf::parse(text) {
+            Ok(conf) => conf,
             Err(reason) => {
                 tracing::error!("the new {reason}; the old one stays in force");
                 self.net_conf.not_applied = Some(format!("the new {reason}"));
                 return NetConfChange::Rejected;
             }
         };
-        let changed = self.plan.net_conf().differing_keys(&net_conf);
-        if let Err(refusal) = self.check_net_conf(&changed, &net_conf, &*backend) {
+        let changed = self.plan.net_conf().differing_keys(&conf.net_conf);
+        if let Err(refusal) = self.check_net_conf(&changed, &conf.net_conf, &*conf.backend) {
             self.refuse_net_conf(text, &refusal);
             return NetConfChange::Rejected;
         }
-        if !self.plan.is_understood_by(&*backend) {
+        if !self.plan.is_understood_by(&*conf.backend) {
             self.give_up_key_change();
-            return self.begin_change(text, net_conf, backend);
+            return self.begin_change(conf);
         }
         self.net_conf.not_applied = None;
         if may_wait && self.waits_for_turn(text, &*backend) {
             return if gave_up { NetConfChange::Applied } else { NetConfChange::None };
         }
         tracing::info!(keys = %Shown(&changed.join(" ")), "net-conf changed: applied");
-        text.clone_into(&mut self.net_conf.text);
+        let ParsedConf { text, net_conf, backend } = conf;
+        self.net_conf.text = text;
         let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
         self.plan.rebase(net_conf, backend, host, own);
         // Peers must not read another port before the device has it.

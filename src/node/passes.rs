@@ -177,7 +177,7 @@ impl<K: Kernel> Node<K> {
             return;
         }
         let now = Instant::now();
-        let has_devices = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
+        let has_devices = changed.iter().any(|one| matches!(one.key, Key::Link(_)));
         if has_devices && self.peers.rate_limit.allows_full_pass(now) {
             return self.full_pass_for_devices(Trigger::new(Cause::Lease, event), now).await;
         }

@@ -22,6 +22,7 @@ use crate::plan::Plan;
 use crate::probe::cause::Cause;
 use crate::probe::echo::{Answer, EchoError};
 use crate::probe::examine::Packet;
+use crate::probe::samples::Loss;
 use crate::probe::{Change, Outgoing, Prober, Slot, Target, Turn};
 
 /// Returns where a peer is in this family, or in the other one if it has only that.
@@ -330,8 +331,8 @@ impl<K: Kernel> Node<K> {
             Some((target, sample, prober.cause(&target)))
         });
         let (target, sample, cause) =
-            found.min_by_key(|(_, sample, cause)| (cause.is_none(), Reverse(sample.loss().0)))?;
-        let (lost, asked) = sample.loss();
+            found.min_by_key(|(_, sample, cause)| (cause.is_none(), Reverse(sample.loss().lost)))?;
+        let Loss { lost, asked } = sample.loss();
         Some(PeerProbe {
             address: target.address.to_string(),
             round_trip_us: sample.round_trip().map(|trip| u64::try_from(trip.as_micros()).unwrap_or(u64::MAX)),

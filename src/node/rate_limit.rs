@@ -83,7 +83,7 @@ impl RateLimit {
         if changed.is_empty() {
             return;
         }
-        let has_devices = changed.iter().any(|(key, ..)| matches!(key, Key::Link(_)));
+        let has_devices = changed.iter().any(|one| matches!(one.key, Key::Link(_)));
         let least = if has_devices { DEVICE_COST } else { PLAIN_COST };
         let entries = u32::try_from(changed.len().div_ceil(ENTRIES)).unwrap_or(u32::MAX);
         let cost = PLAIN_COST.saturating_mul(entries).clamp(least, CREDIT);
@@ -165,14 +165,16 @@ impl RateLimit {
     /// Delays changes of devices, and new entries on delayed devices, until the next full pass. Returns the changes that are
     /// written now: entries on other devices, and all removals, because the node that an entry leads to may be gone.
     pub(super) fn delay_devices(&mut self, changed: Vec<Changed>) -> Vec<Changed> {
-        self.delayed.extend(changed.iter().filter_map(|(key, ..)| match key {
-            Key::Link(name) => Some(*name),
+        self.delayed.extend(changed.iter().filter_map(|one| match one.key {
+            Key::Link(name) => Some(name),
             _ => None,
         }));
-        let now = |(key, before, after): Changed| match (before, after) {
-            _ if matches!(key, Key::Link(_)) => None,
-            (before, Some(after)) if self.is_delayed(&key, &after) => Some((key, Some(before?), None)),
-            change => Some((key, change.0, change.1)),
+        let now = |change: Changed| match &change.after {
+            _ if matches!(change.key, Key::Link(_)) => None,
+            Some(after) if self.is_delayed(&change.key, after) => {
+                change.before.is_some().then_some(Changed { after: None, ..change })
+            }
+            _ => Some(change),
         };
         changed.into_iter().filter_map(now).collect()
     }
@@ -198,13 +200,14 @@ mod tests {
 
     fn device(name: &str) -> Changed {
         let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
-        (Key::Link(dev(name)), None, Some(Value::link(link)))
+        Changed { key: Key::Link(dev(name)), before: None, after: Some(Value::link(link)) }
     }
 
     fn route(third: u8, name: &str) -> Changed {
         let via = [10, 5, third, 0].into();
         let route = Value::Route(Route::Unicast { via, dev: dev(name), onlink: true });
-        (Key::Route(format!("10.5.{third}.0/24").parse().unwrap(), 0), None, Some(route))
+        let key = Key::Route(format!("10.5.{third}.0/24").parse().unwrap(), 0);
+        Changed { key, before: None, after: Some(route) }
     }
 
     /// Returns how many of a thousand changes within a minute are applied.
@@ -309,13 +312,13 @@ mod tests {
     fn entries_on_a_delayed_device_are_removed_at_once() {
         let mut limit = RateLimit::new(Instant::now());
         let gone = |third, dev| {
-            let (key, _, value) = route(third, dev);
-            (key, value, None)
+            let Changed { key, after, .. } = route(third, dev);
+            Changed { key, before: after, after: None }
         };
-        let moved = |third, from, to| (route(third, from).0, route(third, from).2, route(third, to).2);
-        let (link, _, made) = device("flannel.2");
-        let changed =
-            vec![(link, made, None), gone(3, "flannel.2"), device("flannel.9"), moved(4, "flannel.1", "flannel.9")];
+        let moved = |third, from, to| Changed { before: route(third, from).after, ..route(third, to) };
+        let Changed { key, after: made, .. } = device("flannel.2");
+        let no_device = Changed { key, before: made, after: None };
+        let changed = vec![no_device, gone(3, "flannel.2"), device("flannel.9"), moved(4, "flannel.1", "flannel.9")];
         // The route of 10.5.4.0/24 still leads to where that node was.
         assert_eq!(limit.delay_devices(changed), [gone(3, "flannel.2"), gone(4, "flannel.1")]);
         assert_eq!(

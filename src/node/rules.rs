@@ -37,8 +37,8 @@ pub(super) struct TrafficRules {
     pub(super) computations: u64,
     /// The wanted rules were in place once, so subnet.env may say IPMASQ=true.
     were_in_place: bool,
-    /// How often the rules were written, and how many of these writes restored them, when the history was last told.
-    recorded: (u64, u64),
+    /// The writes when the history was last told.
+    recorded: Writes,
 }
 
 impl TrafficRules {
@@ -46,6 +46,14 @@ impl TrafficRules {
     pub(super) fn next(&self) -> Option<Instant> {
         self.due
     }
+}
+
+/// How often the rules were written.
+#[derive(Debug, Clone, Copy, Default)]
+struct Writes {
+    all: u64,
+    /// How many of these writes restored them.
+    restored: u64,
 }
 
 /// Everything that the rules depend on, except the options.
@@ -146,11 +154,12 @@ impl<K: Kernel> Node<K> {
     }
 
     fn record_rules(&mut self, state: &State) {
-        let (writes, restored) = std::mem::replace(&mut self.rules.recorded, (state.writes, state.restored));
-        if state.writes == writes {
+        let now = Writes { all: state.writes, restored: state.restored };
+        let before = std::mem::replace(&mut self.rules.recorded, now);
+        if now.all == before.all {
             return;
         }
-        let event = if state.restored > restored {
+        let event = if now.restored > before.restored {
             "another program changed the traffic rules"
         } else {
             "other traffic rules are wanted"
@@ -160,7 +169,7 @@ impl<K: Kernel> Node<K> {
         self.context.recorder.add(Record {
             cause: "rules".to_owned(),
             event: event.to_owned(),
-            done: usize::try_from(state.writes - writes).unwrap_or(usize::MAX),
+            done: usize::try_from(now.all - before.all).unwrap_or(usize::MAX),
             changes: vec![Change { entry: "traffic rules".to_owned(), after, ..Change::default() }],
             ..Record::default()
         });

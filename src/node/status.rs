@@ -65,7 +65,7 @@ impl<K: Kernel> Node<K> {
             network: self.plan.net_conf().networks.to_string(),
             backend: state.backend,
             // Not the types in the lease, because udp and alloc have none there.
-            other_ways: self.plan.earlier().map(|(number, _)| self.plan.users(number, 0).0.to_owned()).collect(),
+            other_ways: self.plan.earlier().map(|(number, _)| self.plan.earlier_kind(number).to_owned()).collect(),
             mtu: self.plan.mtu(),
             health_port: self.context.options.health.map(|address| address.port()),
             uplink: format!("{} {} mtu {}", uplink.name, addresses.join(" "), uplink.mtu),
@@ -95,15 +95,15 @@ impl<K: Kernel> Node<K> {
     }
 
     pub(super) fn state(&self) -> NodeState {
-        let (pending_commands, failed_commands) = self.extension.peers().counts();
+        let commands = self.extension.peers().counts();
         NodeState {
             subnets: self.plan.own().subnets,
             backend: self.plan.net_conf().backend_type.clone(),
             peer_list: self.peers.list.clone(),
             peers: PeerCounts {
                 believed: self.plan.peers().len(),
-                pending: self.statistics.failure_counts.pending + pending_commands,
-                failed: self.statistics.failure_counts.failed + failed_commands,
+                pending: self.statistics.failure_counts.pending + commands.pending,
+                failed: self.statistics.failure_counts.failed + commands.failed,
                 held: self.peers.hold.len(),
                 set_aside: self.plan.set_aside_count(),
                 unreachable: self.unreachable_count(),

@@ -34,6 +34,7 @@ use crate::observe::report::Reporter;
 use crate::observe::systemd::Notify;
 use crate::options::{OnLostLease, Options, RuleOptions};
 use crate::pass::{Cause, Passer};
+use crate::plan::ParsedConf;
 use crate::saved::{SavedFile, Saver};
 
 mod begin;
@@ -277,15 +278,15 @@ impl TestNode {
             reports: Cell::default(),
         });
         let kernel = FakeKernel::new(host_of(config), PROTOCOL);
-        let ((net_conf, backend), there) = (acquire::parse(config).unwrap(), host_of(config));
-        let candidates = acquire::candidates(&there, &net_conf, Subnets::default());
+        let (conf, there) = (ParsedConf::parse(config).unwrap(), host_of(config));
+        let candidates = acquire::candidates(&there, &conf.net_conf, Subnets::default());
         let picked = crate::uplink::pick(&options.uplink, &candidates).unwrap();
         let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
-        let identities = match backend.kind() {
+        let identities = match conf.backend.kind() {
             "wireguard" => KeyPair::of(Secret::new([1; 32])).both(),
             _ => VtepMac::both(mac, mac),
         };
-        let host = acquire::host(&picked, &there, &net_conf, identities);
+        let host = acquire::host(&picked, &there, &conf.net_conf, identities);
         let mut started = start_with(config, host, own);
         alter(&mut started);
         let (watch, events) = mpsc::channel(8);

@@ -13,12 +13,31 @@ use weft_subnet::lease::{Age, Id, Lease};
 
 use super::Plan;
 use super::extra_backends::{EARLIER, ExtraBackend, NEXT, Which};
+use super::parsed_conf::ParsedConf;
 use super::wide_routes::{self, WideRoutes};
 
 /// What one lease leads to, and by which backend it is reached.
 pub(super) struct Reached {
     pub(super) planned: Planned,
     pub(super) kind: &'static str,
+}
+
+/// How many leases something is true for, and the first of them by id.
+pub struct FirstLeases<'a> {
+    /// How many there are.
+    pub count: usize,
+    /// The first of them.
+    pub first: Vec<&'a Lease>,
+}
+
+/// The next backend, which our lease does not name yet.
+pub struct NextBackend {
+    /// Its type.
+    pub kind: &'static str,
+    /// The keys of the entries of its devices.
+    pub devices: Vec<Key>,
+    /// Why it cannot work on this host.
+    pub problem: Option<String>,
 }
 
 impl Plan {
@@ -188,12 +207,12 @@ impl Plan {
         }
     }
 
-    /// Returns the type of the next backend, the keys of its devices, and why it cannot work on this host, if it cannot.
-    pub fn next(&self) -> Option<(&'static str, Vec<Key>, Option<String>)> {
+    /// Returns the next backend, if there is one.
+    pub fn next(&self) -> Option<NextBackend> {
         let next = self.extra_backends.next.as_ref()?;
         let problem = next.backend.advertise(&next.host).err().map(|skip| skip.to_string());
         let devices = next.backend.device(&next.host, &self.own).keys().copied().collect();
-        Some((next.backend.kind(), devices, problem))
+        Some(NextBackend { kind: next.backend.kind(), devices, problem })
     }
 
     /// Makes the next backend that of our lease. The one before becomes an earlier one. Packets still go the way that they went. Returns the
@@ -205,7 +224,7 @@ impl Plan {
         let net_conf = std::mem::replace(&mut self.net_conf, net_conf);
         let backend = std::mem::replace(&mut self.backend, backend);
         self.host = host;
-        let before = ExtraBackend::new((text_before, net_conf), backend, before);
+        let before = ExtraBackend::new(ParsedConf { text: text_before, net_conf, backend }, before);
         self.extra_backends.switch(before, &*self.backend);
         self.plan_everything();
         Some(text)
@@ -244,13 +263,19 @@ impl Plan {
         self.extra_backends.earlier.iter().map(|extra| (extra.number, extra.text.as_str()))
     }
 
-    /// Returns the type of an earlier backend, how many peers need it, and the first of them by id, at most this many.
-    pub fn users(&self, number: u64, most: usize) -> (&'static str, usize, Vec<&Lease>) {
-        let kind = self.extra_backends.earlier.iter().find(|extra| extra.number == number);
-        let kind = kind.map_or("", |extra| extra.backend.kind());
-        let Some(users) = self.extra_backends.users.get(&number) else { return (kind, 0, Vec::new()) };
+    /// Returns the type of an earlier backend.
+    pub fn earlier_kind(&self, number: u64) -> &'static str {
+        let extra = self.extra_backends.earlier.iter().find(|extra| extra.number == number);
+        extra.map_or("", ExtraBackend::kind)
+    }
+
+    /// Returns the leases that need an earlier backend, of which at most so many are named.
+    pub fn users(&self, number: u64, most: usize) -> FirstLeases<'_> {
+        let Some(users) = self.extra_backends.users.get(&number) else {
+            return FirstLeases { count: 0, first: Vec::new() };
+        };
         let first = users.iter().take(most).filter_map(|id| self.peers.get(id)).map(|lease| &**lease).collect();
-        (kind, users.len(), first)
+        FirstLeases { count: users.len(), first }
     }
 
     /// Returns true if a peer needs this earlier backend.

@@ -13,7 +13,7 @@ use weft_backends::state::{Key, Value};
 use weft_backends::wireguard::WireGuardLink;
 use weft_subnet::lease::{Id, Lease};
 
-use super::Plan;
+use super::{FirstLeases, Plan};
 
 /// Returns why packets must not go by a backend of this type: `ours` encrypts, and the other one does not. `kind` may also be the
 /// `BackendType` of a lease. Returns `None` if they may, because `ours` does not encrypt or net-conf allows clear text.
@@ -140,11 +140,11 @@ impl Plan {
         if self.backend.encrypts() { self.other_types.len() } else { 0 }
     }
 
-    /// Returns how many believed leases are not reached because that would be in clear text, and the first of them by id, at most this
-    /// many.
-    pub fn refused_clear_text(&self, most: usize) -> (usize, Vec<&Lease>) {
+    /// Returns the believed leases that are not reached because that would be in clear text, of which at most so many are named.
+    pub fn refused_clear_text(&self, most: usize) -> FirstLeases<'_> {
         let refused = &self.clear_text.refused;
-        (refused.len(), refused.iter().take(most).filter_map(|id| Some(&**self.peers.get(id)?)).collect())
+        let first = refused.iter().take(most).filter_map(|id| Some(&**self.peers.get(id)?)).collect();
+        FirstLeases { count: refused.len(), first }
     }
 
     /// Iterates over the leases that may still be reached in clear text until they follow.

@@ -161,7 +161,7 @@ impl Plan {
 
     /// Updates the set of devices after these changes of the plan.
     pub(super) fn update_devices(&mut self, changed: &[Changed]) {
-        for (key, _, after) in changed {
+        for Changed { key, after, .. } in changed {
             if let Key::Link(name) = key {
                 match after {
                     Some(_) => self.devices.insert(*name),

@@ -15,6 +15,8 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease};
 use weft_subnet::net_conf::NetConf;
 
+use super::parsed_conf::ParsedConf;
+
 /// Contributor of the devices of the next backend. No id of a store begins with a slash.
 pub(super) const NEXT: &str = "/next";
 /// Contributor of the devices of earlier backends.
@@ -33,8 +35,9 @@ pub struct ExtraBackend {
 }
 
 impl ExtraBackend {
-    /// Returns a backend with the net-conf that names it, as text and parsed, and its identities.
-    pub fn new((text, net_conf): (String, NetConf), backend: Box<dyn Backend>, host: Host) -> ExtraBackend {
+    /// Returns the backend of this net-conf. `host` has its identities.
+    pub fn new(conf: ParsedConf, host: Host) -> ExtraBackend {
+        let ParsedConf { text, net_conf, backend } = conf;
         ExtraBackend { text, net_conf, backend, host, number: 0 }
     }
 

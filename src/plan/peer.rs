@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use weft_backends::backend::Planned;
 use weft_backends::diff;
-use weft_backends::index::{Beaten, Changed, MOST_SHARERS};
+use weft_backends::index::{Beaten, Changed, Claimant, MOST_SHARERS};
 use weft_backends::options::BadOption;
 use weft_backends::register::TYPES;
 use weft_backends::state::{Key, Name, State, Value};
@@ -48,6 +48,23 @@ impl Claimed {
             _ => return None,
         })
     }
+}
+
+/// What one lease leads to.
+struct OfLease {
+    state: State,
+    /// Why it is not reached, or not by every family.
+    reasons: Vec<String>,
+    /// The type of the backend that reaches it.
+    kind: &'static str,
+}
+
+/// An identity that a lease claims, and that another one has.
+struct OfOther<'a> {
+    /// The device with the entry of this identity.
+    device: Name,
+    claimed: Claimed,
+    beaten: Beaten<'a>,
 }
 
 impl Plan {
@@ -101,12 +118,12 @@ impl Plan {
             self.planned += 1;
         }
         self.peers_version += 1;
-        let (mut state, mut reasons, kind) = self.entries_of(lease);
-        for (dev, claimed, beaten) in self.identities_of_others(&state, lease) {
+        let OfLease { mut state, mut reasons, kind } = self.entries_of(lease);
+        for OfOther { device, claimed, beaten } in self.identities_of_others(&state, lease) {
             reasons.push(self.clash(&claimed, lease, beaten));
             // Traffic for its subnet would go to the other node. The claim to the identity stays, for the time when the other lease is
             // gone.
-            state.retain(|key, value| !key.reaches() || diff::device(key, value) != Some(dev));
+            state.retain(|key, value| !key.reaches() || diff::device(key, value) != Some(device));
         }
         if reasons.is_empty() {
             self.skipped.remove(&lease.id);
@@ -139,21 +156,23 @@ impl Plan {
         changed
     }
 
-    /// Returns the entries for this lease, why it is not reached or not by every family, and the type of the backend that reaches it.
-    fn entries_of(&mut self, lease: &Lease) -> (State, Vec<String>, &'static str) {
+    /// Returns what this lease leads to, without regard to other leases.
+    fn entries_of(&mut self, lease: &Lease) -> OfLease {
         self.extra_backends.forget(&lease.id);
         self.clear_text.allow(&lease.id);
         let is_simple = self.extra_backends.is_empty() && lease.attrs.other_ways.is_none();
         let by_ways = if is_simple { None } else { self.plan_by_ways(lease) };
         let reached = match by_ways.map_or_else(|| self.plan_by_type(lease), Ok) {
             Ok(reached) => reached,
-            Err(bad) => return (State::new(), vec![bad.to_string()], self.backend.kind()),
+            Err(bad) => {
+                return OfLease { state: State::new(), reasons: vec![bad.to_string()], kind: self.backend.kind() };
+            }
         };
         let Reached { planned: Planned { mut state, skipped }, kind } = reached;
         let problems = self.remove_unwanted_devices(lease, &mut state);
         let mut reasons: Vec<String> = problems.iter().map(ToString::to_string).collect();
         reasons.extend(skipped.iter().map(ToString::to_string));
-        (state, reasons, kind)
+        OfLease { state, reasons, kind }
     }
 
     /// Plans a lease by the backend of its type.
@@ -171,11 +190,11 @@ impl Plan {
     }
 
     /// Returns the identities that this lease claims and that belong to another one, which claims them at another address.
-    fn identities_of_others(&self, state: &State, lease: &Lease) -> Vec<(Name, Claimed, Beaten<'_>)> {
+    fn identities_of_others(&self, state: &State, lease: &Lease) -> Vec<OfOther<'_>> {
         let identities = state.iter().filter(|(key, _)| key.is_identity());
         let of_others = identities.filter_map(|(key, value)| {
             let beaten = self.index.beaten_by((key, value), &lease.id, &lease.age)?;
-            Some((*key.device()?, Claimed::of(key, value)?, beaten))
+            Some(OfOther { device: *key.device()?, claimed: Claimed::of(key, value)?, beaten })
         });
         of_others.collect()
     }
@@ -197,7 +216,7 @@ impl Plan {
     }
 
     /// Returns the first claimants of each identity that this lease claims, as [`Index::first`](weft_backends::index::Index::first) does.
-    fn claimants(&self, id: &Id) -> BTreeMap<Key, Vec<(Id, bool)>> {
+    fn claimants(&self, id: &Id) -> BTreeMap<Key, Vec<Claimant>> {
         let keys = self.index.keys(id).into_iter().filter(Key::is_identity);
         keys.map(|key| (key, self.index.first(&key, None))).collect()
     }
@@ -205,7 +224,7 @@ impl Plan {
     /// Plans again the other leases for which something is different after a change of this lease. `before` are the first claimants of its
     /// identities before the change. There are at most [`MOST_SHARERS`] for an identity. Their own claims stay the same, so no further
     /// lease follows from them.
-    fn replan_sharers(&mut self, id: &Id, mut before: BTreeMap<Key, Vec<(Id, bool)>>) -> Vec<Changed> {
+    fn replan_sharers(&mut self, id: &Id, mut before: BTreeMap<Key, Vec<Claimant>>) -> Vec<Changed> {
         let now = self.claimants(id);
         for key in now.keys() {
             // The lease did not claim this identity before.
@@ -215,10 +234,10 @@ impl Plan {
         for (key, was) in before {
             let now = now.get(&key).cloned().unwrap_or_else(|| self.index.first(&key, None));
             // The reason of a lease that does not have the identity names the first claimant and its address.
-            let first = now.first().map(|(id, _)| id);
-            let same_first = first == was.first().map(|(id, _)| id) && first != Some(id);
-            let same = |one: &&(Id, bool)| same_first && was.contains(one) && now.contains(one);
-            affected.extend(was.iter().chain(&now).filter(|one| !same(one)).map(|(id, _)| id.clone()));
+            let first = now.first().map(|one| &one.id);
+            let same_first = first == was.first().map(|one| &one.id) && first != Some(id);
+            let same = |one: &&Claimant| same_first && was.contains(one) && now.contains(one);
+            affected.extend(was.iter().chain(&now).filter(|one| !same(one)).map(|one| one.id.clone()));
         }
         affected.remove(id);
         let leases: Vec<Arc<Lease>> = affected.iter().filter_map(|id| self.peers.get(id).cloned()).collect();

@@ -55,7 +55,7 @@ fn plan_of(backend_type: &str) -> Plan {
 }
 
 fn links(changed: &[Changed]) -> Vec<String> {
-    changed.iter().filter(|(key, ..)| matches!(key, Key::Link(_))).map(|(key, ..)| key.to_string()).collect()
+    changed.iter().map(|one| one.key).filter(|key| matches!(key, Key::Link(_))).map(|key| key.to_string()).collect()
 }
 
 #[test]
@@ -533,8 +533,7 @@ mod probes {
 /// Our lease names this backend from now on, and packets go by it.
 fn changes_to(plan: &mut Plan, options: &str, before: &str) {
     let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan"{options}}}}}"#);
-    let net_conf = NetConf::parse(&text).unwrap();
-    plan.prepare(ExtraBackend::new((text, net_conf.clone()), make(&net_conf).unwrap(), plan.host().clone()));
+    plan.prepare(ExtraBackend::new(ParsedConf::parse(&text).unwrap(), plan.host().clone()));
     plan.switch_to_next(before.to_owned()).unwrap();
     plan.send_current();
 }
@@ -555,9 +554,8 @@ fn the_latest_of_the_earlier_backends_comes_first_and_one_that_is_back_is_none_o
 fn a_peer_that_leaves_needs_no_earlier_backend_and_keeps_no_mtu_small() {
     let mut plan = plan();
     plan.put(record(2, 1));
-    let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
-    let host = plan.host().clone();
-    plan.prepare(ExtraBackend::new((String::new(), net_conf.clone()), make(&net_conf).unwrap(), host));
+    let conf = ParsedConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
+    plan.prepare(ExtraBackend::new(conf, plan.host().clone()));
     plan.switch_to_next("vxlan".to_owned()).unwrap();
     plan.send_current();
     let number = plan.earlier().next().unwrap().0;

@@ -9,12 +9,22 @@ use weft_subnet::lease::Lease;
 
 use super::Plan;
 
+/// A tunnel of the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlannedTunnel {
+    /// The tunnel.
+    pub tunnel: Tunnel,
+    /// Our lease does not name its backend yet.
+    pub is_next: bool,
+}
+
 impl Plan {
-    /// Returns the tunnel of the own backend, or of one beside it while the backend changes. There is only one device for tunnels. Also
-    /// returns true if our lease does not name that backend yet.
-    pub fn tunnel(&self) -> Option<(Tunnel, bool)> {
+    /// Returns the tunnel of the own backend, or of one beside it while the backend changes. There is only one device for tunnels.
+    pub fn tunnel(&self) -> Option<PlannedTunnel> {
         let mut all = self.all_backends();
-        all.find_map(|(backend, host, is_next)| Some((backend.tunnel(host, &self.own)?, is_next)))
+        all.find_map(|(backend, host, is_next)| {
+            Some(PlannedTunnel { tunnel: backend.tunnel(host, &self.own)?, is_next })
+        })
     }
 
     /// Returns the UDP port on which this node receives the packets of its own backend, if the links of the kernel do not show it.

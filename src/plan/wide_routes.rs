@@ -14,10 +14,17 @@ use super::extra_backends::Which;
 
 /// The routes to all of Network. Most backends have none.
 pub(super) struct WideRoutes {
-    /// Each with its backend and its device.
-    all: Vec<(Which, IpNet, Name)>,
+    all: Vec<WideRoute>,
     /// None of these routes stands, because packets to peers may take the default route.
     are_left_out: bool,
+}
+
+/// A route to all of Network.
+struct WideRoute {
+    /// The backend whose device it leads to.
+    backend: Which,
+    net: IpNet,
+    device: Name,
 }
 
 /// Returns the prefix and the device of a route to all of Network, if this entry of a device is one.
@@ -34,18 +41,20 @@ impl WideRoutes {
         let mut all = Vec::new();
         for (backend, state) in devices {
             let routes = state.iter().filter_map(|(key, value)| wide(key, value));
-            all.extend(routes.map(|(net, dev)| (backend, net, dev)));
+            all.extend(routes.map(|(net, device)| WideRoute { backend, net, device }));
         }
         WideRoutes { all, are_left_out }
     }
 
     /// Returns the routes that this backend needs to a peer because another backend has a route to all of Network, too.
     pub(super) fn to_peer(&self, backend: Which, lease: &Lease) -> Vec<(IpNet, Name)> {
-        let (ours, others): (Vec<_>, Vec<_>) = self.all.iter().partition(|(of, ..)| *of == backend);
-        let contested = ours
-            .into_iter()
-            .filter(|(_, net, dev)| self.are_left_out || others.iter().any(|(_, n, via)| n == net && via != dev));
-        contested.filter_map(|(_, net, dev)| Some((lease.subnets.of(family(&net))?, dev))).collect()
+        let (ours, others): (Vec<_>, Vec<_>) = self.all.iter().partition(|route| route.backend == backend);
+        let is_contested = |route: &&WideRoute| {
+            let by_other = |other: &&WideRoute| other.net == route.net && other.device != route.device;
+            self.are_left_out || others.iter().any(by_other)
+        };
+        let contested = ours.into_iter().filter(is_contested);
+        contested.filter_map(|route| Some((lease.subnets.of(family(&route.net))?, route.device))).collect()
     }
 }
 

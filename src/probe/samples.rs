@@ -12,6 +12,15 @@ pub const KEPT: u32 = 8;
 /// The peer answered a TCP connection after it had answered no echo request.
 const SILENT: u8 = 1 << 7;
 
+/// How many packets were lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loss {
+    /// The number of losses among the results.
+    pub lost: u32,
+    /// The number of results.
+    pub asked: u32,
+}
+
 /// The last results of one peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -77,9 +86,12 @@ impl Sample {
         self.results & SILENT != 0
     }
 
-    /// Returns how many of the last results are losses, and the number of these results. Losses behind a firewall that drops ICMP say nothing.
-    pub fn loss(&self) -> (u32, u32) {
-        if self.is_silent() { (0, 0) } else { (self.losses.count_ones(), self.results.into()) }
+    /// Returns how many of the last results are losses. Losses behind a firewall that drops ICMP say nothing.
+    pub fn loss(&self) -> Loss {
+        if self.is_silent() {
+            return Loss { lost: 0, asked: 0 };
+        }
+        Loss { lost: self.losses.count_ones(), asked: self.results.into() }
     }
 }
 
@@ -117,19 +129,23 @@ mod tests {
 
     use super::*;
 
+    fn loss(lost: u32, asked: u32) -> Loss {
+        Loss { lost, asked }
+    }
+
     #[test]
     fn a_sample_is_small_and_says_what_was_measured() {
         assert_eq!(size_of::<Sample>(), 12);
         let mut sample = Sample::default();
         let trip = Some(Duration::from_micros(250));
         sample.record(Packet::Full, 1450, trip);
-        assert_eq!((sample.round_trip(), sample.mtu(), sample.loss()), (trip, Some(1450), (0, 1)));
+        assert_eq!((sample.round_trip(), sample.mtu(), sample.loss()), (trip, Some(1450), loss(0, 1)));
         sample.record(Packet::Full, 1450, None);
         sample.record(Packet::Size(1300), 1450, trip);
         sample.record(Packet::Size(1400), 1450, None);
-        assert_eq!((sample.mtu(), sample.loss()), (Some(1300), (1, 3)));
+        assert_eq!((sample.mtu(), sample.loss()), (Some(1300), loss(1, 3)));
         (0..20).for_each(|_| sample.record(Packet::Small, 1450, None));
-        assert_eq!((sample.loss(), sample.round_trip()), ((8, 8), trip));
+        assert_eq!((sample.loss(), sample.round_trip()), (loss(8, 8), trip));
     }
 
     #[test]
@@ -138,11 +154,11 @@ mod tests {
         let trip = Some(Duration::from_micros(250));
         (0..6).for_each(|_| sample.record(Packet::Full, 1450, None));
         sample.record(Packet::Full, 1450, trip);
-        assert_eq!(sample.loss(), (6, 7));
+        assert_eq!(sample.loss(), loss(6, 7));
         sample.forget_losses();
-        assert_eq!((sample.loss(), sample.mtu(), sample.round_trip()), ((0, 1), Some(1450), trip));
+        assert_eq!((sample.loss(), sample.mtu(), sample.round_trip()), (loss(0, 1), Some(1450), trip));
         sample.record(Packet::Full, 1450, None);
-        assert_eq!(sample.loss(), (1, 2));
+        assert_eq!(sample.loss(), loss(1, 2));
     }
 
     #[test]
@@ -151,14 +167,14 @@ mod tests {
         let trip = Some(Duration::from_micros(400));
         (0..9).for_each(|_| sample.record(Packet::Full, 1450, None));
         sample.record(Packet::Connection, 1450, trip);
-        assert_eq!((sample.is_silent(), sample.loss(), sample.round_trip()), (true, (0, 0), trip));
+        assert_eq!((sample.is_silent(), sample.loss(), sample.round_trip()), (true, loss(0, 0), trip));
         sample.record(Packet::Full, 1450, None);
         assert!(sample.is_silent(), "the next round loses its echo request, too");
         sample.record(Packet::Connection, 1450, None);
-        assert_eq!((sample.is_silent(), sample.loss()), (false, (8, 8)));
+        assert_eq!((sample.is_silent(), sample.loss()), (false, loss(8, 8)));
         sample.record(Packet::Connection, 1450, trip);
         sample.record(Packet::Full, 1450, trip);
-        assert_eq!((sample.is_silent(), sample.loss(), sample.mtu()), (false, (7, 8), Some(1450)));
+        assert_eq!((sample.is_silent(), sample.loss(), sample.mtu()), (false, loss(7, 8), Some(1450)));
     }
 
     #[test]
@@ -174,6 +190,6 @@ mod tests {
         };
         samples.of(&target(7)).record(Packet::Full, 1450, Some(Duration::from_micros(1)));
         assert!(samples.get(&target(7)).is_some() && samples.get(&target(8)).is_none());
-        assert_eq!(samples.of(&target(8)).loss(), (0, 0));
+        assert_eq!(samples.of(&target(8)).loss(), loss(0, 0));
     }
 }

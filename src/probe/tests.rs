@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests of the turns: who is asked when, and how many packets that costs.
 
+use super::samples::Loss;
 use super::*;
 
 fn target(place: usize) -> Target {
@@ -257,7 +258,11 @@ fn an_answer_outside_of_the_tunnel_is_not_shown_as_its_round_trip() {
     prober.ended(&sent, ANSWERED, now);
     assert_eq!(prober.cause(&peer), Some(Cause::Tunnel));
     let sample = prober.sample(&peer).unwrap();
-    assert_eq!((sample.round_trip(), sample.loss().0), (None, sample.loss().1), "every packet of the tunnel was lost");
+    assert_eq!(
+        (sample.round_trip(), sample.loss().lost),
+        (None, sample.loss().asked),
+        "every packet of the tunnel was lost"
+    );
 }
 
 #[test]
@@ -312,7 +317,7 @@ fn each_family_of_a_peer_is_known_by_itself_and_the_peer_counts_once() {
     prober.ended(&other, ANSWERED, now);
     assert_eq!((of(&prober), prober.silence(Family::V6)), (vec![(1, Family::V6)], None));
     assert!(prober.cause(&peer).is_none() && prober.cause(&over_ipv6(peer)).is_some());
-    assert_eq!(prober.sample(&peer).unwrap().loss(), (0, 1), "the losses are those of IPv6");
+    assert_eq!(prober.sample(&peer).unwrap().loss(), Loss { lost: 0, asked: 1 }, "the losses are those of IPv6");
     now += BURST_PAUSE;
     let mut sent = prober.ask(peer, now).unwrap();
     while prober.cause(&peer).is_none() {

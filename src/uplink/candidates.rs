@@ -20,12 +20,20 @@ pub(super) const DEPRECATED: u32 = 0x20;
 pub(super) const TENTATIVE: u32 = 0x40;
 pub(super) const PERMANENT: u32 = 0x80;
 
+/// Which families are in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Families {
+    /// IPv4 is in use.
+    pub v4: bool,
+    /// IPv6 is in use.
+    pub v6: bool,
+}
+
 /// Links, addresses and routes among which an uplink is chosen.
 #[derive(Debug, Clone)]
 pub struct Candidates<'a> {
     machine: &'a Machine,
-    /// Which of IPv4 and IPv6 are in use.
-    pub(super) families: (bool, bool),
+    pub(super) families: Families,
     /// The subnet of this node's pods. An address in it does not belong to an uplink.
     own: Subnets,
     /// Indexes of the links that cannot be an uplink.
@@ -57,7 +65,7 @@ pub struct UsedUplink {
 
 impl<'a> Candidates<'a> {
     /// Collects the candidates of this machine. `own` is the subnet of this node's pods, if it is known.
-    pub fn new(machine: &'a Machine, families: (bool, bool), own: Subnets) -> Candidates<'a> {
+    pub fn new(machine: &'a Machine, families: Families, own: Subnets) -> Candidates<'a> {
         let ours = |addr: &AddrInfo| global(addr.net.addr()) && inside(&own, addr.net.addr());
         let others = |addr: &AddrInfo| global(addr.net.addr()) && !inside(&own, addr.net.addr());
         let mut inner: HashSet<u32> = machine.addrs.iter().filter(|addr| ours(addr)).map(|addr| addr.index).collect();
@@ -117,7 +125,7 @@ impl<'a> Candidates<'a> {
     /// Returns true if this link is up and has an address in each family in use.
     fn serves(&self, link: &LinkInfo) -> bool {
         let has = |used: bool, family| !used || self.best(link, family, |_| true).is_some();
-        link.up && link.carrier && has(self.families.0, Family::V4) && has(self.families.1, Family::V6)
+        link.up && link.carrier && has(self.families.v4, Family::V4) && has(self.families.v6, Family::V6)
     }
 
     fn leads_out(&self, link: &LinkInfo) -> bool {
@@ -129,7 +137,7 @@ impl<'a> Candidates<'a> {
     pub fn possible_addresses(&self, name: Name) -> Vec<Public> {
         let other = |link: &LinkInfo| self.before.same_flags && self.serves(link) && self.leads_out(link);
         let links = self.links().filter(|link| link.name == name || other(link));
-        let family = if self.families.0 { Family::V4 } else { Family::V6 };
+        let family = if self.families.v4 { Family::V4 } else { Family::V6 };
         let ips = links.flat_map(|link| self.addresses(link, family)).map(|addr| addr.net.addr());
         let public = |ip| match ip {
             IpAddr::V4(v4) => (Some(v4), None),
@@ -147,7 +155,7 @@ impl<'a> Candidates<'a> {
 
     /// Returns the families in use, each in its place.
     pub(super) fn families_in_use(&self) -> [Option<Family>; 2] {
-        [self.families.0.then_some(Family::V4), self.families.1.then_some(Family::V6)]
+        [self.families.v4.then_some(Family::V4), self.families.v6.then_some(Family::V6)]
     }
 
     /// Returns the links that can be uplinks, by index.
@@ -262,21 +270,27 @@ impl<'a> Candidates<'a> {
 
     /// Returns true if IPv6 is in use and no link has an address of it. With IPv6, the loopback interface has ::1.
     fn lacks_ipv6(&self) -> bool {
-        self.families.1 && !self.machine.addrs.iter().any(|addr| addr.net.addr().is_ipv6())
+        self.families.v6 && !self.machine.addrs.iter().any(|addr| addr.net.addr().is_ipv6())
     }
 }
 
 const NO_IPV6: &str = ", and no IPv6 address at all, not even ::1. Is IPv6 switched off by ipv6.disable=1 on the command line of the kernel \
                        (/proc/cmdline), or by net.ipv6.conf.all.disable_ipv6?";
 
-/// An address with a subnet that is not link-local: see [`kind`].
-const GOOD: (bool, bool) = (false, false);
-/// A single address that is not link-local.
-const SINGLE: (bool, bool) = (false, true);
+/// The kind of an address, in the order in which addresses are preferred: single addresses, which may be VIPs, and link-local addresses come
+/// after the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct AddrKind {
+    is_link_local: bool,
+    /// It is a /32 or a /128.
+    is_single: bool,
+}
 
-/// Returns the kind of an address. Single addresses (/32, /128), which may be VIPs, and link-local addresses come after the others.
-fn kind(addr: &AddrInfo) -> (bool, bool) {
-    (!global(addr.net.addr()), addr.net.prefix_len() == addr.net.max_prefix_len())
+const GOOD: AddrKind = AddrKind { is_link_local: false, is_single: false };
+const SINGLE: AddrKind = AddrKind { is_link_local: false, is_single: true };
+
+fn kind(addr: &AddrInfo) -> AddrKind {
+    AddrKind { is_link_local: !global(addr.net.addr()), is_single: addr.net.prefix_len() == addr.net.max_prefix_len() }
 }
 
 /// Returns true for a temporary IPv6 address. For IPv4 the same bit means "secondary", which does not matter here.

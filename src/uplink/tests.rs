@@ -8,7 +8,7 @@ use super::*;
 use crate::kernel::{AddrInfo, Creator, Machine, RouteInfo, RouteLookup};
 
 /// Chooses without a lease, among all links.
-fn pick(choice: &UplinkChoice, machine: &Machine, families: (bool, bool)) -> Result<Picked, PickError> {
+fn pick(choice: &UplinkChoice, machine: &Machine, families: Families) -> Result<Picked, PickError> {
     super::pick(choice, &Candidates::new(machine, families, Subnets::default()))
 }
 
@@ -62,7 +62,9 @@ fn choice(ifaces: &[&str], regexes: &[&str], can_reach: &str) -> UplinkChoice {
     UplinkChoice { ifaces: own(ifaces), regexes: own(regexes), can_reach: can_reach.parse().ok(), ..Default::default() }
 }
 
-const V4: (bool, bool) = (true, false);
+const V4: Families = Families { v4: true, v6: false };
+const V6: Families = Families { v4: false, v6: true };
+const BOTH: Families = Families { v4: true, v6: true };
 
 #[test]
 fn explicit_choices_in_flannels_order() {
@@ -87,7 +89,7 @@ fn reaching(ip: &str, way: Option<(u32, &str)>, change: impl FnOnce(&mut Machine
     let mut machine = machine();
     machine.lookup = way.map(|(index, source)| RouteLookup { index, source: source.parse().ok() });
     change(&mut machine);
-    pick(&choice(&[], &[], ip), &machine, if ip.contains(':') { (false, true) } else { V4 })
+    pick(&choice(&[], &[], ip), &machine, if ip.contains(':') { V6 } else { V4 })
 }
 
 #[test]
@@ -154,16 +156,16 @@ fn without_flags_the_default_route_of_lowest_metric() {
     assert_eq!(picked.uplink.name, name("eth1"));
     assert_eq!((picked.uplink.v6, picked.public_v6), (None, None));
     assert_eq!(picked.public_v4, Some([192, 168, 1, 1].into()));
-    let picked = pick(&UplinkChoice::default(), &machine(), (false, true)).unwrap();
+    let picked = pick(&UplinkChoice::default(), &machine(), V6).unwrap();
     assert_eq!((picked.uplink.name, picked.uplink.v4), (name("eth0"), None));
     assert_eq!(picked.public_v6, Some("fd00::1".parse().unwrap()), "global before link-local");
 }
 
 #[test]
 fn dual_stack_needs_one_interface() {
-    let error = pick(&UplinkChoice::default(), &machine(), (true, true)).unwrap_err();
+    let error = pick(&UplinkChoice::default(), &machine(), BOTH).unwrap_err();
     assert_eq!(error, PickError::Split { v4: "eth1".to_owned(), v6: "eth0".to_owned() });
-    let picked = pick(&choice(&["eth0"], &[], ""), &machine(), (true, true)).unwrap();
+    let picked = pick(&choice(&["eth0"], &[], ""), &machine(), BOTH).unwrap();
     assert_eq!((picked.uplink.v4, picked.uplink.v6), (Some([10, 0, 0, 1].into()), Some("fd00::1".parse().unwrap())));
 }
 
@@ -194,7 +196,7 @@ fn address_choice() {
         let mut machine = machine();
         machine.addrs = addrs.iter().map(|(net, flags)| addr(4, net, *flags)).collect();
         let v4 = machine.addrs[0].net.addr().is_ipv4();
-        let picked = pick(&choice(&["wlan0"], &[], ""), &machine, (v4, !v4)).ok();
+        let picked = pick(&choice(&["wlan0"], &[], ""), &machine, if v4 { V4 } else { V6 }).ok();
         let got = picked.and_then(|p| p.uplink.v4.map(IpAddr::V4).or(p.uplink.v6.map(IpAddr::V6)));
         assert_eq!(got, wanted.map(|ip| ip.parse().unwrap()), "{addrs:?}");
     }
@@ -231,10 +233,10 @@ fn a_kernel_without_ipv6_is_named_if_ipv6_is_wanted() {
 }
 
 /// Returns the outcome for an uplink eth0 with 10.0.0.1 and fd00::1 after a change of the machine.
-fn after(choice: &UplinkChoice, families: (bool, bool), change: impl FnOnce(&mut Machine)) -> Result<Next, PickError> {
+fn after(choice: &UplinkChoice, families: Families, change: impl FnOnce(&mut Machine)) -> Result<Next, PickError> {
     let mut machine = machine();
     change(&mut machine);
-    let v6 = families.1.then(|| "fd00::1".parse().unwrap());
+    let v6 = families.v6.then(|| "fd00::1".parse().unwrap());
     let now = Uplink { name: name("eth0"), mtu: 1500, v4: Some([10, 0, 0, 1].into()), v6 };
     next(choice, &Candidates::new(&machine, families, Subnets::default()), &now)
 }
@@ -309,7 +311,7 @@ fn an_uplink_that_lost_its_address() {
     let gone = after(&UplinkChoice::default(), V4, |machine| machine.links.retain(|link| link.index != 2));
     let Ok(Next::Gone { lost, next }) = gone else { panic!("{gone:?}") };
     assert_eq!((lost.as_str(), next.uplink.name), ("eth0 is gone", name("eth1")));
-    let local = after(&choice(&["eth0"], &[], ""), (true, true), |machine| {
+    let local = after(&choice(&["eth0"], &[], ""), BOTH, |machine| {
         machine.addrs.retain(|addr| addr.net != "fd00::1/64".parse().unwrap())
     });
     assert_eq!(local.unwrap_err().to_string(), "eth0 lost fd00::1 and has only a link-local address");
@@ -355,7 +357,7 @@ fn a_single_address_beside_a_better_one_is_remarked_unless_flags_name_it() {
     readdress(&mut both, &[("10.0.0.100/32", PERMANENT), ("10.0.0.1/24", PERMANENT), ("fd00::64/128", PERMANENT)]);
     let now = Uplink { name: name("eth0"), mtu: 1500, v4: Some([10, 0, 0, 100].into()), v6: "fd00::64".parse().ok() };
     let said = |choice: &UplinkChoice, machine: &Machine, now: &Uplink| {
-        remarks(choice, &Candidates::new(machine, (true, true), Subnets::default()), now)
+        remarks(choice, &Candidates::new(machine, BOTH, Subnets::default()), now)
     };
     let [v4, v6] = said(&UplinkChoice::default(), &both, &now);
     assert_eq!(
@@ -479,7 +481,7 @@ fn flags_win_over_the_link_that_was_in_use() {
 fn with_two_families_the_link_in_use_must_have_both() {
     let before = || saved(Some("eth0"), "10.0.0.1");
     let picked = |machine: &Machine, before| {
-        super::pick(&UplinkChoice::default(), &Candidates::new(machine, (true, true), Subnets::default()).after(before))
+        super::pick(&UplinkChoice::default(), &Candidates::new(machine, BOTH, Subnets::default()).after(before))
     };
     assert!(matches!(picked(&machine(), EarlierUse::default()), Err(PickError::Split { .. })));
     assert_eq!(picked(&machine(), before()).unwrap().uplink.name, name("eth0"));
@@ -517,7 +519,7 @@ fn an_ipv6_uplink_that_has_only_a_link_local_address() {
             machine.addrs.push(addr(3, "fd00:9::1/64", PERMANENT));
             machine.routes.push(route("::/0", 2048, "eth1"));
         }
-        next(&UplinkChoice::default(), &Candidates::new(&machine, (false, true), Subnets::default()), now)
+        next(&UplinkChoice::default(), &Candidates::new(&machine, V6, Subnets::default()), now)
     };
     let (local, global) = (("fe80::1/64", PERMANENT), ("fd00::7/64", 0));
     let of = |picked: &Picked| format!("{} {}", picked.uplink.name, picked.uplink.v6.unwrap());

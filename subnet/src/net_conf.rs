@@ -309,35 +309,44 @@ where
 impl Unchecked<Ipv4Net, Ipv4Addr> {
     fn validate(self, keys: &Keys) -> Result<Range<Ipv4Net, Ipv4Addr>, BadNetConf> {
         let network = self.network.unwrap_or_default().trunc();
-        let bounds = (self.min.map(IpAddr::V4), self.max.map(IpAddr::V4));
-        let (len, min, max) = validate(keys, IpNet::V4(network), self.len, bounds)?;
+        let written = Written { len: self.len, min: self.min.map(IpAddr::V4), max: self.max.map(IpAddr::V4) };
+        let Span { len, first, last } = validate(keys, IpNet::V4(network), &written)?;
         // The values are addresses of the network, so they fit into 32 bits.
         let v4 = |bits: u128| Ipv4Addr::from(bits as u32);
-        Ok(Range { network, len, min: v4(min), max: v4(max) })
+        Ok(Range { network, len, min: v4(first), max: v4(last) })
     }
 }
 
 impl Unchecked<Ipv6Net, Ipv6Addr> {
     fn validate(self, keys: &Keys) -> Result<Range<Ipv6Net, Ipv6Addr>, BadNetConf> {
         let network = self.network.unwrap_or_default().trunc();
-        let bounds = (self.min.map(IpAddr::V6), self.max.map(IpAddr::V6));
-        let (len, min, max) = validate(keys, IpNet::V6(network), self.len, bounds)?;
-        Ok(Range { network, len, min: Ipv6Addr::from(min), max: Ipv6Addr::from(max) })
+        let written = Written { len: self.len, min: self.min.map(IpAddr::V6), max: self.max.map(IpAddr::V6) };
+        let Span { len, first, last } = validate(keys, IpNet::V6(network), &written)?;
+        Ok(Range { network, len, min: Ipv6Addr::from(first), max: Ipv6Addr::from(last) })
     }
 }
 
-/// Validates one family and returns the length, the first and the last subnet. The checks and their order are
-/// flannel's.
-fn validate(
-    keys: &Keys,
-    network: IpNet,
+/// The keys about the subnets of one family as they are written.
+struct Written {
     len: Option<u64>,
-    (min, max): (Option<IpAddr>, Option<IpAddr>),
-) -> Result<(u8, u128, u128), BadNetConf> {
+    min: Option<IpAddr>,
+    max: Option<IpAddr>,
+}
+
+/// The subnets of one family.
+struct Span {
+    len: u8,
+    /// The address of the first subnet as a number, and that of the last one.
+    first: u128,
+    last: u128,
+}
+
+/// Validates one family. The checks and their order are flannel's.
+fn validate(keys: &Keys, network: IpNet, written: &Written) -> Result<Span, BadNetConf> {
     if network.prefix_len() == 0 {
         return Err(BadNetConf::Missing { key: keys.network, example: keys.example });
     }
-    let len = subnet_len(keys, network, len.unwrap_or(0))?;
+    let len = subnet_len(keys, network, written.len.unwrap_or(0))?;
     let step = size(keys.family, len);
     let bound = |key, address: Option<IpAddr>, default: u128| {
         // As in flannel, an unspecified address means that the key is absent.
@@ -349,8 +358,8 @@ fn validate(
     };
     // By default the first subnet is not used: its first address is the network's own address, which old systems treat
     // as a broadcast address.
-    let first = bound(keys.min, min, bits(network.network()) + step)?;
-    let last = bound(keys.max, max, bits(network.broadcast()) - (step - 1))?;
+    let first = bound(keys.min, written.min, bits(network.network()) + step)?;
+    let last = bound(keys.max, written.max, bits(network.broadcast()) - (step - 1))?;
     for (key, value) in [(keys.min, first), (keys.max, last)] {
         if value % step != 0 {
             let (address, boundary) = (address(keys.family, value), address(keys.family, value - value % step));
@@ -361,7 +370,7 @@ fn validate(
         let (min, max) = (address(keys.family, first), address(keys.family, last));
         return Err(BadNetConf::Reversed { min_key: keys.min, min, max_key: keys.max, max });
     }
-    Ok((len, first, last))
+    Ok(Span { len, first, last })
 }
 
 fn subnet_len(keys: &Keys, network: IpNet, len: u64) -> Result<u8, BadNetConf> {

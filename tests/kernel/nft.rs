@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use weft::firewall::foreign_chains::{self, DroppingChain};
 use weft::firewall::iptables_forward;
-use weft::firewall::nft::batch::{Batch, NewRule};
+use weft::firewall::nft::batch::{Batch, InTable, NewRule};
 use weft::firewall::nft::table::{Table, number, rules_of};
 use weft::firewall::nft::{self, Nft};
 use weft::firewall::packet_filter::{Ensured, PacketFilter};
@@ -228,7 +228,7 @@ fn a_set_that_cannot_be_changed_is_replaced_with_its_table() {
         for chain in Table::of(rules.of(Family::V4).unwrap(), "weft").chains {
             for exprs in &chain.rules {
                 let rule = NewRule { exprs, comment: "", before: None };
-                batch.insert_rule(Family::V4, ("weft", chain.name), &rule);
+                batch.insert_rule(Family::V4, InTable { table: "weft", name: chain.name }, &rule);
             }
         }
         batch.send().unwrap().unwrap();

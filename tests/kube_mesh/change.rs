@@ -6,7 +6,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use weft_lab::change::{Streams, changed, vxlan};
+use weft_lab::change::{StreamLoss, Streams, changed, vxlan};
 use weft_lab::{BackendKind, LabOptions};
 
 use crate::site::{Site, on_this_thread};
@@ -48,7 +48,7 @@ async fn walk(dual: bool) -> Result<()> {
         write_net_conf(&site, &options.net_conf_with(&backend))?;
         only_device(&site, device).await?;
         changed(&site.lab.nodes, kind).await?;
-        let (loss, names) = streams.stop().await.with_context(|| site.lab.logs(20))?;
+        let StreamLoss { all: loss, names } = streams.stop().await.with_context(|| site.lab.logs(20))?;
         ensure!(loss.sent > 1000, "{backend}: only {} packets were sent", loss.sent);
         ensure!(loss.lost == 0, "{backend}: {} of {} lost: {names:?}\n{}", loss.lost, loss.sent, site.lab.logs(30));
         for node in 1..=3 {

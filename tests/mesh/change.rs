@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::process::Command;
-use weft_lab::change::{Streams, change, changed, vxlan};
+use weft_lab::change::{StreamLoss, Streams, change, changed, vxlan};
 use weft_lab::netns::checked;
 use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
@@ -29,7 +29,7 @@ fn host_gw() -> Value {
 
 /// Ends the streams, and checks that they have lost nothing.
 async fn nothing_lost(lab: &Lab, streams: Streams) -> Result<()> {
-    let (loss, names) = streams.stop().await.with_context(|| lab.logs(20))?;
+    let StreamLoss { all: loss, names } = streams.stop().await.with_context(|| lab.logs(20))?;
     ensure!(loss.lost == 0, "{} of {} packets lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
     Ok(())
 }
@@ -50,7 +50,7 @@ async fn walk(options: LabOptions, steps: &[(Value, &[&str], u32)]) -> Result<()
     lab.reach_all().await?;
     for (backend, wanted, mtu) in steps {
         let kind = backend["Type"].as_str().unwrap_or_default();
-        let (_, (loss, names)) = change(&mut lab, &options.net_conf_with(backend), kind).await?;
+        let (_, StreamLoss { all: loss, names }) = change(&mut lab, &options.net_conf_with(backend), kind).await?;
         ensure!(loss.lost == 0, "{backend}: {} of {} lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
         for node in 0..lab.nodes.len() {
             let what = format!("{} to have only the devices {wanted:?}", lab.nodes[node].name());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use weft_lab::change::{Streams, vxlan};
+use weft_lab::change::{StreamLoss, Streams, vxlan};
 use weft_lab::node::Node;
 use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 
@@ -57,7 +57,7 @@ async fn walk(steps: &[(String, Followed<'_>)]) -> Result<()> {
             ensure!(problems.iter().all(|problem| !problem.contains("net-conf")), "{conf}: {problems:?}");
         }
         streams.answers(50).await?;
-        let (loss, names) = streams.stop().await.with_context(|| lab.logs(20))?;
+        let StreamLoss { all: loss, names } = streams.stop().await.with_context(|| lab.logs(20))?;
         ensure!(loss.lost == 0, "{conf}: {} of {} lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
         lab.reach_all().await?;
     }
@@ -138,7 +138,7 @@ fn ipv6_is_turned_on_and_off_by_a_restart_of_the_agents() {
             lab.store.set_net_conf(&conf).await?;
             has_problem(&lab, "restart the agent to apply the change of EnableIPv6").await?;
             streams.answers(30).await?;
-            let (loss, names) = streams.stop().await.with_context(|| lab.logs(20))?;
+            let StreamLoss { all: loss, names } = streams.stop().await.with_context(|| lab.logs(20))?;
             ensure!(loss.lost == 0, "{conf}: {} of {} lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
             let mut streams = Streams::start(&lab.nodes).await?;
             restart_all(&mut lab).await?;

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
-use weft::firewall::nft::batch::Batch;
+use weft::firewall::nft::batch::{Batch, InTable};
 use weft::firewall::nft::{self, table};
 use weft::instance::Instance;
 use weft_lab::store::Store;
@@ -174,7 +174,7 @@ fn changes_by_another_program_are_repaired_after_a_notification() {
         let good = inside("n1", || read_guard(&table));
         let (v4, v6) = (weft_subnet::cidr::Family::V4, weft_subnet::cidr::Family::V6);
         let (peer, stranger) = (["192.168.77.12".parse().unwrap()], ["fd77::200".parse().unwrap()]);
-        let (peers, chain) = ((&*table, "peers"), (&*table, "input"));
+        let [peers, chain] = ["peers", "input"].map(|name| InTable { table: &table, name });
         let damages: [(&str, &Damage<'_>); 4] = [
             ("a peer is removed", &|batch| batch.elements(v4, peers, &peer, false)),
             ("a stranger is added", &|batch| batch.elements(v6, peers, &stranger, true)),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_subnet::lease::{Age, Id};
 
-use super::{Beaten, Index, MOST_SHARERS, OWN};
+use super::{Beaten, Changed, Claimant, Index, MOST_SHARERS, OWN};
 use crate::link::{Foreign, Link};
 use crate::state::{Key, Mac, Name, Route, State, Value};
 
@@ -25,6 +25,14 @@ fn link(mtu: u32) -> Value {
     Value::link(Link { kind: Arc::new(Foreign), mtu, mac: None, up: true })
 }
 
+fn changed(key: Key, before: Value, after: Option<Value>) -> Changed {
+    Changed { key, before: Some(before), after }
+}
+
+fn claimant(text: &str, is_in_force: bool) -> Claimant {
+    Claimant { id: id(text), is_in_force }
+}
+
 #[test]
 fn the_newest_lease_wins_a_link_layer_entry_and_the_oldest_a_route() {
     let dev = name("flannel.1");
@@ -33,14 +41,14 @@ fn the_newest_lease_wins_a_link_layer_entry_and_the_oldest_a_route() {
     let via = |last: u8| Value::Route(Route::Unicast { via: [192, 168, 0, last].into(), dev, onlink: true });
     let mut index = Index::default();
     assert_eq!(index.set(&id("old"), &age(1), State::from([(fdb, to(1)), (subnet, via(1))])).len(), 2);
-    let changed = index.set(&id("new"), &age(2), State::from([(fdb, to(2)), (subnet, via(2))]));
-    assert_eq!(changed, [(fdb, Some(to(1)), Some(to(2)))]);
+    let changes = index.set(&id("new"), &age(2), State::from([(fdb, to(2)), (subnet, via(2))]));
+    assert_eq!(changes, [changed(fdb, to(1), Some(to(2)))]);
     assert_eq!((index.owner(&fdb), index.owner(&subnet)), (Some(&id("new")), Some(&id("old"))));
     assert_eq!(index.keys(&id("new")), [fdb, subnet]);
-    let changed = index.set(&id("old"), &age(1), State::new());
-    assert_eq!(changed, [(subnet, Some(via(1)), Some(via(2)))]);
-    let changed = index.set(&id("new"), &age(2), State::new());
-    assert_eq!(changed, [(fdb, Some(to(2)), None), (subnet, Some(via(2)), None)]);
+    let changes = index.set(&id("old"), &age(1), State::new());
+    assert_eq!(changes, [changed(subnet, via(1), Some(via(2)))]);
+    let changes = index.set(&id("new"), &age(2), State::new());
+    assert_eq!(changes, [changed(fdb, to(2), None), changed(subnet, via(2), None)]);
     assert_eq!((index.state(), index.keys(&id("new"))), (State::new(), vec![]));
 }
 
@@ -106,10 +114,10 @@ fn where_subnets_are_assigned_the_oldest_wins_the_link_layer_too() {
             assert_eq!(index.beaten_by((&fdb, &to(first)), &id("same"), &age(3)), None);
             let newcomer = index.beaten_by((&fdb, &to(9)), &id("third"), &age(3));
             assert_eq!(newcomer.is_some(), oldest_wins);
-            assert_eq!(index.first(&fdb, None), [(id(winner), true), (id(loser), false)]);
-            assert_eq!(index.first(&fdb, Some(&id(winner))), [(id(loser), true)]);
+            assert_eq!(index.first(&fdb, None), [claimant(winner, true), claimant(loser, false)]);
+            assert_eq!(index.first(&fdb, Some(&id(winner))), [claimant(loser, true)]);
             index.set(&id(winner), &age(0), State::new());
-            assert_eq!(index.first(&fdb, None), [(id(loser), true)]);
+            assert_eq!(index.first(&fdb, None), [claimant(loser, true)]);
         }
     }
 }
@@ -129,7 +137,10 @@ fn of_many_leases_with_one_entry_only_eight_count() {
         assert_eq!(index.beaten_by((&fdb, &to), &id, &age), crowd.then_some(Beaten::Crowd), "lease {number}");
     }
     assert_eq!(index.first(&fdb, None).len(), MOST_SHARERS);
-    assert_eq!(index.first(&fdb, Some(&lease(0).0)).last(), Some(&(lease(MOST_SHARERS).0, true)));
+    assert_eq!(
+        index.first(&fdb, Some(&lease(0).0)).last(),
+        Some(&Claimant { id: lease(MOST_SHARERS).0, is_in_force: true })
+    );
 }
 
 #[test]
@@ -137,8 +148,8 @@ fn our_own_device_wins_a_link() {
     let key = Key::Link(name("flannel.1"));
     let mut index = Index::default();
     index.set(&id("peer"), &age(0), State::from([(key, link(1400))]));
-    let changed = index.set(&id(OWN), &age(9), State::from([(key, link(1450))]));
-    assert_eq!(changed, [(key, Some(link(1400)), Some(link(1450)))]);
+    let changes = index.set(&id(OWN), &age(9), State::from([(key, link(1450))]));
+    assert_eq!(changes, [changed(key, link(1400), Some(link(1450)))]);
     assert_eq!(index.owner(&key).map(|id| &**id), Some(OWN));
     assert_eq!(index.set(&id("peer"), &age(0), State::new()), []);
 }

@@ -102,7 +102,11 @@ impl Batcher {
         for v6 in self.backend.families().iter().copied() {
             let device = self.devices[usize::from(v6)];
             let (net, metric) = (peer.subnet(v6)?, if v6 { 1024 } else { 0 });
-            let exit = if v6 { Exit::Gateway(peer.inner(v6), device, true) } else { Exit::Nexthop(id(peer)) };
+            let exit = if v6 {
+                Exit::Gateway { via: peer.inner(v6), index: device, onlink: true }
+            } else {
+                Exit::Nexthop(id(peer))
+            };
             encode::route(&mut self.writer, net, metric, exit, None);
             self.end();
             if !v6 {
@@ -140,7 +144,7 @@ impl Batcher {
                 encode::route(&mut self.writer, peer.subnet(false)?, 0, Exit::Nexthop(id(peer)), Some(PROTOCOL));
             }
             Table::Route6 => {
-                let exit = Exit::Gateway(peer.inner(true), device, true);
+                let exit = Exit::Gateway { via: peer.inner(true), index: device, onlink: true };
                 encode::route(&mut self.writer, peer.subnet(true)?, 1024, exit, Some(PROTOCOL));
             }
         }

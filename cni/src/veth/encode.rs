@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use ipnet::IpNet;
 use nix::libc;
 use weft_netlink::rt::{CREATE, CREATE_ANOTHER, PLAIN, REPLACE, RTNH_F_ONLINK, family, ifaddrmsg, ifinfomsg};
-use weft_netlink::rtnl::{self, Batch};
+use weft_netlink::rtnl::{self, Batch, LinkFlags};
 use weft_netlink::wire::Writer;
 
 use super::PROTOCOL;
@@ -18,7 +18,7 @@ const VETH_INFO_PEER: u16 = 1;
 /// Address generation of IPv6 (linux/if_link.h).
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 const ADDR_GEN_MODE_NONE: u8 = 1;
-const UP: (u32, u32) = (libc::IFF_UP as u32, libc::IFF_UP as u32);
+const UP: LinkFlags = LinkFlags { flags: libc::IFF_UP as u32, mask: libc::IFF_UP as u32 };
 
 /// Creates the pair. The pod's end is created in the pod's namespace under its final name. It must not be set up here:
 /// the kernel refuses that with ENOTCONN until the host's end exists.
@@ -63,7 +63,9 @@ pub fn host_up(batch: &mut Batch<'_>, plan: &Plan<'_>, ipv6: bool) {
 
 /// Sets the pod's end up.
 pub fn pod_up(batch: &mut Batch<'_>, index: u32) {
-    batch.push("set the pod's interface up", |w| w.begin(libc::RTM_NEWLINK, PLAIN, &ifinfomsg(index, UP.0, UP.1)));
+    batch.push("set the pod's interface up", |w| {
+        w.begin(libc::RTM_NEWLINK, PLAIN, &ifinfomsg(index, UP.flags, UP.mask))
+    });
 }
 
 /// Adds an address. Duplicate address detection is off for IPv6: no other host is on the link, and the address is
@@ -145,5 +147,5 @@ fn rtmsg(dst: IpAddr, len: u8, protocol: u8, scope: u8) -> [u8; 12] {
 /// Reads a link. The request also has an effect: the kernel turns on the carrier of the end that was set up first
 /// asynchronously, and packets are dropped until then. RTM_GETLINK waits for it (linkwatch_sync_dev, Linux 6.8).
 pub fn read(batch: &mut Batch<'_>, name: &str) {
-    batch.push("read the link", |w| rtnl::link_by_name(w, libc::RTM_GETLINK, PLAIN, name, (0, 0)));
+    batch.push("read the link", |w| rtnl::link_by_name(w, libc::RTM_GETLINK, PLAIN, name, LinkFlags::default()));
 }

@@ -48,7 +48,7 @@ impl Cluster {
     }
 
     /// Begins an attack on a machine.
-    pub(super) fn attack_event(&mut self, now: u64, (attack, victim, seconds): (Attack, usize, u64)) {
+    pub(super) fn attack_event(&mut self, now: u64, attack: Attack, victim: usize, seconds: u64) {
         let name = format!("evil{}", self.count);
         self.later(now + seconds, Recovery::Attack(name.clone()));
         self.writers.push(Writer { name, attack, victim, second: 0, keys: Vec::new() });

@@ -19,11 +19,19 @@ pub(super) struct HostLink {
     pub(super) carrier: bool,
 }
 
+/// An address of an interface that weft did not make.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HostAddr {
+    pub(super) dev: Name,
+    pub(super) net: IpNet,
+    pub(super) flags: u32,
+}
+
 /// What is on a machine besides weft's entries.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     pub(super) links: BTreeMap<Name, HostLink>,
-    pub(super) addrs: Vec<(Name, IpNet, u32)>,
+    pub(super) addrs: Vec<HostAddr>,
     pub(super) next_index: u32,
 }
 
@@ -51,7 +59,7 @@ impl SimKernel {
     pub fn delete_link(&self, link: Name) {
         let mut host = self.host.borrow_mut();
         host.links.remove(&link);
-        host.addrs.retain(|(dev, ..)| *dev != link);
+        host.addrs.retain(|addr| addr.dev != link);
         drop(host);
         self.remove_routes(|_, route, _| route.dev() == Some(link));
         let bound =
@@ -69,7 +77,7 @@ impl SimKernel {
         }
         if up {
             let addrs = self.host.borrow().addrs.clone();
-            addrs.into_iter().filter(|(dev, ..)| *dev == link).for_each(|(dev, net, _)| self.connect(dev, net));
+            addrs.into_iter().filter(|addr| addr.dev == link).for_each(|addr| self.connect(addr.dev, addr.net));
         } else {
             self.remove_routes(|_, route, _| route.dev() == Some(link));
         }
@@ -110,10 +118,10 @@ impl SimKernel {
     /// Adds an address.
     pub fn add_address(&self, dev: Name, net: IpNet, flags: u32) {
         let mut host = self.host.borrow_mut();
-        if host.addrs.iter().any(|(on, there, _)| (*on, *there) == (dev, net)) {
+        if host.addrs.iter().any(|addr| (addr.dev, addr.net) == (dev, net)) {
             return;
         }
-        host.addrs.push((dev, net, flags));
+        host.addrs.push(HostAddr { dev, net, flags });
         let is_up = host.links.get(&dev).is_some_and(|link| link.up);
         drop(host);
         if is_up {
@@ -126,8 +134,8 @@ impl SimKernel {
     /// Linux removes its plain routes.
     pub fn remove_address(&self, dev: Name, net: IpNet) {
         let mut host = self.host.borrow_mut();
-        host.addrs.retain(|(on, there, _)| (*on, *there) != (dev, net));
-        let of_dev: Vec<IpNet> = host.addrs.iter().filter(|(on, ..)| *on == dev).map(|(_, net, _)| *net).collect();
+        host.addrs.retain(|addr| (addr.dev, addr.net) != (dev, net));
+        let of_dev: Vec<IpNet> = host.addrs.iter().filter(|addr| addr.dev == dev).map(|addr| addr.net).collect();
         drop(host);
         let (is_last, is_needed) = (of_dev.is_empty(), of_dev.iter().any(|other| other.trunc() == net.trunc()));
         self.remove_routes(|to, route, seen| {
@@ -182,6 +190,6 @@ impl SimKernel {
             IpAddr::V4(ip) => Some(ip),
             IpAddr::V6(_) => None,
         };
-        host.addrs.iter().filter(|(dev, ..)| usable(dev)).filter_map(|(_, net, _)| v4(net)).collect()
+        host.addrs.iter().filter(|addr| usable(&addr.dev)).filter_map(|addr| v4(&addr.net)).collect()
     }
 }

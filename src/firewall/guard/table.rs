@@ -15,11 +15,11 @@ use weft_backends::state::{Guard, Key, ObservedValue, Value};
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::{Family, family};
 
-use crate::firewall::nft::batch::Batch;
+use crate::firewall::nft::batch::{Batch, InTable};
 use crate::firewall::nft::connection;
 use crate::firewall::nft::expr::{self, Expr};
 use crate::firewall::nft::notifications::{Notifications, is_about};
-use crate::firewall::nft::table::{self, Chain, INPUT, Set, Table};
+use crate::firewall::nft::table::{self, Chain, Head, INPUT, Set, Table};
 use crate::instance::Instance;
 
 const PEERS: &str = "peers";
@@ -60,7 +60,7 @@ impl GuardTable {
         let netlink = connection::open_once(&mut self.netlink)?;
         let mut found = Vec::new();
         for family in FAMILIES {
-            let Some((flags, _)) = table::head(netlink, family, &name)? else { continue };
+            let Some(Head { flags, .. }) = table::head(netlink, family, &name)? else { continue };
             match table::elements(netlink, family, &name, PEERS) {
                 Ok(peers) => found.extend(peers.into_iter().map(|ip| (Key::Peer(ip), Value::Peer.into()))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -108,7 +108,7 @@ impl GuardTable {
                     if adds {
                         batch.add(table, comment);
                     }
-                    batch.elements(table.family, (name, PEERS), &peers, wanted);
+                    batch.elements(table.family, InTable { table: name, name: PEERS }, &peers, wanted);
                 }
             }
         }
@@ -116,12 +116,12 @@ impl GuardTable {
             match *op {
                 Op::Ensure(Key::Guard(family), Value::Guard(guard)) => {
                     if present.contains(&family) {
-                        batch.delete_chain(family, (name, CHAIN));
+                        batch.delete_chain(family, InTable { table: name, name: CHAIN });
                     }
                     batch.add(&table_of(name, family, guard), comment);
                 }
                 Op::Remove(Key::Guard(family), _) if present.contains(&family) => {
-                    batch.delete_chain(family, (name, CHAIN));
+                    batch.delete_chain(family, InTable { table: name, name: CHAIN });
                 }
                 _ => {}
             }

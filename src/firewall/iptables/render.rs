@@ -92,12 +92,11 @@ fn change_of(saved: &Saved, hooked: &HookedChain, wanted: &[String]) -> Option<S
     let hook = table.get(hooked.hook).map(|chain| chain.rules.as_slice()).unwrap_or_default();
     // The jump was written before a rule that drops all remaining packets. When it is behind such a rule, a person put the rule
     // before it, and the jump stays where it is.
-    let is_right = |(chain, _, spec): &(&str, usize, &str)| {
-        *chain == hooked.hook && options(spec) == [format!("-j {}", hooked.chain)]
-    };
+    let is_right =
+        |jump: &Jump<'_>| jump.chain == hooked.hook && options(jump.rule) == [format!("-j {}", hooked.chain)];
     if jumps.len() != 1 || !jumps.iter().all(is_right) {
-        for (chain, _, spec) in &jumps {
-            text += &format!("-D {chain} {spec}\n");
+        for Jump { chain, rule } in &jumps {
+            text += &format!("-D {chain} {rule}\n");
         }
         // The rules of other programs come first, because network policies are among them. But no packet passes a rule that drops
         // all remaining packets, so the jump goes before it.
@@ -115,10 +114,10 @@ fn change_of(saved: &Saved, hooked: &HookedChain, wanted: &[String]) -> Option<S
 fn removal_of(saved: &Saved, hooked: &HookedChain) -> Option<String> {
     let table = saved.table(hooked.table)?;
     let mut text = String::new();
-    for (chain, _, spec) in jumps(table, &hooked.chain) {
+    for Jump { chain, rule } in jumps(table, &hooked.chain) {
         // Rules in our own chain are removed with the chain.
         if chain != hooked.chain {
-            text += &format!("-D {chain} {spec}\n");
+            text += &format!("-D {chain} {rule}\n");
         }
     }
     if table.contains_key(&hooked.chain) {
@@ -131,17 +130,17 @@ fn transaction(hooked: &HookedChain, text: &str) -> Option<String> {
     (!text.is_empty()).then(|| format!("*{}\n{text}COMMIT\n", hooked.table))
 }
 
-/// Returns every rule of the table that jumps to the chain: the chain that it is in, its index there, and its text.
-fn jumps<'a>(table: &'a Table, to: &str) -> Vec<(&'a str, usize, &'a str)> {
-    let mut jumps = Vec::new();
-    for (name, chain) in table {
-        for (at, spec) in chain.rules.iter().enumerate() {
-            if spec.contains(to) && target(&words(spec)).is_some_and(|(target, _)| target == to) {
-                jumps.push((name.as_str(), at, spec.as_str()));
-            }
-        }
-    }
-    jumps
+/// A rule that jumps to a chain, and the chain that it is in.
+struct Jump<'a> {
+    chain: &'a str,
+    rule: &'a str,
+}
+
+/// Returns every rule of the table that jumps to the chain.
+fn jumps<'a>(table: &'a Table, to: &str) -> Vec<Jump<'a>> {
+    let leads = |rule: &str| rule.contains(to) && target(&words(rule)).is_some_and(|(target, _)| target == to);
+    let all = table.iter().flat_map(|(chain, content)| content.rules.iter().map(move |rule| Jump { chain, rule }));
+    all.filter(|jump| leads(jump.rule)).collect()
 }
 
 /// Returns the forward rules as rules of a chain.

@@ -35,6 +35,15 @@ pub struct Batch<'a> {
     w: Writer,
 }
 
+/// A chain or a set.
+#[derive(Debug, Clone, Copy)]
+pub struct InTable<'a> {
+    /// The name of its table.
+    pub table: &'a str,
+    /// Its own name.
+    pub name: &'a str,
+}
+
 /// A rule for a chain of another program.
 #[derive(Debug, Clone, Copy)]
 pub struct NewRule<'a> {
@@ -112,29 +121,29 @@ impl<'a> Batch<'a> {
             }
         });
         let elements: Vec<IpAddr> = set.elements.iter().flatten().copied().collect();
-        self.elements(table.family, (&table.name, set.name), &elements, true);
+        self.elements(table.family, InTable { table: &table.name, name: set.name }, &elements, true);
     }
 
     /// Brings the sets of a table to what is wanted by adding and removing elements.
     pub fn change(&mut self, found: &Table, wanted: &Table) {
         let none = BTreeSet::new();
         for (before, after) in found.sets.iter().zip(&wanted.sets) {
-            let name = (&*wanted.name, after.name);
+            let set = InTable { table: &wanted.name, name: after.name };
             let (before, after) = (before.elements.as_ref().unwrap_or(&none), after.elements.as_ref().unwrap_or(&none));
             for (more, less, present) in [(after, before, true), (before, after, false)] {
                 let elements: Vec<IpAddr> = more.difference(less).copied().collect();
-                self.elements(wanted.family, name, &elements, present);
+                self.elements(wanted.family, set, &elements, present);
             }
         }
     }
 
     /// Adds elements to a set (`present` is true), or removes them. To add an element that is there already is no error.
-    pub fn elements(&mut self, family: Family, (table, set): (&str, &str), elements: &[IpAddr], present: bool) {
+    pub fn elements(&mut self, family: Family, set: InTable<'_>, elements: &[IpAddr], present: bool) {
         let (kind, flags) = if present { (NEWSETELEM, CREATE) } else { (DELSETELEM, 0) };
         for part in elements.chunks(ELEMENTS) {
             self.message(kind, flags, family, |w| {
-                w.attr_str(TABLE_NAME, table);
-                w.attr_str(ELEMENTS_SET, set);
+                w.attr_str(TABLE_NAME, set.table);
+                w.attr_str(ELEMENTS_SET, set.name);
                 w.nest(ELEMENTS_LIST, |w| {
                     for ip in part {
                         w.nest(ELEMENT, |w| w.nest(ELEMENT_KEY, |w| w.attr_ip(DATA_VALUE, *ip)));
@@ -145,11 +154,11 @@ impl<'a> Batch<'a> {
     }
 
     /// Inserts a rule into a chain of another program.
-    pub fn insert_rule(&mut self, family: Family, (table, chain): (&str, &str), rule: &NewRule<'_>) {
+    pub fn insert_rule(&mut self, family: Family, chain: InTable<'_>, rule: &NewRule<'_>) {
         let flags = if rule.before.is_some() { CREATE } else { CREATE | APPEND };
         self.message(NEWRULE, flags, family, |w| {
-            w.attr_str(TABLE_NAME, table);
-            w.attr_str(RULE_CHAIN, chain);
+            w.attr_str(TABLE_NAME, chain.table);
+            w.attr_str(RULE_CHAIN, chain.name);
             w.nest(RULE_EXPRESSIONS, |w| rule.exprs.iter().for_each(|expr| expr.encode(w)));
             if let Some(handle) = rule.before {
                 w.attr(RULE_POSITION, &handle.to_be_bytes());
@@ -159,19 +168,19 @@ impl<'a> Batch<'a> {
     }
 
     /// Removes the rule with this handle.
-    pub fn delete_rule(&mut self, family: Family, (table, chain): (&str, &str), handle: u64) {
+    pub fn delete_rule(&mut self, family: Family, chain: InTable<'_>, handle: u64) {
         self.message(DELRULE, 0, family, |w| {
-            w.attr_str(TABLE_NAME, table);
-            w.attr_str(RULE_CHAIN, chain);
+            w.attr_str(TABLE_NAME, chain.table);
+            w.attr_str(RULE_CHAIN, chain.name);
             w.attr(RULE_HANDLE, &handle.to_be_bytes());
         });
     }
 
     /// Removes a chain and its rules.
-    pub fn delete_chain(&mut self, family: Family, (table, chain): (&str, &str)) {
+    pub fn delete_chain(&mut self, family: Family, chain: InTable<'_>) {
         self.message(DELCHAIN, 0, family, |w| {
-            w.attr_str(TABLE_NAME, table);
-            w.attr_str(CHAIN_NAME, chain);
+            w.attr_str(TABLE_NAME, chain.table);
+            w.attr_str(CHAIN_NAME, chain.name);
         });
     }
 

@@ -107,7 +107,7 @@ pub fn read(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
 
 fn read_present(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table>> {
     let Table { family, name, chains, sets } = shape;
-    let Some((flags, objects)) = head(netlink, *family, name)? else { return Ok(None) };
+    let Some(Head { flags, objects }) = head(netlink, *family, name)? else { return Ok(None) };
     // A table with a flag is dormant: none of its rules is in force.
     if flags != 0 || objects != chains.len() + sets.len() {
         return Ok(None);
@@ -132,15 +132,23 @@ fn read_present(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table
     Ok(Some(found))
 }
 
-/// Returns the flags of a table, and the number of its chains and sets. Returns `None` if there is no such table.
+/// What the kernel says about a table without its content.
+pub struct Head {
+    /// Its flags.
+    pub flags: u32,
+    /// The number of its chains and sets.
+    pub objects: usize,
+}
+
+/// Reads the head of a table. Returns `None` if there is no such table.
 ///
 /// # Errors
 /// The kernel has no nftables, or did not answer.
-pub fn head(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Option<(u32, usize)>> {
+pub fn head(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<Option<Head>> {
     let Some(data) = get(netlink, GETTABLE, family, |w| w.attr_str(TABLE_NAME, name))? else { return Ok(None) };
     let Some(m) = messages(&data).find(|m| m.kind == NEWTABLE) else { return Ok(None) };
     let number = |kind: u16| attr_after(m.payload, NFGENMSG, kind).map_or(0, be32_of);
-    Ok(Some((number(TABLE_FLAGS), number(TABLE_USE) as usize)))
+    Ok(Some(Head { flags: number(TABLE_FLAGS), objects: number(TABLE_USE) as usize }))
 }
 
 /// Returns the rules of the first chain that `shape` names, or `None` if there is no such chain, or if it has another type, hook, priority or

@@ -61,7 +61,11 @@ fn nets() -> impl Strategy<Value = IpNet> {
 fn exits() -> impl Strategy<Value = Exit> {
     prop_oneof![
         any::<u32>().prop_map(Exit::Nexthop),
-        (any::<IpAddr>(), any::<u32>(), any::<bool>()).prop_map(|(via, index, on)| Exit::Gateway(via, index, on)),
+        (any::<IpAddr>(), any::<u32>(), any::<bool>()).prop_map(|(via, index, onlink)| Exit::Gateway {
+            via,
+            index,
+            onlink
+        }),
         any::<u32>().prop_map(Exit::Device),
         prop_oneof![Just(libc::RTN_BLACKHOLE), Just(libc::RTN_UNREACHABLE)].prop_map(Exit::Type),
         Just(Exit::Any),
@@ -74,7 +78,7 @@ fn route_message(net: IpNet, metric: u32, exit: Exit, add: bool, protocol: u8) -
         Exit::Type(libc::RTN_BLACKHOLE) => RouteType::BlackHole,
         Exit::Type(_) => RouteType::Unreachable,
         Exit::Any => RouteType::Unspec,
-        Exit::Nexthop(_) | Exit::Gateway(..) | Exit::Device(_) => RouteType::Unicast,
+        Exit::Nexthop(_) | Exit::Gateway { .. } | Exit::Device(_) => RouteType::Unicast,
     };
     let scope = match exit {
         _ if !add => RouteScope::NoWhere,
@@ -91,13 +95,17 @@ fn route_message(net: IpNet, metric: u32, exit: Exit, add: bool, protocol: u8) -
         protocol: RouteProtocol::from(protocol),
         scope,
         kind,
-        flags: if matches!(exit, Exit::Gateway(_, _, true)) { RouteFlags::Onlink } else { RouteFlags::empty() },
+        flags: if matches!(exit, Exit::Gateway { onlink: true, .. }) {
+            RouteFlags::Onlink
+        } else {
+            RouteFlags::empty()
+        },
     };
     message.attributes.push(RouteAttribute::Destination(RouteAddress::from(net.network())));
     message.attributes.extend((metric != 0).then_some(RouteAttribute::Priority(metric)));
     match exit {
         Exit::Nexthop(id) => message.attributes.push(RouteAttribute::NhId(id)),
-        Exit::Gateway(via, index, _) => {
+        Exit::Gateway { via, index, .. } => {
             message.attributes.extend([RouteAttribute::Gateway(via.into()), RouteAttribute::Oif(index)]);
         }
         Exit::Device(index) => message.attributes.push(RouteAttribute::Oif(index)),
@@ -108,7 +116,7 @@ fn route_message(net: IpNet, metric: u32, exit: Exit, add: bool, protocol: u8) -
 
 /// The crate reads a gateway in the family of the route, and the agent writes no other one.
 fn same_family(net: IpNet, exit: Exit) -> bool {
-    !matches!(exit, Exit::Gateway(via, ..) if via.is_ipv4() != net.addr().is_ipv4())
+    !matches!(exit, Exit::Gateway { via, .. } if via.is_ipv4() != net.addr().is_ipv4())
 }
 
 proptest! {

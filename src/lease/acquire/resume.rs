@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 
-use weft_backends::backend::{Backend, Skip};
+use weft_backends::backend::Skip;
 use weft_backends::host::Host;
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
@@ -17,15 +17,14 @@ use weft_subnet::saved_peers::{ClearText, Expiry, Head, Saved};
 use weft_subnet::source::Capabilities;
 
 use super::{
-    ConfError, Kept, Leased, ParsedConf, StartContext, Started, candidates, earlier_backends, host, identities, parse,
-    read_subnet_file, with_chosen,
+    Kept, Leased, StartContext, Started, candidates, earlier_backends, host, identities, read_subnet_file, with_chosen,
 };
 use crate::extension::FirstError;
 use crate::kernel::{Kernel, Machine, MachineError};
 use crate::log::chain;
 use crate::log::text::date;
 use crate::options::UplinkChoice;
-use crate::plan::ExtraBackend;
+use crate::plan::{ConfError, ExtraBackend, ParsedConf};
 use crate::saved::SavedFile;
 use crate::uplink::{self, EarlierUse, PickError, Picked, UsedUplink};
 
@@ -76,18 +75,18 @@ impl EarlierRun {
         }
     }
 
-    /// Returns the net-conf of our lease, and what it means, if the backend of this one does not understand our lease. Both must be of the
+    /// Returns the net-conf of our lease, if the backend of this one does not understand our lease. Both must be of the
     /// network in which our lease is. If the store had not accepted our lease with the backend that was in force, this is an
     /// earlier net-conf.
-    pub(super) fn other_backend(&mut self, net_conf: &NetConf, backend: &dyn Backend) -> Option<ParsedConf> {
+    pub(super) fn other_backend(&mut self, conf: &ParsedConf) -> Option<ParsedConf> {
         let head = self.head()?;
-        if backend.commands().is_some() || backend.understands(&head.own.attrs) {
+        if conf.backend.commands().is_some() || conf.backend.understands(&head.own.attrs) {
             return None;
         }
         let read = |text: &String| {
-            let (then, old) = parse(text).ok()?;
-            let is_ours = old.understands(&head.own.attrs) && old.commands().is_none();
-            (is_ours && are_of_one_network(&then, net_conf, &head.own.subnets)).then(|| (text.clone(), then, old))
+            let then = ParsedConf::parse(text).ok()?;
+            let is_ours = then.backend.understands(&head.own.attrs) && then.backend.commands().is_none();
+            (is_ours && are_of_one_network(&then.net_conf, &conf.net_conf, &head.own.subnets)).then_some(then)
         };
         std::iter::once(&head.config).chain(&head.earlier).find_map(read)
     }
@@ -98,23 +97,23 @@ impl EarlierRun {
         let Some(head) = self.head() else { return Vec::new() };
         let ways = lease.other_ways();
         let read = |text: &String| {
-            let (then, backend) = parse(text).ok()?;
-            let is_named = ways.iter().any(|way| backend.understands(way)) && backend.commands().is_none();
-            (is_named && are_of_one_network(&then, net_conf, &head.own.subnets)).then(|| (text.clone(), then, backend))
+            let then = ParsedConf::parse(text).ok()?;
+            let is_named = ways.iter().any(|way| then.backend.understands(way)) && then.backend.commands().is_none();
+            (is_named && are_of_one_network(&then.net_conf, net_conf, &head.own.subnets)).then_some(then)
         };
         preferred(head).into_iter().filter_map(read).collect()
     }
 
     /// Returns true if packets went by one of these earlier backends to peers that know it, and not by the backend of this net-conf, because peers
     /// had not had the time yet to learn that our lease names it. A restart gives them no time.
-    pub(super) fn sent_earlier(&mut self, (text, _, backend): &ParsedConf, earlier: &[ExtraBackend]) -> bool {
+    pub(super) fn sent_earlier(&mut self, conf: &ParsedConf, earlier: &[ExtraBackend]) -> bool {
         let Some(head) = self.head() else { return false };
         let order = preferred(head);
         let place = |text: &str| order.iter().position(|other| *other == text);
-        match place(text) {
+        match place(&conf.text) {
             Some(at) => earlier.iter().any(|extra| place(extra.text()).is_some_and(|other| other < at)),
             // The file is older than our lease, if its lease is of another backend.
-            None => !backend.understands(&head.own.attrs),
+            None => !conf.backend.understands(&head.own.attrs),
         }
     }
 
@@ -186,8 +185,8 @@ pub(super) async fn run_first_command<K: Kernel>(
     config: Option<&str>,
 ) -> Result<(), FirstError> {
     let Some(saved) = context.memory.read_saved() else { return Ok(()) };
-    let Ok((_, backend)) = parse(config.unwrap_or(&saved.head.config)) else { return Ok(()) };
-    context.first_command.run(&*backend).await
+    let Ok(conf) = ParsedConf::parse(config.unwrap_or(&saved.head.config)) else { return Ok(()) };
+    context.first_command.run(&*conf.backend).await
 }
 
 /// Returns what to continue from with the saved lease and peers. `config` is net-conf, if it could be read.
@@ -215,8 +214,8 @@ enum Unusable {
     NoEnd(Subnets),
     #[error(transparent)]
     NetConf(#[from] ConfError),
-    #[error("they are of {} with {}, net-conf says {} with {}", then.0, then.1, now.0, now.1)]
-    AnotherNetwork { then: (Subnets, String), now: (Subnets, String) },
+    #[error("they are of {} with {}, net-conf says {} with {}", then.networks, then.backend_type, now.networks, now.backend_type)]
+    AnotherNetwork { then: Box<NetConf>, now: Box<NetConf> },
     #[error(transparent)]
     Machine(#[from] MachineError),
     #[error("{}", chain(.0))]
@@ -248,56 +247,59 @@ fn fresh(head: &Head, expires: bool, now: u64) -> Result<(), Unusable> {
 fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head: Head) -> Result<Started, Unusable> {
     let now = wall_clock().as_secs();
     fresh(&head, context.store.capabilities().expires, now)?;
-    let config = config.unwrap_or(&head.config).to_owned();
-    let (net_conf, backend) = parse(&config)?;
-    let then = NetConf::parse(&head.config).map_err(ConfError::from)?;
-    if (then.networks, &then.backend_type) != (net_conf.networks, &net_conf.backend_type) {
-        let (then, now) = ((then.networks, then.backend_type), (net_conf.networks, net_conf.backend_type));
-        return Err(Unusable::AnotherNetwork { then, now });
+    let conf = ParsedConf::parse(config.unwrap_or(&head.config))?;
+    let (then, now) = (NetConf::parse(&head.config).map_err(ConfError::from)?, &conf.net_conf);
+    if (then.networks, &then.backend_type) != (now.networks, &now.backend_type) {
+        return Err(Unusable::AnotherNetwork { then: Box::new(then), now: Box::new(now.clone()) });
     }
     let choice = with_chosen(context.choice, head.chosen);
     let machine = context.kernel.machine_towards(choice.can_reach).map_err(MachineError)?;
-    let candidates = candidates(&machine, &net_conf, head.own.subnets).after(before(&head, &choice));
+    let candidates = candidates(&machine, &conf.net_conf, head.own.subnets).after(before(&head, &choice));
     let picked = uplink::pick(&choice, &candidates)?;
     if (picked.public_v4, picked.public_v6) != head.public {
         return Err(Unusable::OtherAddresses(picked.uplink.name));
     }
-    let (author, _) = read_subnet_file(context.subnet_file, &net_conf);
+    let (author, _) = read_subnet_file(context.subnet_file, &conf.net_conf);
     let own = head.own;
-    let of_lease = context.memory.other_backend(&net_conf, &*backend);
-    let confs = ((config, net_conf, backend), of_lease);
-    let (conf, host, mut earlier) = beside_that_of_lease(context, (&picked, &machine), confs, &own.attrs)?;
-    earlier.extend(earlier_backends::<K, Unusable>(context, (&conf.1, &*conf.2), &host, &own.attrs)?);
+    let of_lease = context.memory.other_backend(&conf);
+    let host_of = |conf: &ParsedConf| host_of(context, &picked, &machine, conf, &own.attrs);
+    let Beside { conf, host, mut earlier } = beside_that_of_lease(conf, of_lease, host_of)?;
+    earlier.extend(earlier_backends::<K, Unusable>(context, &conf, &host, &own.attrs)?);
     let leased = Leased { host, own, was: None, uplink: choice, chosen: head.chosen };
     let sends_earlier = context.memory.sent_earlier(&conf, &earlier);
     Ok(Started { earlier, sends_earlier, clear_text: head.clear_text, ..Started::new(conf, author, leased) })
 }
 
-/// Returns the net-conf with which the node goes on, the facts of the host for its backend, and the backend of the saved `lease` if that is
-/// another one (`of_lease`).
+/// The net-conf with which the node goes on.
+struct Beside {
+    conf: ParsedConf,
+    /// The facts of the host for its backend.
+    host: Host,
+    /// The backend of the saved lease, if that is another one.
+    earlier: Vec<ExtraBackend>,
+}
+
+/// Returns the net-conf with which the node goes on: this one, beside that of the saved lease if it has another backend (`of_lease`), or that of
+/// the lease alone. `host_of` returns the facts of the host for a net-conf.
 ///
 /// The earlier run may have ended before the store had accepted our lease with the backend of net-conf, or before the answer arrived. So peers
 /// may send by either backend, and both must stand. Packets go the way of the saved lease until the store answers.
-fn beside_that_of_lease<K: Kernel>(
-    context: &StartContext<'_, K>,
-    found: (&Picked, &Machine),
-    (conf, of_lease): (ParsedConf, Option<ParsedConf>),
-    lease: &Attrs,
-) -> Result<(ParsedConf, Host, Vec<ExtraBackend>), Skip> {
-    let host = host_of(context, found, &conf, lease);
-    let Some(before) = of_lease else { return Ok((conf, host?, Vec::new())) };
-    let host_before = host_of(context, found, &before, lease)?;
-    match host.and_then(|host| conf.2.advertise(&host).map(|_| host)) {
-        Ok(host) => {
-            let (text, net_conf, backend) = before;
-            Ok((conf, host, vec![ExtraBackend::new((text, net_conf), backend, host_before)]))
-        }
+fn beside_that_of_lease(
+    conf: ParsedConf,
+    of_lease: Option<ParsedConf>,
+    host_of: impl Fn(&ParsedConf) -> Result<Host, Skip>,
+) -> Result<Beside, Skip> {
+    let host = host_of(&conf);
+    let Some(before) = of_lease else { return Ok(Beside { conf, host: host?, earlier: Vec::new() }) };
+    let host_before = host_of(&before)?;
+    match host.and_then(|host| conf.backend.advertise(&host).map(|_| host)) {
+        Ok(host) => Ok(Beside { conf, host, earlier: vec![ExtraBackend::new(before, host_before)] }),
         Err(reason) => {
-            let (next, old) = (conf.2.kind(), before.2.kind());
+            let (next, old) = (conf.backend.kind(), before.backend.kind());
             tracing::warn!(
                 "net-conf: the backend {next} cannot work on this node: {reason}. The node stays on {old}, and tries again"
             );
-            Ok((before, host_before, Vec::new()))
+            Ok(Beside { conf: before, host: host_before, earlier: Vec::new() })
         }
     }
 }
@@ -305,14 +307,15 @@ fn beside_that_of_lease<K: Kernel>(
 /// Returns the facts of the host with the identities of the backend of this net-conf. `lease` is what our saved lease says.
 fn host_of<K: Kernel>(
     context: &StartContext<'_, K>,
-    (picked, machine): (&Picked, &Machine),
-    (_, net_conf, backend): &ParsedConf,
+    picked: &Picked,
+    machine: &Machine,
+    conf: &ParsedConf,
     lease: &Attrs,
 ) -> Result<Host, Skip> {
     let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
-    let way = lease.other_ways().into_iter().find(|way| backend.understands(way));
-    let identities = identities::chosen(&**backend, machine, kept, Some(way.as_ref().unwrap_or(lease)))?;
-    Ok(host(picked, machine, net_conf, identities))
+    let way = lease.other_ways().into_iter().find(|way| conf.backend.understands(way));
+    let identities = identities::chosen(&*conf.backend, machine, kept, Some(way.as_ref().unwrap_or(lease)))?;
+    Ok(host(picked, machine, &conf.net_conf, identities))
 }
 
 #[cfg(test)]

@@ -114,9 +114,8 @@ fn lease(subnets: Subnets, public: &str) -> Lease {
 
 /// Returns a start with this net-conf, on this host and with this lease. The uplink is chosen without flags.
 pub(crate) fn start_with(config: &str, host: Host, own: Lease) -> Started {
-    let (net_conf, backend) = parse(config).unwrap();
     let leased = Leased { host, own, was: None, uplink: UplinkChoice::default(), chosen: [None, None] };
-    Started::new((config.to_owned(), net_conf, backend), Author::Weft, leased)
+    Started::new(ParsedConf::parse(config).unwrap(), Author::Weft, leased)
 }
 
 fn own() -> Subnets {

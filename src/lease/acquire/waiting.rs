@@ -8,7 +8,6 @@ use weft_backends::backend::Skip;
 use weft_subnet::retry::Backoff;
 use weft_subnet::source::Error;
 
-use super::ConfError;
 use crate::extension::FirstError;
 use crate::kernel::MachineError;
 use crate::log::{Reminder, chain};
@@ -17,6 +16,7 @@ use crate::observe::fault_events::EventReporter;
 use crate::observe::health::Readiness;
 use crate::observe::node_condition::{ConditionReporter, Health};
 use crate::observe::systemd::Notify;
+use crate::plan::ConfError;
 use crate::uplink::PickError;
 
 const LOOK_AGAIN: Duration = Duration::from_secs(1);

@@ -12,10 +12,10 @@ use weft_subnet::saved_peers::{Head, Saved};
 use weft_subnet::source::{Event, LeaseRequest, RecordChange};
 
 use super::wireguard::head;
-use super::{CONFIG, Cause, TestNode, VXLAN, acquire, lease, local, machine, vxlan_lease};
+use super::{CONFIG, Cause, TestNode, VXLAN, lease, local, machine, vxlan_lease};
 use crate::kernel::{Notice, Outcome, RouteInfo};
 use crate::options::{OnLostLease, RuleOptions};
-use crate::plan::ExtraBackend;
+use crate::plan::{ExtraBackend, ParsedConf};
 
 const VNI_7: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":7}}"#;
 const PEER: &str = "10.5.2.0-24";
@@ -218,8 +218,7 @@ async fn without_the_store_both_backends_stand_and_packets_go_the_way_of_the_sav
     local(async {
         let own = lease("10.5.1.0-24", "192.168.0.1");
         let mut test = TestNode::altered((VXLAN, own), OnLostLease::Hold, RuleOptions::default(), |started| {
-            let (net_conf, backend) = acquire::parse(CONFIG).unwrap();
-            started.earlier = vec![ExtraBackend::new((CONFIG.to_owned(), net_conf), backend, started.host.clone())];
+            started.earlier = vec![ExtraBackend::new(ParsedConf::parse(CONFIG).unwrap(), started.host.clone())];
             let peer = Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") };
             started.saved = Some(Saved { head: head(&started.own), peers: vec![peer] });
         });
@@ -512,8 +511,7 @@ async fn a_restart_within_seconds_of_a_change_leaves_packets_where_they_were() {
         let records =
             [own.clone(), Lease { attrs: vxlan(1).with_other_ways(&[host_gw()]), ..lease(PEER, "192.168.0.2") }];
         let mut test = TestNode::altered((VXLAN, own), OnLostLease::Hold, RuleOptions::default(), |started| {
-            let (net_conf, backend) = acquire::parse(CONFIG).unwrap();
-            started.earlier = vec![ExtraBackend::new((CONFIG.to_owned(), net_conf), backend, started.host.clone())];
+            started.earlier = vec![ExtraBackend::new(ParsedConf::parse(CONFIG).unwrap(), started.host.clone())];
             started.sends_earlier = true;
         });
         test.node.context.options.change_grace = Duration::from_secs(60);

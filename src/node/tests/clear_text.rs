@@ -17,7 +17,7 @@ use crate::node::change::Change;
 use crate::node::clear_text::ClearTextTime;
 use crate::observe::status::PeerState;
 use crate::options::{OnLostLease, RuleOptions};
-use crate::plan::ExtraBackend;
+use crate::plan::{ExtraBackend, ParsedConf};
 
 const WIREGUARD: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#;
 const ALLOWED: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard","AllowPlaintext":true}}"#;
@@ -235,11 +235,10 @@ impl TestNode {
     /// Does the same with another lease of ours.
     fn restarted_as(own: Lease, saved: &ClearText, grace: Duration, peers: Option<Vec<Lease>>) -> TestNode {
         let mut test = TestNode::altered((WIREGUARD, own), OnLostLease::Hold, RuleOptions::default(), |started| {
-            let (net_conf, backend) = acquire::parse(VXLAN).unwrap();
             let mac = weft_backends::state::Mac([2, 0, 0, 0, 0, 1]);
             let identities = weft_backends::vxlan::VtepMac::both(mac, mac);
             let host = weft_backends::host::Host { identities, ..started.host.clone() };
-            started.earlier = vec![ExtraBackend::new((VXLAN.to_owned(), net_conf), backend, host)];
+            started.earlier = vec![ExtraBackend::new(ParsedConf::parse(VXLAN).unwrap(), host)];
             started.clear_text = Some(saved.clone());
             started.saved = peers.map(|peers| Saved { head: head(&started.own), peers });
         });

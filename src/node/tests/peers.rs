@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_backends::index::Changed;
 use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Name, Value};
 use weft_subnet::hold::Hold;
@@ -80,7 +81,8 @@ async fn held_peers_are_removed_when_the_grace_time_is_over() {
 /// Charges a lease so much that its next record waits.
 fn use_up_allowance(test: &mut TestNode, third: usize) {
     let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
-    let change = (Key::Link(Name::new("flannel.9").unwrap()), None, Some(Value::link(link)));
+    let key_of_link = Key::Link(Name::new("flannel.9").unwrap());
+    let change = Changed { key: key_of_link, before: None, after: Some(Value::link(link)) };
     for _ in 0..12 {
         test.node.peers.rate_limit.charge(&key(third).as_str().into(), std::slice::from_ref(&change), Instant::now());
     }

@@ -26,17 +26,28 @@ const LEGEND: usize = 56;
 /// Width of a character of a label in pixels.
 const CHARACTER: usize = 7;
 
-/// The classes of cells: name of the CSS class, colour on white, colour on black, and meaning.
-const CLASSES: [(&str, &str, &str, &str); 9] = [
-    ("a", "#c6e7d8", "#1d4a3a", "below 0.5 ms"),
-    ("b", "#8fd0b5", "#256b51", "below 2 ms"),
-    ("c", "#4faf8c", "#339170", "below 10 ms"),
-    ("d", "#247a5c", "#5fc39d", "10 ms and more"),
-    ("l", "#f2b134", "#d99a1c", "loses packets"),
-    ("x", "#d1313d", "#f0525e", "broken"),
-    ("w", "#8a63c9", "#a685dd", "not in the kernel"),
-    ("n", "#e3e6ea", "#30353c", "not asked yet"),
-    ("u", "#b4bac2", "#555c66", "unknown"),
+/// A class of cells.
+#[derive(Clone, Copy)]
+struct Class {
+    /// Name of the CSS class.
+    name: &'static str,
+    /// Colour on white.
+    light: &'static str,
+    /// Colour on black.
+    dark: &'static str,
+    meaning: &'static str,
+}
+
+const CLASSES: [Class; 9] = [
+    Class { name: "a", light: "#c6e7d8", dark: "#1d4a3a", meaning: "below 0.5 ms" },
+    Class { name: "b", light: "#8fd0b5", dark: "#256b51", meaning: "below 2 ms" },
+    Class { name: "c", light: "#4faf8c", dark: "#339170", meaning: "below 10 ms" },
+    Class { name: "d", light: "#247a5c", dark: "#5fc39d", meaning: "10 ms and more" },
+    Class { name: "l", light: "#f2b134", dark: "#d99a1c", meaning: "loses packets" },
+    Class { name: "x", light: "#d1313d", dark: "#f0525e", meaning: "broken" },
+    Class { name: "w", light: "#8a63c9", dark: "#a685dd", meaning: "not in the kernel" },
+    Class { name: "n", light: "#e3e6ea", dark: "#30353c", meaning: "not asked yet" },
+    Class { name: "u", light: "#b4bac2", dark: "#555c66", meaning: "unknown" },
 ];
 
 /// Returns the number of the class of a way in [`CLASSES`], or `None` if nothing is known.
@@ -56,7 +67,7 @@ pub fn class(way: Option<&Quality>) -> usize {
 
 /// Returns the meanings of the classes, by their number.
 pub fn meanings() -> [&'static str; CLASSES.len()] {
-    CLASSES.map(|(_, _, _, meaning)| meaning)
+    CLASSES.map(|class| class.meaning)
 }
 
 /// Returns the picture.
@@ -98,9 +109,9 @@ fn head(cluster: &Cluster, width: usize, height: usize) -> String {
         "<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}' role='img'>\n"
     );
     out.push_str("<style>\ntext{font:12px ui-monospace,monospace;fill:#222}.h{font-size:16px}.bg{fill:#fff}\n");
-    out.extend(CLASSES.iter().map(|(class, light, _, _)| format!(".{class}{{fill:{light}}}")));
+    out.extend(CLASSES.iter().map(|Class { name, light, .. }| format!(".{name}{{fill:{light}}}")));
     out.push_str("\n@media(prefers-color-scheme:dark){text{fill:#ddd}.bg{fill:#14171a}");
-    out.extend(CLASSES.iter().map(|(class, _, dark, _)| format!(".{class}{{fill:{dark}}}")));
+    out.extend(CLASSES.iter().map(|Class { name, dark, .. }| format!(".{name}{{fill:{dark}}}")));
     out.push_str("}\n</style>\n<rect class='bg' width='100%' height='100%'/>\n");
     let answered = cluster.nodes.iter().filter(|node| node.error.is_none()).count();
     let ways =
@@ -124,7 +135,7 @@ fn row(out: &mut String, (from, node): (u32, &ClusterNode), count: usize) {
             let _ = writeln!(
                 out,
                 "<rect class='{}' x='{begin}' y='{from}' width='{}' height='1'/>",
-                CLASSES[*class].0,
+                CLASSES[*class].name,
                 same.len()
             );
         }
@@ -136,7 +147,7 @@ fn row(out: &mut String, (from, node): (u32, &ClusterNode), count: usize) {
 fn titled_row(out: &mut String, cluster: &Cluster, (from, node): (u32, &ClusterNode), labels: &[String]) {
     for (to, label) in (0_u32..).zip(labels).filter(|(to, _)| *to != from) {
         let way = node.ways.get(&to);
-        let (name, _, _, meaning) = CLASSES[class(way)];
+        let Class { name, meaning, .. } = CLASSES[class(way)];
         let mut title = format!("{} to {label}: {meaning}", cluster.label(from));
         if let Some(way) = way {
             let _ = write!(title, "; {}", way.describe());
@@ -153,8 +164,8 @@ fn titled_row(out: &mut String, cluster: &Cluster, (from, node): (u32, &ClusterN
 
 fn legend(out: &mut String, y: usize) {
     let mut x = MARGIN;
-    for (class, _, _, meaning) in CLASSES {
-        let _ = writeln!(out, "<rect class='{class}' x='{x}' y='{}' width='10' height='10'/>", y - 9);
+    for Class { name, meaning, .. } in CLASSES {
+        let _ = writeln!(out, "<rect class='{name}' x='{x}' y='{}' width='10' height='10'/>", y - 9);
         let _ = writeln!(out, "<text x='{}' y='{y}' style='font-size:10px'>{meaning}</text>", x + 13);
         x += 20 + meaning.len() * 6;
     }

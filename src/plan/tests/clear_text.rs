@@ -18,11 +18,9 @@ fn change_to_wireguard(plan: &mut Plan, options: &str) {
 /// Makes wireguard with these options the next backend.
 pub(super) fn prepare_wireguard(plan: &mut Plan, options: &str) {
     let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"wireguard"{options}}}}}"#);
-    let net_conf = NetConf::parse(&text).unwrap();
-    let backend = make(&net_conf).unwrap();
     let identities = KeyPair::of(Secret::new([1; 32])).both();
     let host = Host { identities, ..plan.host().clone() };
-    plan.prepare(ExtraBackend::new((text, net_conf), backend, host));
+    plan.prepare(ExtraBackend::new(ParsedConf::parse(&text).unwrap(), host));
 }
 
 /// The numbers of the subnets that have a route over flannel.1, which is longer than that of the WireGuard device.
@@ -100,16 +98,16 @@ fn the_end_of_clear_text_removes_the_earlier_device_and_sets_its_peers_aside() {
     plan.send_current();
     plan.put(with_key(3, 3, 3));
     assert!(plan.has_clear_text() && plan.is_in_clear_text(&id(2)) && !plan.is_in_clear_text(&id(3)));
-    assert_eq!((plan.users(1, 5).1, plan.waiting_in_clear_text().count()), (1, 1));
+    assert_eq!((plan.users(1, 5).count, plan.waiting_in_clear_text().count()), (1, 1));
     plan.end_clear_text();
     assert_eq!((plan.has_clear_text(), plan.is_changing(), plan.clear_text_count()), (false, false, 0));
     assert_eq!(plan.waiting_in_clear_text().count(), 0, "no lease may be reached in clear text any more");
     assert!(refused(&plan, 2) && plan.skipped(&id(3)).is_none());
-    let (count, first) = plan.refused_clear_text(5);
+    let FirstLeases { count, first } = plan.refused_clear_text(5);
     assert_eq!((count, first[0].id.clone()), (1, id(2)));
     assert_eq!(plan.devices().map(|name| name.to_string()).collect::<Vec<_>>(), ["flannel-wg"]);
     plan.put(with_key(2, 2, 2));
-    assert_eq!(plan.refused_clear_text(5).0, 0, "it has followed");
+    assert_eq!(plan.refused_clear_text(5).count, 0, "it has followed");
 }
 
 #[test]
@@ -124,7 +122,7 @@ fn net_conf_may_allow_clear_text_and_forbid_it_again() {
     let (backend, host, own) = (make(&net_conf).unwrap(), plan.host().clone(), plan.own().clone());
     plan.rebase(net_conf, backend, host, own);
     assert_eq!((in_clear_text(&plan), plan.has_clear_text(), plan.clear_text_count()), (vec![], true, 0));
-    assert_eq!(plan.refused_clear_text(1).0, 2);
+    assert_eq!(plan.refused_clear_text(1).count, 2);
 }
 
 #[test]
@@ -144,9 +142,7 @@ fn other_options_of_the_backend_that_encrypts_allow_nothing_anew() {
 
 #[test]
 fn after_a_restart_only_the_saved_leases_are_reached_in_clear_text() {
-    let net_conf = NetConf::parse(VXLAN).unwrap();
-    let Plan { host, .. } = plan();
-    let earlier = ExtraBackend::new((VXLAN.to_owned(), net_conf.clone()), make(&net_conf).unwrap(), host);
+    let earlier = ExtraBackend::new(ParsedConf::parse(VXLAN).unwrap(), plan().host);
     let mut plan = super::wireguard::wireguard("")
         .with_earlier(vec![earlier], false)
         .with_clear_text([id(2), id(3)].into_iter(), [].into_iter());

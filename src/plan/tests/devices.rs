@@ -10,8 +10,7 @@ use super::*;
 fn of_two_earlier_backends_with_one_device_the_later_one_decides_how_it_is_made() {
     let earlier = |mtu: u32| {
         let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"vxlan","MTU":{mtu}}}}}"#);
-        let net_conf = NetConf::parse(&text).unwrap();
-        ExtraBackend::new((text, net_conf.clone()), make(&net_conf).unwrap(), plan().host)
+        ExtraBackend::new(ParsedConf::parse(&text).unwrap(), plan().host)
     };
     // The latest comes first.
     let plan = plan_of("host-gw").with_earlier(vec![earlier(1400), earlier(1300)], false);

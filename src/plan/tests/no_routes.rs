@@ -66,7 +66,8 @@ fn fail_closed_is_left_out_with_its_reason_and_the_blackhole_is_not() {
 #[test]
 fn fail_closed_is_left_out_at_a_start_during_a_change_from_such_a_backend() {
     let Plan { net_conf, host, .. } = plan();
-    let earlier = ExtraBackend::new((String::new(), net_conf), Box::new(NoRoutes("none")), host);
+    let earlier =
+        ExtraBackend::new(ParsedConf { text: String::new(), net_conf, backend: Box::new(NoRoutes("none")) }, host);
     let fences = Fences { fail_closed: true, blackhole: false };
     let mut plan = plan().with_earlier(vec![earlier], false).with_fences(fences);
     assert_eq!(plan.fence_keys(), []);

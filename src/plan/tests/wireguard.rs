@@ -117,8 +117,7 @@ fn a_new_key_of_a_node_takes_its_prefix_along_and_removes_the_old_peer() {
     let mut plan = wireguard("");
     plan.put(with_key(2, 2, 2));
     let changed = plan.put(with_key(2, 2, 3));
-    let shown: Vec<(bool, bool)> =
-        changed.iter().map(|(_, before, after)| (before.is_some(), after.is_some())).collect();
+    let shown: Vec<(bool, bool)> = changed.iter().map(|one| (one.before.is_some(), one.after.is_some())).collect();
     assert_eq!(shown.len(), 3);
     assert_eq!(
         shown.iter().filter(|all| **all == (true, true)).count(),

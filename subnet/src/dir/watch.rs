@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
@@ -84,8 +84,8 @@ fn is_exhausted(errno: Errno) -> bool {
 
 /// The state of polling without inotify.
 struct Poll {
-    /// The modification time of `subnets/` at the last check, in seconds and nanoseconds.
-    modified: (i64, i64),
+    /// The modification time of `subnets/` at the last check.
+    modified: SystemTime,
     /// True if it had changed at the last check. Then all files are read once more, because a later change within the same tick of the
     /// file system's clock leaves the modification time as it is.
     once_more: bool,
@@ -94,12 +94,12 @@ struct Poll {
 
 impl Poll {
     /// Begins to poll. All files are about to be read.
-    fn new(modified: (i64, i64)) -> Poll {
+    fn new(modified: SystemTime) -> Poll {
         Poll { modified, once_more: true, next: Instant::now() + POLL_EVERY }
     }
 
     /// Takes the present modification time. Returns whether all files must be read.
-    fn must_read(&mut self, modified: (i64, i64)) -> bool {
+    fn must_read(&mut self, modified: SystemTime) -> bool {
         let has_changed = std::mem::replace(&mut self.modified, modified) != modified;
         std::mem::replace(&mut self.once_more, has_changed) || has_changed
     }
@@ -111,9 +111,8 @@ impl Poll {
 }
 
 /// Returns the modification time of `subnets/`, which changes when files are created, deleted or replaced.
-fn modified(files: &Files) -> Result<(i64, i64), Error> {
-    let meta = fs::metadata(files.subnets()).map_err(unavailable(files))?;
-    Ok((meta.mtime(), meta.mtime_nsec()))
+fn modified(files: &Files) -> Result<SystemTime, Error> {
+    fs::metadata(files.subnets()).and_then(|meta| meta.modified()).map_err(unavailable(files))
 }
 
 /// Watches both directories, or begins to poll if that is not possible.
@@ -271,7 +270,7 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
         let to_read = wait(store, &mut noticed, read_all_at).await?;
         let (all, names) = (to_read.all, to_read.touched.keys().cloned().collect());
         let began = Instant::now();
-        let (found, text, now) = files.work(move |files| read(files, all, names)).await?;
+        let Reading { found, net_conf, inodes: now } = files.work(move |files| read(files, all, names)).await?;
         if let Changes::Polling(poll) = &mut noticed {
             poll.pause(began.elapsed());
         }
@@ -291,7 +290,7 @@ async fn session(store: &DirStore, out: &mpsc::Sender<Event>, reported: &mut Rep
         if !changes.is_empty() && out.send(Event::Changes(changes)).await.is_err() {
             return Ok(());
         }
-        if !report_config(store, out, text).await || out.send(Event::Answered).await.is_err() {
+        if !report_config(store, out, net_conf).await || out.send(Event::Answered).await.is_err() {
             return Ok(());
         }
     }
@@ -316,14 +315,21 @@ enum Found {
     Some(Vec<(Id, Option<Look>)>),
 }
 
-/// Reads leases, net-conf, and the inodes of the directories.
-fn read(files: &Files, all: bool, names: Vec<Id>) -> Result<(Found, Option<String>, Inodes), Error> {
+/// What was read of the directory.
+struct Reading {
+    found: Found,
+    net_conf: Option<String>,
+    inodes: Inodes,
+}
+
+/// Reads all leases or those with these ids, net-conf, and the inodes of the directories.
+fn read(files: &Files, all: bool, names: Vec<Id>) -> Result<Reading, Error> {
     let found = if all {
         Found::All(files.look_at_all()?)
     } else {
         Found::Some(names.into_iter().map(|id| (id.clone(), files.look(&id))).collect())
     };
-    Ok((found, files.config()?, inodes(files)?))
+    Ok(Reading { found, net_conf: files.config()?, inodes: inodes(files)? })
 }
 
 /// Updates `reported` with what was found, and returns the changes: first the records that were deleted, then those that were written.
@@ -386,8 +392,9 @@ mod tests {
 
     #[tokio::test]
     async fn all_files_are_read_after_a_change_and_once_more() {
-        let mut poll = Poll::new((1, 0));
-        let times = [(1, 0), (1, 0), (2, 0), (2, 0), (2, 0), (2, 1), (1, 0), (1, 0), (1, 0)];
+        let at = |(seconds, nanoseconds)| SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds);
+        let mut poll = Poll::new(at((1, 0)));
+        let times = [(1, 0), (1, 0), (2, 0), (2, 0), (2, 0), (2, 1), (1, 0), (1, 0), (1, 0)].map(at);
         let wanted = [true, false, true, true, false, true, true, true, false];
         assert_eq!(times.map(|modified| poll.must_read(modified)), wanted);
     }
@@ -422,7 +429,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_pause_is_ten_times_as_long_as_the_reading_took() {
-        let mut poll = Poll::new((1, 0));
+        let mut poll = Poll::new(SystemTime::UNIX_EPOCH);
         for (reading, pause) in [(0, 1_000), (99, 1_000), (700, 7_000)] {
             poll.pause(Duration::from_millis(reading));
             assert_eq!(poll.next - Instant::now(), Duration::from_millis(pause), "after {reading} ms");

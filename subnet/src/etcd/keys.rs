@@ -125,6 +125,15 @@ impl Stored {
     }
 }
 
+/// How a list was read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ListRead {
+    /// When it was read.
+    pub(super) at: Instant,
+    /// The number of the endpoint that answered.
+    pub(super) endpoint: usize,
+}
+
 /// All leases at one revision.
 #[derive(Debug)]
 pub(super) struct LeaseList {
@@ -133,14 +142,13 @@ pub(super) struct LeaseList {
     pub(super) cluster: u64,
     /// net-conf at the same revision.
     pub(super) config: Option<KeyValue>,
-    /// When the list was read, and from which endpoint.
-    pub(super) read: (Instant, usize),
+    pub(super) read: ListRead,
 }
 
 impl LeaseList {
     /// Returns true if the list may be used instead of a new one.
     fn is_recent(&self) -> bool {
-        self.read.0.elapsed() < MAX_AGE
+        self.read.at.elapsed() < MAX_AGE
     }
 
     /// Returns the leases that are ours, the one with the best evidence first.
@@ -251,7 +259,7 @@ impl EtcdStore {
                 return Err(none());
             };
             let config = config.take_kvs().into_iter().next();
-            let read = (Instant::now(), self.pool.current());
+            let read = ListRead { at: Instant::now(), endpoint: self.pool.current() };
             return Ok((LeaseList { stored: Vec::new(), revision, cluster, config, read }, page));
         }
     }

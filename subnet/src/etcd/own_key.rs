@@ -132,6 +132,7 @@ impl OwnKey {
 mod tests {
     use tokio::time::{advance, timeout};
 
+    use super::super::keys::ListRead;
     use super::*;
     use crate::lease::Record;
 
@@ -168,7 +169,13 @@ mod tests {
             own.set(&stored("ours", 7));
             let ours = listed.map(|modified| stored("ours", modified));
             let stored = std::iter::once(stored("theirs", 4)).chain(ours).collect();
-            own.listed(&LeaseList { stored, revision, cluster: 1, config: None, read: (Instant::now(), 0) });
+            own.listed(&LeaseList {
+                stored,
+                revision,
+                cluster: 1,
+                config: None,
+                read: ListRead { at: Instant::now(), endpoint: 0 },
+            });
             assert_eq!(timeout(Duration::ZERO, own.changed()).await.is_ok(), renews, "{what}");
         }
     }

@@ -24,17 +24,26 @@ const PING_LIMIT: Duration = Duration::from_secs(2);
 /// A URL, and the options to connect to it without a user.
 pub(super) type Target = (String, ConnectOptions);
 
-/// Identifies one version of the files by the inode, size and change time of each. Symbolic links, such as those of a Kubernetes secret,
-/// are followed.
+/// Identifies one version of the files. Symbolic links, such as those of a Kubernetes secret, are followed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Stamp(Vec<Option<(u64, u64, i64, i64)>>);
+pub(super) struct Stamp(Vec<Option<FileVersion>>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FileVersion {
+    inode: u64,
+    size: u64,
+    /// The time of the last change: seconds, and nanoseconds.
+    changed: (i64, i64),
+}
 
 impl Stamp {
     /// Examines the files.
     pub(super) fn of(options: &EtcdOptions) -> Stamp {
         let files = [&options.ca_file, &options.cert_file, &options.key_file];
-        let version =
-            |path| fs::metadata(path).ok().map(|meta| (meta.ino(), meta.size(), meta.ctime(), meta.ctime_nsec()));
+        let version = |path| {
+            let meta = fs::metadata(path).ok()?;
+            Some(FileVersion { inode: meta.ino(), size: meta.size(), changed: (meta.ctime(), meta.ctime_nsec()) })
+        };
         Stamp(files.into_iter().flatten().map(version).collect())
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use etcd_client::{EventType, GetOptions, GetResponse, KeyValue, WatchOptions, WatchResponse, WatchStream};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::net_conf::net_conf_text;
 use crate::retry::{Failures, jitter};
@@ -17,7 +17,7 @@ use crate::source::{Error, Event, RecordChange};
 use super::EtcdStore;
 use super::client::{ChosenEndpoint, MESSAGE_LIMIT, kv, limited};
 use super::fault::{Fault, failure, message_too_large};
-use super::keys::MAX_AGE;
+use super::keys::{ListRead, MAX_AGE};
 
 /// If the server sends nothing for this time, it is asked whether it is alive. A stopped process keeps its connections open. In a
 /// cluster with many nodes the time is longer (see [`patience`]).
@@ -34,13 +34,25 @@ const PERHAPS_FRAGMENT: usize = 128 << 10;
 struct Position {
     revision: i64,
     cluster: u64,
-    /// `create_revision` and `mod_revision` of net-conf. If they differ at the same revision, this is another store. (A wiped etcd
-    /// with the same member names has the same cluster id.)
-    config: (i64, i64),
-    /// When the list was read, and from which endpoint, until the first watch has begun.
-    listed: Option<(Instant, usize)>,
+    /// If it differs at the same revision, this is another store. (A wiped etcd with the same member names has the same cluster id.)
+    net_conf: Option<Version>,
+    /// How the list was read, until the first watch has begun.
+    listed: Option<ListRead>,
     /// The number of leases: that of the list, and the changes since. An event that is reported twice is counted twice.
     leases: u64,
+}
+
+/// The version of net-conf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version {
+    create_revision: i64,
+    mod_revision: i64,
+}
+
+impl Version {
+    fn of(kv: &KeyValue) -> Version {
+        Version { create_revision: kv.create_revision(), mod_revision: kv.mod_revision() }
+    }
 }
 
 /// Why a watch ended.
@@ -103,9 +115,9 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
         None => store.read_all().await?,
     };
     store.own_key.listed(&all);
-    let config = all.config.as_ref().map_or((0, 0), |kv| (kv.create_revision(), kv.mod_revision()));
     let (listed, leases) = (Some(all.read), all.stored.len() as u64);
-    let position = Position { revision: all.revision, cluster: all.cluster, config, listed, leases };
+    let net_conf = all.config.as_ref().map(Version::of);
+    let position = Position { revision: all.revision, cluster: all.cluster, net_conf, listed, leases };
     let net_conf = all.config;
     let records = all.stored.into_iter().map(|stored| stored.record).collect();
     if out.send(Event::Snapshot { records, reset }).await.is_err() {
@@ -141,7 +153,7 @@ async fn watch_on(
 ) -> End {
     // Before its events are used, check that this server belongs to the store that we know. If it sent the list a moment ago, the first
     // sign of life checks this, too: when all nodes start together, etcd has enough to do.
-    let is_just_listed = at.listed.take().is_some_and(|(when, index)| when.elapsed() < MAX_AGE && index == to.index);
+    let is_just_listed = at.listed.take().is_some_and(|list| list.at.elapsed() < MAX_AGE && list.endpoint == to.index);
     if !is_just_listed {
         match is_other_store(store, &to, at).await {
             Ok(false) => {}
@@ -231,8 +243,7 @@ async fn is_other_store(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -
 fn contradicts(answer: &GetResponse, at: &Position) -> bool {
     let Some(header) = answer.header() else { return false };
     // If net-conf was written after our revision, the watch will report it.
-    let has_another_config =
-        |kv: &KeyValue| kv.mod_revision() <= at.revision && (kv.create_revision(), kv.mod_revision()) != at.config;
+    let has_another_config = |kv: &KeyValue| kv.mod_revision() <= at.revision && Some(Version::of(kv)) != at.net_conf;
     header.cluster_id() != at.cluster
         || header.revision() < at.revision
         || answer.kvs().first().is_some_and(has_another_config)
@@ -288,7 +299,7 @@ async fn report(
                 _ => changes.push(RecordChange::Removed(id)),
             }
         } else if kv.key() == store.keys.config().as_bytes() {
-            at.config = if deleted { (0, 0) } else { (kv.create_revision(), kv.mod_revision()) };
+            at.net_conf = (!deleted).then(|| Version::of(kv));
             if deleted {
                 tracing::warn!(key = %store.keys.config(), "net-conf was deleted: carrying on with the last one");
             } else {

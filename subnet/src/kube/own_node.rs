@@ -31,8 +31,16 @@ const RETRY: Duration = Duration::from_millis(20);
 const MAX_WRITES: usize = 10;
 const WRITES_WITHIN: Duration = Duration::from_secs(60);
 
-/// Status, reason and message of the condition of a node whose network works. They are flannel's, because people and tools know them.
-const UP: (&str, &str, &str) = ("False", "FlannelIsUp", "Flannel is running on this node");
+/// What the condition NetworkUnavailable says.
+#[derive(PartialEq)]
+struct Said<'a> {
+    status: &'a str,
+    reason: &'a str,
+    message: &'a str,
+}
+
+/// The condition of a node whose network works. The texts are flannel's, because people and tools know them.
+const UP: Said<'_> = Said { status: "False", reason: "FlannelIsUp", message: "Flannel is running on this node" };
 /// The reason of the condition of a node whose network does not work.
 const DOWN_REASON: &str = "WeftIsDown";
 
@@ -323,13 +331,14 @@ impl KubeStore {
             return Ok(());
         }
         let name = self.own_name().await?;
-        let (status, reason, message) = fault.map_or(UP, |fault| ("True", DOWN_REASON, fault));
+        let wanted = fault.map_or(UP, |message| Said { status: "True", reason: DOWN_REASON, message });
         let node: WithConditions =
             self.api.get(&path(name)).await.map_err(|error| self.api.error(&format!("node {name}"), error))?;
         let current = node.status.conditions.iter().find(|condition| condition.r#type == "NetworkUnavailable");
-        if current.is_some_and(|it| (&*it.status, &*it.reason, &*it.message) == (status, reason, message)) {
+        if current.is_some_and(|it| Said { status: &it.status, reason: &it.reason, message: &it.message } == wanted) {
             return Ok(());
         }
+        let Said { status, reason, message } = wanted;
         let now = now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let mut condition = json!({
             "type": "NetworkUnavailable", "status": status, "reason": reason, "message": message,
