@@ -11,7 +11,7 @@ pub mod http;
 pub mod mesh;
 pub mod metrics;
 pub mod node_condition;
-pub mod plan;
+pub mod preview;
 pub mod problem;
 pub mod report;
 pub mod socket;

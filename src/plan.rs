@@ -290,7 +290,7 @@ impl Plan {
     /// # Errors
     /// The backend cannot work on this host.
     pub fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
-        let ways = self.extra_backends.ways(host);
+        let ways = self.extra_backends.other_ways(host);
         let mut attrs = self.backend.advertise(host)?.with_other_ways(&ways);
         // A way in the lease is a type and its data. Peers that use udp also need the address from which its packets come.
         attrs.tunnel_ip = attrs.tunnel_ip.or_else(|| ways.iter().find_map(|way| way.tunnel_ip));

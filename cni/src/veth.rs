@@ -15,7 +15,7 @@ mod add;
 mod check;
 mod encode;
 mod gc;
-mod plan;
+mod params;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -25,9 +25,9 @@ use crate::attachments::ValidAttachments;
 use crate::env::Verb;
 use crate::plugin::Call;
 use crate::spec::Error;
-use plan::Plan;
+use params::Params;
 
-pub use plan::{ALIAS, host_name};
+pub use params::{ALIAS, host_name};
 
 /// The type of this plugin, by which a configuration names it.
 pub const TYPE: &str = "weft-veth";
@@ -44,13 +44,13 @@ pub const PROTOCOL: u8 = 91;
 /// # Errors
 /// The error that goes to standard output.
 pub fn answer(call: &Call) -> Result<Vec<u8>, Error> {
-    let plan = Plan::new(call)?;
+    let params = Params::new(call)?;
     match call.request.verb {
-        Verb::Add => add::add(&plan),
-        Verb::Del => del(&plan),
-        Verb::Check => check::check(&plan),
-        Verb::Gc => gc::gc(&plan, &ValidAttachments::read(&call.conf)?),
-        Verb::Status => plan.status(),
+        Verb::Add => add::add(&params),
+        Verb::Del => del(&params),
+        Verb::Check => check::check(&params),
+        Verb::Gc => gc::gc(&params, &ValidAttachments::read(&call.conf)?),
+        Verb::Status => params.status(),
         Verb::Version => Ok(Vec::new()),
     }
 }
@@ -60,16 +60,16 @@ pub fn answer(call: &Call) -> Result<Vec<u8>, Error> {
 /// # Errors
 /// The error that ADD would return for this configuration.
 pub fn validate(call: &Call) -> Result<Vec<u8>, Error> {
-    Plan::new(call)?.check_ipam().map(|()| Vec::new())
+    Params::new(call)?.check_ipam().map(|()| Vec::new())
 }
 
 /// Removes the pair, then releases the addresses. In this order no other pod gets an address while its packets are
 /// still routed to this pair. Both steps are tried, and it is success if there is nothing to remove.
-fn del(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
-    let link = Rtnl::open().and_then(|mut host| host.remove_link_named(&plan.host));
-    let addresses = plan.release();
+fn del(params: &Params<'_>) -> Result<Vec<u8>, Error> {
+    let link = Rtnl::open().and_then(|mut host| host.remove_link_named(&params.host));
+    let addresses = params.release();
     link.map_err(|error| {
-        Error::from(error).details(format!("the host's end of the pod's veth pair is {}", plan.host))
+        Error::from(error).details(format!("the host's end of the pod's veth pair is {}", params.host))
     })?;
     addresses.map(|()| Vec::new())
 }

@@ -17,7 +17,7 @@ use super::{Answer, pretty};
 use crate::cli::exit::{FAILURE, FOUND};
 use crate::cli::explain::ExplainTask;
 use crate::log::text::printable;
-use crate::observe::plan::Operation;
+use crate::observe::preview::Operation;
 use crate::observe::{socket, status};
 
 /// Explains what this node does with a packet. The exit code is 0 if it passes, [`FOUND`] if it is lost, and [`FAILURE`] otherwise.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::cli::questions::HistoryTask;
-use crate::observe::history::{self, Query, Record};
+use crate::observe::history::{self, HistoryRecord, Query};
 use crate::observe::socket;
 use crate::observe::status::now_ms;
 
@@ -51,7 +51,7 @@ pub async fn run(task: &HistoryTask) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn print(records: &[Record], json: bool) -> io::Result<()> {
+fn print(records: &[HistoryRecord], json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for record in records {
         if json {

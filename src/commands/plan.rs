@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use super::{Answer, pretty};
 use crate::cli;
 use crate::cli::questions::Question;
-use crate::observe::{plan, socket};
+use crate::observe::{preview, socket};
 
 /// Asks the agent what its next full pass would write. The exit code says whether there is anything to write.
 ///
@@ -14,7 +14,7 @@ use crate::observe::{plan, socket};
 /// No agent answers.
 pub async fn run(question: &Question) -> anyhow::Result<Answer> {
     let answer = socket::ask_plan(&question.socket).await?;
-    let text = if question.json { pretty(&answer)? } else { plan::render(&answer) };
+    let text = if question.json { pretty(&answer)? } else { preview::render(&answer) };
     let code = if answer.operations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(cli::exit::FOUND) };
     Ok(Answer { text, code })
 }

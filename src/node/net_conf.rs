@@ -108,7 +108,7 @@ impl<K: Kernel> Node<K> {
             return self.begin_change(conf);
         }
         self.net_conf.not_applied = None;
-        if may_wait && self.waits_for_turn(text, &*backend) {
+        if may_wait && self.waits_for_turn(text, &*conf.backend) {
             return if gave_up { NetConfChange::Applied } else { NetConfChange::None };
         }
         tracing::info!(keys = %Shown(&changed.join(" ")), "net-conf changed: applied");

@@ -13,7 +13,7 @@ use weft_backends::state::{Key, ObservedValue};
 use super::status::FailureCounts;
 use super::{Node, audit};
 use crate::kernel::{Kernel, Notice};
-use crate::observe::plan::Planned;
+use crate::observe::preview::PreviewOp;
 use crate::observe::status::{Failure, Pass, now_ms};
 use crate::pass::{Cause, PassReport, Trigger};
 
@@ -81,7 +81,7 @@ impl<K: Kernel> Node<K> {
     ///
     /// # Errors
     /// The kernel's tables cannot be read.
-    pub(super) fn preview(&mut self) -> io::Result<Vec<Planned>> {
+    pub(super) fn preview(&mut self) -> io::Result<Vec<PreviewOp>> {
         self.passer.preview(&self.plan)
     }
 

@@ -15,7 +15,7 @@ use super::Node;
 use crate::firewall::guard;
 use crate::firewall::reconciler::{Handle, State};
 use crate::kernel::Kernel;
-use crate::observe::history::{Change, Record};
+use crate::observe::history::{Change, HistoryRecord};
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::status::RuleStatus;
 
@@ -166,12 +166,12 @@ impl<K: Kernel> Node<K> {
         };
         let lines = state.in_place.as_ref().map_or(0, |rules| rules.to_string().lines().count());
         let after = Some(format!("{lines} rules in {}", state.filter));
-        self.context.recorder.add(Record {
+        self.context.recorder.add(HistoryRecord {
             cause: "rules".to_owned(),
             event: event.to_owned(),
             done: usize::try_from(now.all - before.all).unwrap_or(usize::MAX),
             changes: vec![Change { entry: "traffic rules".to_owned(), after, ..Change::default() }],
-            ..Record::default()
+            ..HistoryRecord::default()
         });
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The answer to `weft history`: what the agent changed in the kernel's tables, and why (docs/adr/022-history.md).
 //!
-//! The node hands out a [`Record`] for each pass that changed something. [`ring::Ring`] keeps the newest ones, and [`recorder::Recorder`]
+//! The node hands out a [`HistoryRecord`] for each pass that changed something. [`ring::Ring`] keeps the newest ones, and [`recorder::Recorder`]
 //! also writes them to a file, so that they survive a restart of the agent.
 
 pub mod recorder;
@@ -18,9 +18,9 @@ use crate::log::text::printable;
 /// Maximum number of changes that a record lists one by one. A pass that makes more, such as the first one, is summarised.
 pub const MAX_LISTED: usize = 64;
 
-/// One pass that changed something.
+/// A history record: one pass that changed something.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct HistoryRecord {
     /// Its number, which grows. The next number is the time in microseconds since 1970, or one more than the last number.
     pub seq: u64,
     /// When the pass ended, in milliseconds since 1970.
@@ -72,10 +72,10 @@ pub struct Query {
 }
 
 /// Returns a record for people: a line that says when, why and at what cost, and a line for each change.
-pub fn render(record: &Record) -> String {
+pub fn render(record: &HistoryRecord) -> String {
     let failed = if record.failed > 0 { format!(", {} refused", record.failed) } else { String::new() };
     let took = if record.took_us > 0 { format!(" in {:.1} ms", micros(record.took_us)) } else { String::new() };
-    let Record { cause, event, done, .. } = record;
+    let HistoryRecord { cause, event, done, .. } = record;
     let mut out = format!("{}  {cause}: {event}; {done} written{failed}{took}\n", time(record.at_ms));
     for Change { entry, before, after, by, error } in &record.changes {
         let values = match (before, after) {
@@ -125,7 +125,7 @@ mod tests {
             after: after.map(str::to_owned),
             ..Change::default()
         };
-        let record = Record {
+        let record = HistoryRecord {
             at_ms: 1_795_288_000_123,
             cause: "kernel".into(),
             event: "another program changed entries".into(),
@@ -138,7 +138,7 @@ mod tests {
                 change(Some("via \u{1b}[2J"), None),
                 Change { error: Some("no carrier".into()), ..change(None, Some("via 10.5.2.0")) },
             ],
-            ..Record::default()
+            ..HistoryRecord::default()
         };
         let wanted = "\
 2026-11-21 19:06:40.123 UTC  kernel: another program changed entries; 3 written, 1 refused in 1.2 ms
@@ -149,7 +149,7 @@ mod tests {
 ";
         assert_eq!(render(&record), wanted);
         let counts = [("fdb".to_owned(), 50_000), ("route".to_owned(), 50_000)].into();
-        let summary = Record { changes: vec![], counts, at_ms: u64::MAX, ..record };
+        let summary = HistoryRecord { changes: vec![], counts, at_ms: u64::MAX, ..record };
         assert!(render(&summary).ends_with("\n    too many to list: fdb 50000, route 50000\n"), "{}", render(&summary));
     }
 }

@@ -19,9 +19,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::observe::health::Readiness;
-use crate::observe::history::{Query, Record};
+use crate::observe::history::{HistoryRecord, Query};
 use crate::observe::mesh::row::RowAnswer;
-use crate::observe::plan::{Operation, Plan, Planned};
+use crate::observe::preview::{Operation, Preview, PreviewOp};
 use crate::observe::status::Status;
 use crate::processes::is_stopped;
 
@@ -46,7 +46,7 @@ pub enum Request {
     /// `GET /mesh` on the health port.
     Mesh(oneshot::Sender<RowAnswer>),
     /// `weft plan`. The error says why there is no answer.
-    Plan(oneshot::Sender<Result<Vec<Planned>, String>>),
+    Plan(oneshot::Sender<Result<Vec<PreviewOp>, String>>),
     /// `weft history`. The answer is one line of JSON for each record.
     History(Query, oneshot::Sender<Vec<Arc<str>>>),
     /// `weft rotate-key`. The answer is the new public key, or why there is none.
@@ -68,8 +68,8 @@ enum Question {
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Status(Box<Status>),
-    Plan(Plan),
-    History(Vec<Record>),
+    Plan(Preview),
+    History(Vec<HistoryRecord>),
     NewKey(String),
     Ready { ready: bool, problems: Vec<String> },
     Error(String),
@@ -236,7 +236,7 @@ async fn ask<T>(agent: &mpsc::Sender<Request>, request: impl FnOnce(oneshot::Sen
 }
 
 /// Writes an [`Answer::Plan`] piece by piece, so that the text of all operations is never in memory at once.
-async fn write_plan(write: &mut (impl AsyncWriteExt + Unpin), operations: Vec<Planned>) -> io::Result<()> {
+async fn write_plan(write: &mut (impl AsyncWriteExt + Unpin), operations: Vec<PreviewOp>) -> io::Result<()> {
     let mut text = "{\"plan\":{\"operations\":[".to_owned();
     for (position, operation) in operations.into_iter().enumerate() {
         if position > 0 {
@@ -280,7 +280,7 @@ pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
 ///
 /// # Errors
 /// As [`ask_status`]; or the agent has no lease yet, or cannot read the kernel.
-pub async fn ask_plan(socket: &Path) -> anyhow::Result<Plan> {
+pub async fn ask_plan(socket: &Path) -> anyhow::Result<Preview> {
     match question(socket, &Question::Plan {}).await? {
         Answer::Plan(plan) => Ok(plan),
         _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
@@ -291,7 +291,7 @@ pub async fn ask_plan(socket: &Path) -> anyhow::Result<Plan> {
 ///
 /// # Errors
 /// As [`ask_status`].
-pub async fn ask_history(socket: &Path, query: Query) -> anyhow::Result<Vec<Record>> {
+pub async fn ask_history(socket: &Path, query: Query) -> anyhow::Result<Vec<HistoryRecord>> {
     match question(socket, &Question::History(query)).await? {
         Answer::History(records) => Ok(records),
         _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
@@ -357,11 +357,11 @@ mod tests {
 
     use super::*;
 
-    fn many_operations() -> Vec<Planned> {
+    fn many_operations() -> Vec<PreviewOp> {
         let route = |n: u32| {
             let net = ipnet::Ipv4Net::new((0x0a00_0000 + (n << 8)).into(), 24).unwrap();
             let op = Op::Ensure(Key::Route(net.into(), 0), Value::Route(Route::Blackhole));
-            Planned { op, before: None }
+            PreviewOp { op, before: None }
         };
         (0..3 * SLICE as u32).map(route).collect()
     }
@@ -405,7 +405,9 @@ mod tests {
                     Request::Mesh(_) => panic!("the socket has no such question"),
                     Request::Plan(reply) => reply.send(Ok(many_operations())).unwrap(),
                     Request::History(query, reply) => {
-                        let record = |seq| serde_json::to_string(&Record { seq, ..Record::default() }).unwrap().into();
+                        let record = |seq| {
+                            serde_json::to_string(&HistoryRecord { seq, ..HistoryRecord::default() }).unwrap().into()
+                        };
                         reply.send((query.after + 1..4).map(record).collect()).unwrap();
                     }
                     Request::RotateKey(reply) => reply.send(Err("there is no key".to_owned())).unwrap(),

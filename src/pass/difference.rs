@@ -12,7 +12,7 @@ use weft_backends::state::{Key, Name, Observed};
 use super::Passer;
 use super::devices::{Devices, on};
 use crate::kernel::Kernel;
-use crate::observe::plan::Planned;
+use crate::observe::preview::PreviewOp;
 use crate::plan::Plan;
 
 /// How the kernel differs from the plan.
@@ -33,10 +33,10 @@ impl<K: Kernel> Passer<K> {
     ///
     /// # Errors
     /// The kernel cannot be read.
-    pub fn preview(&mut self, plan: &Plan) -> io::Result<Vec<Planned>> {
+    pub fn preview(&mut self, plan: &Plan) -> io::Result<Vec<PreviewOp>> {
         let Difference { ops, observed, crowded, .. } = self.compare(plan, Instant::now())?;
         let ops = ops.into_iter().filter(|op| self.may_write(op, plan, &crowded));
-        Ok(ops.map(|op| Planned { before: observed.get(&op.key()).cloned(), op }).collect())
+        Ok(ops.map(|op| PreviewOp { before: observed.get(&op.key()).cloned(), op }).collect())
     }
 
     /// Reads the kernel and compares everything with the plan.

@@ -10,7 +10,7 @@ use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, ObservedValue, Value};
 
 use crate::observe::entries;
-use crate::observe::history::{Change, MAX_LISTED, Record};
+use crate::observe::history::{Change, HistoryRecord, MAX_LISTED};
 
 /// Why a pass ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -150,7 +150,7 @@ impl PassReport {
     }
 
     /// Returns the record for the history, or `None` if nothing changed.
-    pub fn record(&self, event: &str) -> Option<Record> {
+    pub fn record(&self, event: &str) -> Option<HistoryRecord> {
         if self.changed == 0 {
             return None;
         }
@@ -160,7 +160,7 @@ impl PassReport {
                 *counts.entry((*kind).to_owned()).or_default() += count;
             }
         }
-        Some(Record {
+        Some(HistoryRecord {
             cause: self.cause.as_str().to_owned(),
             event: event.to_owned(),
             took_us: u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX),
@@ -168,7 +168,7 @@ impl PassReport {
             failed: self.failed(),
             changes: self.changes.clone(),
             counts,
-            ..Record::default()
+            ..HistoryRecord::default()
         })
     }
 

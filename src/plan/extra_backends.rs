@@ -203,7 +203,7 @@ impl ExtraBackends {
 
     /// Returns what our lease would say for each of the earlier backends that can work on this host. The latest comes first, whatever packets
     /// prefer, so that the lease need not be written again when they prefer another one.
-    pub(super) fn ways(&self, host: &Host) -> Vec<Attrs> {
+    pub(super) fn other_ways(&self, host: &Host) -> Vec<Attrs> {
         let way = |extra: &ExtraBackend| {
             let host = Host { identities: extra.host.identities.clone(), ..host.clone() };
             extra.backend.advertise(&host).ok()

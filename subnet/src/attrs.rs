@@ -78,7 +78,7 @@ struct Wire<'a> {
 
 /// One element of `OtherWays`.
 #[derive(Serialize)]
-struct Way<'a> {
+struct OtherWay<'a> {
     #[serde(rename = "BackendType", skip_serializing_if = "str::is_empty")]
     backend_type: &'a str,
     #[serde(rename = "BackendData", skip_serializing_if = "Option::is_none")]
@@ -184,7 +184,7 @@ impl Attrs {
     /// Returns these attributes with other ways to reach this node. Only the type and the data of each way count.
     pub fn with_other_ways(self, ways: &[Attrs]) -> Attrs {
         let way = |attrs: &Attrs| {
-            let way = Way {
+            let way = OtherWay {
                 backend_type: &attrs.backend_type,
                 backend_data: raw(&attrs.backend_data),
                 backend_v6_data: raw(&attrs.backend_v6_data),

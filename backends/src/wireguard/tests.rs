@@ -111,7 +111,7 @@ fn the_ports_of_a_lease_show_whether_its_node_has_one_device_for_both_families()
     let dual = |options: &str| {
         let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
         let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard"{options}}}}}"#);
-        crate::backend::make(&NetConf::parse(&text).unwrap()).unwrap()
+        crate::register::make(&NetConf::parse(&text).unwrap()).unwrap()
     };
     let (two, one) = (dual(r#","ListenPort":4500"#), [r#","Mode":"auto""#, r#","Mode":"ipv4""#, r#","Mode":"ipv6""#]);
     for (ports, has_two, has_one) in

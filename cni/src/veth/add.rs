@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use weft_netlink::rtnl::{self, Link, Refused, Rtnl, in_netns, links, mac_text};
 
-use super::plan::{Plan, joined};
+use super::params::{Params, joined};
 use super::{GATEWAY, GATEWAY6, encode};
 use crate::env::Verb;
 use crate::spec::{Error, Interface, Ip, Route, Success, code};
@@ -35,89 +35,90 @@ struct Pair {
 }
 
 /// Connects a pod. What an earlier ADD has configured is kept and completed.
-pub fn add(plan: &Plan<'_>) -> Result<Vec<u8>, Error> {
-    plan.request.check_netns()?;
-    let netns = File::open(&plan.request.netns).map_err(|e| Error::io(format!("open {}", plan.request.netns), e))?;
+pub fn add(params: &Params<'_>) -> Result<Vec<u8>, Error> {
+    params.request.check_netns()?;
+    let netns =
+        File::open(&params.request.netns).map_err(|e| Error::io(format!("open {}", params.request.netns), e))?;
     let mut host = Rtnl::open()?;
-    let existing = match host.link(&plan.host)? {
+    let existing = match host.link(&params.host)? {
         None => None,
-        Some(link) => resume(plan, &mut host, &netns, &link)?,
+        Some(link) => resume(params, &mut host, &netns, &link)?,
     };
     let new = existing.is_none();
     let (mut pair, ipam) = match existing {
         Some(existing) => existing,
-        None => create_with_addresses(plan, &mut host, &netns)?,
+        None => create_with_addresses(params, &mut host, &netns)?,
     };
-    let result = pod_result(plan, ipam).and_then(|success| {
-        configure(plan, &mut host, &mut pair, &netns, &success)?;
+    let result = pod_result(params, ipam).and_then(|success| {
+        configure(params, &mut host, &mut pair, &netns, &success)?;
         enable_forwarding(&success.ips);
-        Ok(render(plan, &pair, success))
+        Ok(render(params, &pair, success))
     });
     // If an earlier call has connected the pod, it may be running. It keeps its network then.
     result.inspect_err(|_| {
         if new {
-            undo(plan, &mut host);
+            undo(params, &mut host);
         }
     })
 }
 
 /// Creates a new pair and reserves new addresses.
-fn create_with_addresses(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<(Pair, Success), Error> {
+fn create_with_addresses(params: &Params<'_>, host: &mut Rtnl, netns: &File) -> Result<(Pair, Success), Error> {
     let (pair, addresses) = std::thread::scope(|scope| {
-        let ipam = scope.spawn(|| plan.ipam(Verb::Add));
-        let pair = create_pair(plan, host, netns);
+        let ipam = scope.spawn(|| params.ipam(Verb::Add));
+        let pair = create_pair(params, host, netns);
         (pair, joined(ipam))
     });
     let pair = match pair {
         Ok(pair) => pair,
         Err(error) => {
-            release(plan);
+            release(params);
             return Err(error);
         }
     };
     // An earlier call may have been killed after it reserved the addresses and before it created the pair. The
     // addresses then belong to this attachment, but count as taken: release them and try once more.
     let addresses = addresses.or_else(|error| {
-        if plan.ipam(Verb::Del).is_err() {
+        if params.ipam(Verb::Del).is_err() {
             return Err(error);
         }
-        plan.ipam(Verb::Add).map_err(|_| error)
+        params.ipam(Verb::Add).map_err(|_| error)
     });
-    let addresses = addresses.and_then(|text| Success::parse(&text)).inspect_err(|_| undo(plan, host))?;
+    let addresses = addresses.and_then(|text| Success::parse(&text)).inspect_err(|_| undo(params, host))?;
     Ok((pair, addresses))
 }
 
-fn create_pair(plan: &Plan<'_>, host: &mut Rtnl, netns: &File) -> Result<Pair, Error> {
-    let made = send_pair(plan, host, netns, true)?.or_else(|refused| match refused.errno {
+fn create_pair(params: &Params<'_>, host: &mut Rtnl, netns: &File) -> Result<Pair, Error> {
+    let made = send_pair(params, host, netns, true)?.or_else(|refused| match refused.errno {
         // The kernel does not support IPv6.
         Errno::EAFNOSUPPORT => {
-            host.remove_link_named(&plan.host)?;
-            send_pair(plan, host, netns, false)?.map_err(Error::from)
+            host.remove_link_named(&params.host)?;
+            send_pair(params, host, netns, false)?.map_err(Error::from)
         }
         Errno::EEXIST => Err(Error::new(
             code::OTHER,
-            format!("the pod already has an interface {} that weft-veth did not create", plan.request.ifname),
+            format!("the pod already has an interface {} that weft-veth did not create", params.request.ifname),
         )),
         _ => Err(refused.into()),
     });
     // The pair may exist although the kernel refused the rest of the datagram.
-    let link = made.inspect_err(|_| drop(host.remove_link_named(&plan.host)))?;
+    let link = made.inspect_err(|_| drop(host.remove_link_named(&params.host)))?;
     let pair =
         Rtnl::open_in(netns.as_fd()).map(|inside| Pair { host: link.index, pod: link.peer, mtu: link.mtu, inside });
-    ignore_router_advertisements(&plan.host);
+    ignore_router_advertisements(&params.host);
     pair.inspect_err(|_| drop(host.remove_link(link.index))).map_err(Error::from)
 }
 
 /// Sends the datagram that creates the pair, and returns the host's end or the kernel's refusal.
-fn send_pair(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, ipv6: bool) -> Result<Result<Link, Refused>, Error> {
+fn send_pair(params: &Params<'_>, host: &mut Rtnl, netns: &File, ipv6: bool) -> Result<Result<Link, Refused>, Error> {
     let mut batch = host.batch();
-    encode::pair(&mut batch, plan, netns.as_raw_fd());
-    encode::host_up(&mut batch, plan, ipv6);
-    encode::read(&mut batch, &plan.host);
+    encode::pair(&mut batch, params, netns.as_raw_fd());
+    encode::host_up(&mut batch, params, ipv6);
+    encode::read(&mut batch, &params.host);
     batch.send()?.map_or_else(
         |refused| Ok(Err(refused)),
         |data| {
-            let link = links(&data).find(|link| link.name == plan.host && link.peer != 0);
+            let link = links(&data).find(|link| link.name == params.host && link.peer != 0);
             link.map(Ok).ok_or_else(|| Error::new(code::OTHER, "the kernel does not show the new veth pair"))
         },
     )
@@ -127,20 +128,20 @@ fn send_pair(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, ipv6: bool) -> Resu
 /// addresses are reserved.
 ///
 /// Returns `None` if the pair belonged to a namespace that is no longer the pod's. That pair is removed.
-fn resume(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, link: &Link) -> Result<Option<(Pair, Success)>, Error> {
-    if link.alias != plan.alias {
-        let text = format!("{} exists, but does not belong to this pod: its alias is {:?}", plan.host, link.alias);
+fn resume(params: &Params<'_>, host: &mut Rtnl, netns: &File, link: &Link) -> Result<Option<(Pair, Success)>, Error> {
+    if link.alias != params.alias {
+        let text = format!("{} exists, but does not belong to this pod: its alias is {:?}", params.host, link.alias);
         return Err(Error::new(code::OTHER, text));
     }
     let mut inside = Rtnl::open_in(netns.as_fd())?;
-    let pod = inside.link(&plan.request.ifname)?.filter(|pod| pod.index == link.peer && pod.peer == link.index);
+    let pod = inside.link(&params.request.ifname)?.filter(|pod| pod.index == link.peer && pod.peer == link.index);
     let Some(pod) = pod else {
         host.remove_link(link.index)?;
         return Ok(None);
     };
-    ignore_router_advertisements(&plan.host);
+    ignore_router_advertisements(&params.host);
     let mut batch = host.batch();
-    encode::host_up(&mut batch, plan, false);
+    encode::host_up(&mut batch, params, false);
     batch.send()??;
     let addrs = inside.addrs()?.into_iter().filter(|addr| addr.index == pod.index && addr.global);
     let ips = addrs.map(|addr| ip(addr.addr)).collect::<Vec<_>>();
@@ -148,8 +149,8 @@ fn resume(plan: &Plan<'_>, host: &mut Rtnl, netns: &File, link: &Link) -> Result
     if !ips.is_empty() {
         return Ok(Some((pair, Success { ips, ..Success::default() })));
     }
-    plan.ipam(Verb::Del)?;
-    let addresses = Success::parse(&plan.ipam(Verb::Add)?)?;
+    params.ipam(Verb::Del)?;
+    let addresses = Success::parse(&params.ipam(Verb::Add)?)?;
     Ok(Some((pair, addresses)))
 }
 
@@ -160,12 +161,12 @@ fn ip(addr: IpAddr) -> Ip {
 
 /// Converts the result of the IPAM plugin to the pod's addresses and routes. The addresses become /32 or /128, because
 /// the pod has no neighbour but the gateway.
-fn pod_result(plan: &Plan<'_>, ipam: Success) -> Result<Success, Error> {
+fn pod_result(params: &Params<'_>, ipam: Success) -> Result<Success, Error> {
     let ips: Vec<Ip> = ipam.ips.iter().map(|given| ip(given.address.addr())).collect();
     if ips.is_empty() {
         return Err(Error::new(code::OTHER, "the IPAM plugin returned no address"));
     }
-    let routes = if plan.default_route {
+    let routes = if params.default_route {
         gateways(&ips).filter_map(default_route).collect()
     } else {
         let has_gateway = |route: &Route| ips.iter().any(|ip| ip.gateway == Some(gateway(route.dst.addr())));
@@ -185,22 +186,28 @@ fn default_route(gateway: IpAddr) -> Option<Route> {
     Some(Route { dst: dst.parse().ok()?, gw: Some(gateway), more: serde_json::Map::new() })
 }
 
-fn configure(plan: &Plan<'_>, host: &mut Rtnl, pair: &mut Pair, netns: &File, success: &Success) -> Result<(), Error> {
-    let mut sent = configure_pod(plan, pair, success)?;
+fn configure(
+    params: &Params<'_>,
+    host: &mut Rtnl,
+    pair: &mut Pair,
+    netns: &File,
+    success: &Success,
+) -> Result<(), Error> {
+    let mut sent = configure_pod(params, pair, success)?;
     if sent.as_ref().is_err_and(ipv6_is_disabled) {
-        in_netns(netns.as_fd(), || enable_ipv6(&plan.request.ifname))?;
-        sent = configure_pod(plan, pair, success)?;
+        in_netns(netns.as_fd(), || enable_ipv6(&params.request.ifname))?;
+        sent = configure_pod(params, pair, success)?;
     }
     match sent {
         Err(refused) if refused.what == encode::POD_ROUTE && refused.errno == Errno::EEXIST => {
-            check_existing_routes(plan, pair, success)?;
+            check_existing_routes(params, pair, success)?;
         }
         done => drop(done?),
     }
-    match configure_host(plan, host, pair, success)? {
+    match configure_host(params, host, pair, success)? {
         Err(refused) if ipv6_is_disabled(&refused) => {
-            enable_ipv6(&plan.host);
-            configure_host(plan, host, pair, success)??;
+            enable_ipv6(&params.host);
+            configure_host(params, host, pair, success)??;
         }
         done => drop(done?),
     }
@@ -228,34 +235,34 @@ fn wait_for_ipv6(pair: &mut Pair, success: &Success) -> Result<(), Error> {
 
 type Sent = Result<Result<Vec<u8>, Refused>, rtnl::Error>;
 
-fn configure_pod(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Sent {
+fn configure_pod(params: &Params<'_>, pair: &mut Pair, success: &Success) -> Sent {
     let mut batch = pair.inside.batch();
     encode::pod_up(&mut batch, pair.pod);
     for ip in &success.ips {
         encode::address(&mut batch, pair.pod, ip.address.addr(), ip.address.prefix_len());
     }
     for gateway in gateways(&success.ips) {
-        encode::neighbour(&mut batch, pair.pod, gateway, plan.host_mac);
+        encode::neighbour(&mut batch, pair.pod, gateway, params.host_mac);
     }
     for route in &success.routes {
         let dst = (route.dst.addr(), route.dst.prefix_len());
         encode::pod_route(&mut batch, pair.pod, dst, gateway(dst.0));
     }
-    encode::read(&mut batch, &plan.request.ifname);
+    encode::read(&mut batch, &params.request.ifname);
     batch.send()
 }
 
-fn configure_host(plan: &Plan<'_>, host: &mut Rtnl, pair: &Pair, success: &Success) -> Sent {
+fn configure_host(params: &Params<'_>, host: &mut Rtnl, pair: &Pair, success: &Success) -> Sent {
     let mut batch = host.batch();
     let ipv6 = gateways(&success.ips).any(|gateway| gateway == GATEWAY6);
     if ipv6 {
         encode::address(&mut batch, pair.host, GATEWAY6, 128);
     }
     for ip in &success.ips {
-        encode::neighbour(&mut batch, pair.host, ip.address.addr(), plan.pod_mac);
+        encode::neighbour(&mut batch, pair.host, ip.address.addr(), params.pod_mac);
         encode::host_route(&mut batch, pair.host, ip.address.addr());
     }
-    encode::read(&mut batch, &plan.host);
+    encode::read(&mut batch, &params.host);
     // This message must be the last one: an earlier call may have added the route, and only the first refusal is
     // reported.
     if ipv6 {
@@ -274,7 +281,7 @@ fn gateways(ips: &[Ip]) -> impl Iterator<Item = IpAddr> {
 
 /// Checks that the routes that exist already lead through this interface. An earlier call may have added them. A route
 /// over another interface is an error.
-fn check_existing_routes(plan: &Plan<'_>, pair: &mut Pair, success: &Success) -> Result<(), Error> {
+fn check_existing_routes(params: &Params<'_>, pair: &mut Pair, success: &Success) -> Result<(), Error> {
     let index = pair.pod;
     let existing = pair.inside.routes()?;
     for route in &success.routes {
@@ -284,7 +291,7 @@ fn check_existing_routes(plan: &Plan<'_>, pair: &mut Pair, success: &Success) ->
         };
         if !existing.iter().filter(same_destination).any(|seen| seen.index == index) {
             let text =
-                format!("the pod has a route to {} over another interface than {}", route.dst, plan.request.ifname);
+                format!("the pod has a route to {} over another interface than {}", route.dst, params.request.ifname);
             let hint = "for a second interface of a pod set \"isDefaultGateway\": false in the delegate";
             return Err(Error::new(code::OTHER, text).details(hint));
         }
@@ -329,35 +336,35 @@ fn ignore_router_advertisements(link: &str) {
 }
 
 /// Removes what a failed ADD created. The runtime should call DEL after a failed ADD, but not every runtime does.
-fn undo(plan: &Plan<'_>, host: &mut Rtnl) {
-    if let Err(error) = host.remove_link_named(&plan.host) {
-        note!("weft-veth: remove {} after a failure: {error}", plan.host);
+fn undo(params: &Params<'_>, host: &mut Rtnl) {
+    if let Err(error) = host.remove_link_named(&params.host) {
+        note!("weft-veth: remove {} after a failure: {error}", params.host);
     }
-    release(plan);
+    release(params);
 }
 
-fn release(plan: &Plan<'_>) {
-    if let Err(error) = plan.ipam(Verb::Del) {
+fn release(params: &Params<'_>) {
+    if let Err(error) = params.ipam(Verb::Del) {
         note!("weft-veth: release the addresses after a failure: {error}");
     }
 }
 
-fn render(plan: &Plan<'_>, pair: &Pair, success: Success) -> Vec<u8> {
+fn render(params: &Params<'_>, pair: &Pair, success: Success) -> Vec<u8> {
     let host = Interface {
-        name: plan.host.clone(),
-        mac: mac_text(&plan.host_mac),
+        name: params.host.clone(),
+        mac: mac_text(&params.host_mac),
         mtu: Some(pair.mtu),
         ..Interface::default()
     };
     let pod = Interface {
-        name: plan.request.ifname.clone(),
-        mac: mac_text(&plan.pod_mac),
+        name: params.request.ifname.clone(),
+        mac: mac_text(&params.pod_mac),
         mtu: Some(pair.mtu),
-        sandbox: plan.request.netns.clone(),
+        sandbox: params.request.netns.clone(),
     };
     let mut success = Success { interfaces: vec![host, pod], ..success };
-    if let Some(serde_json::Value::Object(dns)) = plan.conf.get("dns").filter(|dns| **dns != serde_json::json!({})) {
+    if let Some(serde_json::Value::Object(dns)) = params.conf.get("dns").filter(|dns| **dns != serde_json::json!({})) {
         success.dns = dns.clone();
     }
-    success.render(plan.version).to_string().into_bytes()
+    success.render(params.version).to_string().into_bytes()
 }

@@ -11,7 +11,7 @@ use weft_netlink::rtnl::{self, Batch, LinkFlags};
 use weft_netlink::wire::Writer;
 
 use super::PROTOCOL;
-use super::plan::Plan;
+use super::params::Params;
 
 /// The attribute that contains the other end (linux/veth.h).
 const VETH_INFO_PEER: u16 = 1;
@@ -22,23 +22,23 @@ const UP: LinkFlags = LinkFlags { flags: libc::IFF_UP as u32, mask: libc::IFF_UP
 
 /// Creates the pair. The pod's end is created in the pod's namespace under its final name. It must not be set up here:
 /// the kernel refuses that with ENOTCONN until the host's end exists.
-pub fn pair(batch: &mut Batch<'_>, plan: &Plan<'_>, netns: RawFd) {
+pub fn pair(batch: &mut Batch<'_>, params: &Params<'_>, netns: RawFd) {
     let end = |w: &mut Writer, name: &str, mac: [u8; 6]| {
         w.attr_str(libc::IFLA_IFNAME, name);
         w.attr(libc::IFLA_ADDRESS, &mac);
-        if let Some(mtu) = plan.mtu {
+        if let Some(mtu) = params.mtu {
             w.attr_u32(libc::IFLA_MTU, mtu);
         }
     };
     batch.push("create the veth pair", |w| {
         w.begin(libc::RTM_NEWLINK, CREATE, &ifinfomsg(0, 0, 0));
-        end(w, &plan.host, plan.host_mac);
+        end(w, &params.host, params.host_mac);
         w.nest(libc::IFLA_LINKINFO, |w| {
             w.attr_str(libc::IFLA_INFO_KIND, "veth");
             w.nest(libc::IFLA_INFO_DATA, |w| {
                 w.nest(VETH_INFO_PEER, |w| {
                     w.fixed(&ifinfomsg(0, 0, 0));
-                    end(w, &plan.request.ifname, plan.pod_mac);
+                    end(w, &params.request.ifname, params.pod_mac);
                     w.attr(libc::IFLA_NET_NS_FD, &netns.to_ne_bytes());
                 });
             });
@@ -49,10 +49,10 @@ pub fn pair(batch: &mut Batch<'_>, plan: &Plan<'_>, netns: RawFd) {
 /// Sets the alias of the host's end and sets it up. With IPv6, the kernel must not generate a link-local address, so
 /// that the host sends nothing on the link on its own. A kernel without IPv6 refuses this setting, so `ipv6` must be
 /// false then.
-pub fn host_up(batch: &mut Batch<'_>, plan: &Plan<'_>, ipv6: bool) {
+pub fn host_up(batch: &mut Batch<'_>, params: &Params<'_>, ipv6: bool) {
     batch.push("set the host's end up", |w| {
-        rtnl::link_by_name(w, libc::RTM_SETLINK, PLAIN, &plan.host, UP);
-        w.attr(libc::IFLA_IFALIAS, plan.alias.as_bytes());
+        rtnl::link_by_name(w, libc::RTM_SETLINK, PLAIN, &params.host, UP);
+        w.attr(libc::IFLA_IFALIAS, params.alias.as_bytes());
         if ipv6 {
             w.nest(libc::IFLA_AF_SPEC, |w| {
                 w.nest(libc::AF_INET6 as u16, |w| w.attr(IFLA_INET6_ADDR_GEN_MODE, &[ADDR_GEN_MODE_NONE]));

@@ -403,7 +403,7 @@ async fn the_end_of_a_command_lets_the_next_one_start() {
 async fn every_question_is_answered_before_there_is_a_lease() {
     let place = Place::new(HOST_GW, Vec::new());
     let (reason, mut recorder) = ("waiting: net-conf: it is not there", Recorder::default());
-    recorder.add(history::Record { event: "an earlier run".to_owned(), ..history::Record::default() });
+    recorder.add(history::HistoryRecord { event: "an earlier run".to_owned(), ..history::HistoryRecord::default() });
     place.readiness.set([reason.to_owned()]);
     let ask = |request: Request| answer_early(request, &*place.store, &place.readiness, &recorder);
 

@@ -6,15 +6,15 @@ use weft_backends::state::ObservedValue;
 
 use super::*;
 use crate::kernel::{Notice, Outcome};
-use crate::observe::history::{MAX_LISTED, Query, Record};
+use crate::observe::history::{HistoryRecord, MAX_LISTED, Query};
 use crate::observe::socket::Request;
 
 /// Returns the records since the last call.
-fn records(test: &mut TestNode, seen: &mut u64) -> Vec<Record> {
+fn records(test: &mut TestNode, seen: &mut u64) -> Vec<HistoryRecord> {
     let (reply, mut answer) = oneshot::channel();
     test.node.answer(Request::History(Query { after: *seen, since_ms: 0 }, reply));
     let lines = answer.try_recv().unwrap();
-    let records: Vec<Record> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let records: Vec<HistoryRecord> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     *seen = records.last().map_or(*seen, |record| record.seq);
     records
 }

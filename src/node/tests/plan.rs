@@ -6,10 +6,10 @@ use weft_backends::diff::Op;
 use weft_backends::state::ObservedValue;
 
 use super::*;
-use crate::observe::plan::Planned;
+use crate::observe::preview::PreviewOp;
 use crate::observe::socket::Request;
 
-fn plan(test: &mut TestNode) -> Result<Vec<Planned>, String> {
+fn plan(test: &mut TestNode) -> Result<Vec<PreviewOp>, String> {
     let (reply, mut answer) = oneshot::channel();
     test.node.answer(Request::Plan(reply));
     answer.try_recv().unwrap()
@@ -29,8 +29,8 @@ async fn the_plan_is_what_the_next_full_pass_writes_and_nothing_is_written() {
         test.kernel.take_ops();
         let planned = plan(&mut test).unwrap();
         let wanted = [
-            Planned { op: Op::Ensure(missing, seen.value.clone()), before: None },
-            Planned { op: Op::Remove(stale, seen.value.clone()), before: Some(seen) },
+            PreviewOp { op: Op::Ensure(missing, seen.value.clone()), before: None },
+            PreviewOp { op: Op::Remove(stale, seen.value.clone()), before: Some(seen) },
         ];
         assert_eq!(planned, wanted);
         assert_eq!((test.kernel.take_ops(), test.kernel.entries() == before), (vec![], true));

@@ -3,7 +3,7 @@
 
 use tokio::time::Instant;
 use weft_backends::wireguard::WireGuardLink;
-use weft_backends::wireguard::key::PublicKey;
+use weft_backends::wireguard_key::PublicKey;
 
 use super::*;
 use crate::kernel::Outcome;
@@ -79,7 +79,7 @@ impl TestNode {
     /// The ports that the lease names which the node asked for last, and those of its first other way.
     fn asked_ports(&self) -> (PublicPorts, Option<PublicPorts>) {
         let attrs = self.store.retakes.borrow().last().cloned().unwrap();
-        let ports = weft_backends::backend::TYPES.ports;
+        let ports = weft_backends::register::TYPES.ports;
         (ports(&attrs), attrs.other_ways().first().map(ports))
     }
 

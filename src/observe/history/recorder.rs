@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::ring::Ring;
-use super::{Query, Record};
+use super::{HistoryRecord, Query};
 use crate::files;
 use crate::instance;
 use crate::observe::status::now_ms;
@@ -89,7 +89,7 @@ impl Recorder {
     }
 
     /// Adds a record. Its number and its time are set here.
-    pub fn add(&mut self, record: Record) {
+    pub fn add(&mut self, record: HistoryRecord) {
         self.ring.add(record, now_ms());
         if self.file.is_some() && self.due.is_none() {
             self.due = Some(Instant::now() + DELAY);
@@ -198,12 +198,12 @@ mod tests {
 
     use super::*;
 
-    fn record(event: &str) -> Record {
-        Record { cause: "lease".into(), event: event.into(), ..Record::default() }
+    fn record(event: &str) -> HistoryRecord {
+        HistoryRecord { cause: "lease".into(), event: event.into(), ..HistoryRecord::default() }
     }
 
     fn events(recorder: &Recorder) -> Vec<String> {
-        let parse = |line: &Arc<str>| serde_json::from_str::<Record>(line).unwrap().event;
+        let parse = |line: &Arc<str>| serde_json::from_str::<HistoryRecord>(line).unwrap().event;
         recorder.query(&Query::default()).iter().map(parse).collect()
     }
 

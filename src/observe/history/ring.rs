@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::{Query, Record};
+use super::{HistoryRecord, Query};
 
 /// Maximum size of all records in bytes: their text, and [`OVERHEAD`] for each. This is what the history costs in memory. While the file
 /// is written as a whole, there is a second copy of the text.
@@ -34,7 +34,7 @@ pub struct Ring {
 
 impl Ring {
     /// Adds a record with the time and the next number. The oldest records make room for it.
-    pub fn add(&mut self, mut record: Record, now_ms: u64) {
+    pub fn add(&mut self, mut record: HistoryRecord, now_ms: u64) {
         record.at_ms = now_ms;
         record.seq = now_ms.saturating_mul(1000).max(self.last + 1);
         self.push(record);
@@ -44,14 +44,14 @@ impl Ring {
     /// out: the file may be torn, or somebody may have edited it.
     pub fn load(&mut self, text: &[u8], now_ms: u64) {
         for line in text.split(|byte| *byte == b'\n').filter(|line| line.len() <= MAX_RECORD) {
-            let Ok(record) = serde_json::from_slice::<Record>(line) else { continue };
+            let Ok(record) = serde_json::from_slice::<HistoryRecord>(line) else { continue };
             if record.seq > self.last && record.seq <= now_ms.saturating_mul(1000).saturating_add(MAX_AHEAD) {
                 self.push(record);
             }
         }
     }
 
-    fn push(&mut self, mut record: Record) {
+    fn push(&mut self, mut record: HistoryRecord) {
         // A record contains only strings, numbers, and maps with strings as keys, so it can always be written as JSON.
         let Ok(mut line) = serde_json::to_string(&record) else { return };
         if line.len() > MAX_RECORD {
@@ -88,12 +88,12 @@ mod tests {
     use super::super::Change;
     use super::*;
 
-    fn record(event: &str) -> Record {
-        Record { cause: "lease".into(), event: event.into(), ..Record::default() }
+    fn record(event: &str) -> HistoryRecord {
+        HistoryRecord { cause: "lease".into(), event: event.into(), ..HistoryRecord::default() }
     }
 
     fn events(ring: &Ring, query: Query) -> Vec<String> {
-        let parse = |line: &Arc<str>| serde_json::from_str::<Record>(line).unwrap().event;
+        let parse = |line: &Arc<str>| serde_json::from_str::<HistoryRecord>(line).unwrap().event;
         ring.query(&query).iter().map(parse).collect()
     }
 
@@ -107,7 +107,7 @@ mod tests {
         let kept = events(&ring, Query::default());
         assert!(kept.last().unwrap().starts_with("record 19999 "), "the newest record must be there");
         let many = vec![Change { entry: "x".repeat(10_000), ..Change::default() }; 64];
-        ring.add(Record { changes: many, done: 64, ..record("huge") }, 30_000);
+        ring.add(HistoryRecord { changes: many, done: 64, ..record("huge") }, 30_000);
         let newest = ring.entries.back().unwrap();
         assert!(newest.line.contains("huge") && newest.line.len() < 1000, "the changes of a huge record are left out");
     }
@@ -131,7 +131,7 @@ mod tests {
         ring.add(record("first"), 1000);
         ring.add(record("second"), 2000);
         let lines = ring.query(&Query::default());
-        let far = serde_json::to_string(&Record { seq: u64::MAX, ..record("far in the future") }).unwrap();
+        let far = serde_json::to_string(&HistoryRecord { seq: u64::MAX, ..record("far in the future") }).unwrap();
         let mut text = format!("{}\n{far}\n{{\"seq\":1}}\n{}\n{}\n", lines[0], lines[1], lines[0]).into_bytes();
         text.extend(b"\xff\xfe\0\n");
         text.extend(&lines[1].as_bytes()[..20]);

@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use weft_udp::counters::{Counters, Reason};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Way {
+struct Labels {
     direction: &'static str,
 }
 
@@ -25,8 +25,8 @@ struct Drop {
 #[derive(Debug, Default)]
 pub(super) struct TunnelMetrics {
     counters: OnceLock<Arc<Counters>>,
-    packets: Family<Way, Counter>,
-    bytes: Family<Way, Counter>,
+    packets: Family<Labels, Counter>,
+    bytes: Family<Labels, Counter>,
     dropped: Family<Drop, Counter>,
 }
 
@@ -50,9 +50,9 @@ impl TunnelMetrics {
     pub(super) fn refresh(&self) {
         let Some(counters) = self.counters.get() else { return };
         for (direction, counted) in [("sent", &counters.sent), ("received", &counters.received)] {
-            let way = Way { direction };
-            self.packets.get_or_create(&way).inner().store(counted.packets(), Ordering::Relaxed);
-            self.bytes.get_or_create(&way).inner().store(counted.bytes(), Ordering::Relaxed);
+            let labels = Labels { direction };
+            self.packets.get_or_create(&labels).inner().store(counted.packets(), Ordering::Relaxed);
+            self.bytes.get_or_create(&labels).inner().store(counted.bytes(), Ordering::Relaxed);
             for reason in Reason::ALL {
                 let label = Drop { direction, reason: reason.label() };
                 self.dropped.get_or_create(&label).inner().store(counted.dropped(*reason), Ordering::Relaxed);

@@ -22,7 +22,7 @@ pub const ALIAS: &str = "weft-veth";
 const ALIAS_LEN: usize = 255;
 
 /// The parameters of one call.
-pub struct Plan<'a> {
+pub struct Params<'a> {
     /// The verb, container, namespace and interface.
     pub request: &'a Request,
     /// The version in which to render the result.
@@ -46,12 +46,12 @@ pub struct Plan<'a> {
     ipam: &'a str,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> Params<'a> {
     /// Derives the parameters from a call. For DEL and GC, those of an interface have their defaults.
     ///
     /// # Errors
     /// [`code::CONFIG`]; the message names the invalid member.
-    pub fn new(call: &'a Call) -> Result<Plan<'a>, Error> {
+    pub fn new(call: &'a Call) -> Result<Params<'a>, Error> {
         let wrong = |text: String| Error::new(code::CONFIG, format!("weft-veth: {text}"));
         let request = &call.request;
         let ipam = call.conf.get("ipam").and_then(|ipam| ipam.get("type")).and_then(Value::as_str).unwrap_or_default();
@@ -82,7 +82,7 @@ impl<'a> Plan<'a> {
             None => mac(&seed, b'p'),
             Some(text) => parse_mac(&text).ok_or_else(|| wrong(format!("mac {text:?} is not a unicast address")))?,
         };
-        Ok(Plan {
+        Ok(Params {
             request,
             version: call.version,
             network: &call.name,

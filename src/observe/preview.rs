@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The answer to `weft plan`: what the next full pass would write. The node hands out the operations as they are. They become text here,
+//! The preview, which is the answer to `weft plan`: what the next full pass would write. The node hands out the operations as they are. They become text here,
 //! when the answer is written to the socket.
 
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use crate::log::text::printable;
 
 /// An operation that a full pass would carry out.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Planned {
+pub struct PreviewOp {
     /// The operation.
     pub op: Op,
     /// What is in the kernel now, if the entry exists.
@@ -59,8 +59,8 @@ pub struct Operation {
     pub after: Option<String>,
 }
 
-impl From<Planned> for Operation {
-    fn from(Planned { op, before }: Planned) -> Operation {
+impl From<PreviewOp> for Operation {
+    fn from(PreviewOp { op, before }: PreviewOp) -> Operation {
         let (action, after) = match (&op, &before) {
             (Op::Ensure(_, value), None) => (Action::Add, Some(value)),
             (Op::Ensure(_, value), Some(_)) => (Action::Replace, Some(value)),
@@ -75,19 +75,19 @@ impl From<Planned> for Operation {
 
 /// The whole answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct Preview {
     /// The operations in the order in which they would be written.
     pub operations: Vec<Operation>,
 }
 
 /// Returns the answer for people: one line for each operation, and a line with their number.
-pub fn render(plan: &Plan) -> String {
+pub fn render(preview: &Preview) -> String {
     let mut out = String::new();
-    if plan.operations.is_empty() {
+    if preview.operations.is_empty() {
         return "nothing to write: the kernel is as it should be\n".to_owned();
     }
-    let width = plan.operations.iter().map(|operation| operation.entry.chars().count()).max().unwrap_or_default();
-    for Operation { action, entry, before, after } in &plan.operations {
+    let width = preview.operations.iter().map(|operation| operation.entry.chars().count()).max().unwrap_or_default();
+    for Operation { action, entry, before, after } in &preview.operations {
         let values = match (before, after) {
             (Some(before), Some(after)) => format!("{before} -> {after}"),
             (Some(value), None) | (None, Some(value)) => value.clone(),
@@ -98,11 +98,11 @@ pub fn render(plan: &Plan) -> String {
         let _ = writeln!(out, "{}", printable(line.trim_end()));
     }
     let counts = [Action::Add, Action::Replace, Action::Recreate, Action::Remove].map(|action| {
-        let count = plan.operations.iter().filter(|operation| operation.action == action).count();
+        let count = preview.operations.iter().filter(|operation| operation.action == action).count();
         (count > 0).then(|| format!("{count} to {}", action.word()))
     });
     let counts: Vec<String> = counts.into_iter().flatten().collect();
-    let count = plan.operations.len();
+    let count = preview.operations.len();
     let noun = if count == 1 { "operation" } else { "operations" };
     let _ = writeln!(out, "\n{count} {noun}: {}", counts.join(", "));
     out
@@ -125,12 +125,12 @@ mod tests {
         let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
         let seen = |protocol| Some(ObservedValue { value: route("192.168.0.9"), protocol, mark: false });
         let ops = [
-            Planned { op: Op::Ensure(key, route("192.168.0.2")), before: None },
-            Planned { op: Op::Ensure(key, route("192.168.0.2")), before: seen(12) },
-            Planned { op: Op::Remove(key, route("192.168.0.9")), before: seen(PROTOCOL) },
+            PreviewOp { op: Op::Ensure(key, route("192.168.0.2")), before: None },
+            PreviewOp { op: Op::Ensure(key, route("192.168.0.2")), before: seen(12) },
+            PreviewOp { op: Op::Remove(key, route("192.168.0.9")), before: seen(PROTOCOL) },
         ];
-        let plan = Plan { operations: ops.into_iter().map(Operation::from).collect() };
-        let text = render(&plan);
+        let preview = Preview { operations: ops.into_iter().map(Operation::from).collect() };
+        let text = render(&preview);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines,
@@ -142,11 +142,11 @@ mod tests {
                 "3 operations: 1 to add, 1 to replace, 1 to remove",
             ]
         );
-        let json = serde_json::to_string(&plan.operations[0]).unwrap();
+        let json = serde_json::to_string(&preview.operations[0]).unwrap();
         assert_eq!(
             json,
             r#"{"action":"add","entry":"route 10.5.2.0/24","before":null,"after":"via 192.168.0.2 dev eth0"}"#
         );
-        assert_eq!(render(&Plan::default()), "nothing to write: the kernel is as it should be\n");
+        assert_eq!(render(&Preview::default()), "nothing to write: the kernel is as it should be\n");
     }
 }
