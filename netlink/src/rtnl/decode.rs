@@ -228,4 +228,23 @@ mod tests {
             assert_eq!(qdisc(&message), Some(tbf));
         }
     }
+
+    #[test]
+    fn a_route_has_its_kind_its_table_and_next_hops_of_both_families() {
+        // Family, prefix length, table, protocol and kind.
+        let header = vec![2, 24, 0, 0, 252, 90, 0, libc::RTN_PROHIBIT, 0, 0, 0, 0];
+        let via = [&10_u16.to_ne_bytes()[..], &[0xfe; 16]].concat();
+        let metrics = attribute(RTAX_MTU, &1400_u32.to_ne_bytes());
+        let attributes = [
+            attribute(libc::RTA_DST, &[10, 5, 7, 0]),
+            attribute(libc::RTA_TABLE, &1000_u32.to_ne_bytes()),
+            attribute(RTA_VIA, &via),
+            attribute(libc::RTA_METRICS, &metrics),
+        ];
+        let found = route(&[header, attributes.concat()].concat());
+        assert_eq!((found.kind, found.table, found.protocol), (RouteKind::Refuses(libc::RTN_PROHIBIT), 1000, 90));
+        assert_eq!((found.dst, found.len, found.v6), (Some([10, 5, 7, 0].into()), 24, false));
+        assert_eq!((found.gateway, found.via, found.mtu), (None, Some([0xfe; 16].into()), Some(1400)));
+        assert!(found.refuses());
+    }
 }
