@@ -84,6 +84,8 @@ pub struct NodeFacts {
     pub bridge_calls_iptables: Option<u64>,
     /// net.bridge.bridge-nf-call-ip6tables; `None` without the module br_netfilter.
     pub bridge_calls_ip6tables: Option<u64>,
+    /// The kernel has no IPv6 at all, as after a boot with ipv6.disable=1.
+    pub kernel_lacks_ipv6: bool,
     /// The entries below net.ipv6.conf that switch IPv6 off for our links, now or when they are made.
     pub ipv6_disabled: Vec<String>,
     /// The connection tracking table, if the module is loaded.
@@ -186,6 +188,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         bridge: pod_links::bridge(&tables),
         bridge_calls_iptables: sysctl::number("bridge/bridge-nf-call-iptables"),
         bridge_calls_ip6tables: sysctl::number("bridge/bridge-nf-call-ip6tables"),
+        kernel_lacks_ipv6: sysctl::kernel_lacks_ipv6(),
         ipv6_disabled: ipv6_disabled(&links, &ways),
         conntrack: limits::conntrack(),
         neighbours: limits::neighbour_tables(&neighbours),

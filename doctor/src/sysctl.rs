@@ -8,3 +8,8 @@ use std::path::Path;
 pub(crate) fn number(name: &str) -> Option<u64> {
     fs::read_to_string(Path::new("/proc/sys/net").join(name)).ok()?.trim().parse().ok()
 }
+
+/// Returns true if this kernel has no IPv6.
+pub(crate) fn kernel_lacks_ipv6() -> bool {
+    !Path::new("/proc/sys/net/ipv6").exists()
+}

@@ -245,7 +245,9 @@ impl<K: Kernel> Node<K> {
             let backend = self.plan.earlier_kind(number);
             match self.plan.users(number, 0).count {
                 0 => tracing::info!(backend, "no peer needs the earlier backend any more: it is removed"),
-                users => tracing::warn!(users, "nodes that may not have followed are reached as net-conf says from now on"),
+                users => {
+                    tracing::warn!(users, "nodes that may not have followed are reached as net-conf says from now on")
+                }
             }
             self.change.unused_since.remove(&number);
             self.change.guessed_since.remove(&number);
