@@ -92,12 +92,7 @@ impl LinuxKernel {
 
     /// Implements [`super::Kernel::observe`].
     pub(super) fn observe_entries(&mut self, devices: &[Name]) -> io::Result<Observed> {
-        for _ in 0..TRIES {
-            if let Some(observed) = self.try_observe(devices)? {
-                return Ok(observed);
-            }
-        }
-        Err(io::Error::new(io::ErrorKind::Interrupted, "links kept coming and going during a dump"))
+        until_complete(|| self.try_observe(devices))
     }
 
     /// Reads everything once. Returns `None` if a route uses a link that was not there when the links were read.
@@ -137,20 +132,9 @@ impl LinuxKernel {
         found.extend(self.guard.observe()?);
         found.extend(self.fence.observe(&mut self.netlink)?);
         let routes = self.dump_routes()?;
-        for r in &routes {
-            let dev = links.get(&r.index).map(|l| l.info.name);
-            if dev.is_none() && r.index != 0 {
-                return Ok(None);
-            }
-            let value = Value::Route(r.value(dev));
-            found.push((
-                Key::Route(r.net, r.metric),
-                ObservedValue { value, protocol: r.protocol, mark: r.nexthop != 0 },
-            ));
-        }
         self.adopt_nexthops(&routes)?;
         self.known = known;
-        Ok(Some(self.one_value_per_key(found)))
+        Ok(with_routes(found, &routes, &links).map(|found| self.one_value_per_key(found)))
     }
 
     /// Sets our alias again on devices of ours that lost it. Without it they would look like devices of another program.
@@ -291,3 +275,37 @@ impl LinuxKernel {
         Ok(())
     }
 }
+
+/// Reads until a reading is complete.
+///
+/// # Errors
+/// A reading failed, or none of them was complete.
+fn until_complete<T>(mut read: impl FnMut() -> io::Result<Option<T>>) -> io::Result<T> {
+    for _ in 0..TRIES {
+        if let Some(complete) = read()? {
+            return Ok(complete);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::Interrupted, "links kept coming and going during a dump"))
+}
+
+/// Adds the routes to what was found. Returns `None` if a route uses a link that is not among these.
+fn with_routes(
+    mut found: Vec<(Key, ObservedValue)>,
+    routes: &[RouteFacts],
+    links: &Links,
+) -> Option<Vec<(Key, ObservedValue)>> {
+    found.reserve(routes.len());
+    for r in routes {
+        let dev = links.get(&r.index).map(|l| l.info.name);
+        if dev.is_none() && r.index != 0 {
+            return None;
+        }
+        let seen = ObservedValue { value: Value::Route(r.value(dev)), protocol: r.protocol, mark: r.nexthop != 0 };
+        found.push((Key::Route(r.net, r.metric), seen));
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests;
