@@ -9,6 +9,7 @@ use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::connected::Connected;
 
 use super::*;
+use crate::options::Fences;
 
 mod clear_text;
 mod devices;
@@ -584,4 +585,20 @@ fn a_device_of_another_program_leaves_its_room_to_a_lease_that_waits() {
     assert!(plan.skipped(&waiting).is_some_and(|reason| reason.contains("needs a device of its own")));
     assert!(plan.set_foreign_devices(&[Name::new("flannel.102").unwrap()].into()));
     assert_eq!(plan.skipped(&waiting), None);
+}
+
+#[test]
+fn exceptions_from_the_fence_that_are_missing_are_reported_while_they_are() {
+    let mut plan = plan().with_fences(Fences { fail_closed: true, blackhole: false });
+    let (of, age) =
+        (|number: u32| Id::from(number.to_string()), |number: u32| Age { stamp: number.into(), tie: "".into() });
+    for number in 0..=4096 {
+        let attrs = Attrs { public_ip: Some((0x0a05_0000 + number).into()), ..Attrs::default() };
+        assert_eq!(plan.problems(), [""; 0], "{number}");
+        plan.plan_fence_exceptions(&of(number), &age(number), Some(&attrs));
+    }
+    let [problem] = &plan.problems()[..] else { panic!("{:?}", plan.problems()) };
+    assert!(problem.starts_with("--fail-closed: 4097 nodes have addresses inside Network"), "{problem}");
+    plan.plan_fence_exceptions(&of(7), &age(7), None);
+    assert_eq!(plan.problems(), [""; 0]);
 }

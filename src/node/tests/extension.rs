@@ -5,6 +5,7 @@ use weft_backends::commands::CommandPeer;
 
 use super::*;
 use crate::extension::{Extension, memory};
+use crate::observe::problem::ProblemKind;
 use crate::options::NetConfCommands;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -18,6 +19,19 @@ async fn with_commands(commands: &str, may_run: NetConfCommands) -> TestNode {
     let records = vec![Record { id: own.id.clone(), lease: Ok(own) }];
     test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
     test
+}
+
+/// Lets the node go on after an earlier run that had the peer 10.5.2.0/24. There is no lease of this peer.
+fn remember_a_peer_that_left(test: &mut TestNode) {
+    let left = CommandPeer {
+        subnets: Subnets::from_key("10.5.2.0-24").unwrap(),
+        public_ip: Some([192, 168, 0, 2].into()),
+        public_ipv6: None,
+        data: "".into(),
+    };
+    let file = test.file.with_file_name("extension");
+    memory::write(&file, &[Arc::new(left)]).unwrap();
+    test.node.extension = Extension::new(Some(file));
 }
 
 /// Returns true if a command ends within this time.
@@ -63,19 +77,32 @@ async fn pods_wait_for_the_command_after_the_lease() {
 async fn a_first_list_without_peers_is_no_reason_to_run_commands_for_peers_that_left() {
     local(async {
         let mut test = with_commands(r#","SubnetRemoveCommand":"true""#, NetConfCommands::Run).await;
-        let left = CommandPeer {
-            subnets: Subnets::from_key("10.5.2.0-24").unwrap(),
-            public_ip: Some([192, 168, 0, 2].into()),
-            public_ipv6: None,
-            data: "".into(),
-        };
-        let file = test.file.with_file_name("extension");
-        memory::write(&file, &[Arc::new(left)]).unwrap();
-        test.node.extension = Extension::new(Some(file));
+        remember_a_peer_that_left(&mut test);
         assert!(test.node.passer.keep_stale_until.is_some(), "the store may have been wiped");
         assert!(!ends(&mut test, Duration::from_millis(200)).await);
         test.node.passer.keep_stale_until = None;
         assert!(ends(&mut test, PATIENCE).await, "the grace time is over");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_command_that_failed_for_a_peer_that_left_is_shown_and_keeps_nothing_waiting() {
+    local(async {
+        let mut test = with_commands(r#","SubnetRemoveCommand":"exit 3""#, NetConfCommands::Run).await;
+        remember_a_peer_that_left(&mut test);
+        test.node.passer.keep_stale_until = None;
+        let shown = |test: &mut TestNode| -> Vec<String> {
+            let problems = test.node.status().problems.into_iter();
+            problems.filter(|problem| problem.kind == ProblemKind::Extension).map(|problem| problem.text).collect()
+        };
+        test.node.update_extension();
+        assert_eq!(shown(&mut test), [""; 0], "the command has not ended yet");
+        assert!(ends(&mut test, PATIENCE).await);
+        let text = "the command for peers that have left failed, and is tried again: 10.5.2.0/24: SubnetRemoveCommand: exit status: 3: \
+                    no output";
+        assert_eq!(shown(&mut test), [text]);
+        assert_eq!(test.node.state().faults, [], "pods of this node start");
     })
     .await;
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Each thing that can be wrong with a node is shown by `weft status`. A fault keeps the node from being ready, and a warning does not.
 
+use tokio::time::Instant;
 use weft_backends::state::Key;
 
 use super::*;
 use crate::kernel::{Notice, Outcome};
 use crate::observe::problem::{Problem, ProblemKind};
-use crate::observe::report::PeerList;
-use crate::options::CniOptions;
+use crate::observe::report::{NodeState, PeerCounts, PeerList};
+use crate::options::{CniOptions, Fences};
 
 /// Something that is wrong: how it is set, and the problem that is shown.
 type Case = (fn(&mut Node<FakeKernel>, String), ProblemKind, &'static str);
@@ -125,6 +126,60 @@ async fn what_is_wrong_with_the_cni_configuration_the_store_and_the_leases_is_sh
             panic!("{shown:?}")
         };
         assert!(status.ready && claimed.starts_with("2 leases publish 192.168.0.2: "), "{claimed}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_net_conf_and_flags_ask_for_and_this_node_does_not_do_is_shown() {
+    local(async {
+        let too_large = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","MTU":9000}}"#;
+        let cut = "Backend.MTU in net-conf is 9000, but the uplink eth0 carries 1500: this node uses 1500";
+        let alloc = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"alloc"}}"#;
+        let mut of_alloc = lease("10.5.1.0-24", "192.168.0.1");
+        of_alloc.attrs.backend_type = String::new();
+        let closed = RuleOptions { fences: Fences { fail_closed: true, blackhole: false }, ..RuleOptions::default() };
+        for (conf, own, rules, begins) in [
+            (too_large, vxlan_lease(), RuleOptions::default(), cut),
+            (alloc, of_alloc, closed, "--fail-closed is left out: the backend alloc makes no routes"),
+        ] {
+            let mut test = TestNode::of((conf, own.clone()), OnLostLease::Hold, rules);
+            let records = vec![Record { id: own.id.clone(), lease: Ok(own) }];
+            test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+            let status = test.node.status();
+            let left_out = status.problems.iter().filter(|problem| problem.kind == ProblemKind::LeftOut);
+            let [problem] = &left_out.collect::<Vec<_>>()[..] else { panic!("{:?}", status.problems) };
+            assert!(problem.text.starts_with(begins), "{problem}");
+            assert!(test.node.state().problems().all(|fault| fault.kind != ProblemKind::LeftOut), "it is no fault");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn each_peer_is_counted_once_in_the_metrics() {
+    local(async {
+        let mut test = healthy().await;
+        let peers = PeerCounts {
+            believed: 20,
+            pending: 1,
+            failed: 2,
+            held: 3,
+            set_aside: 4,
+            unplanned: 5,
+            unreachable: 6,
+            in_clear_text: 7,
+        };
+        let state = NodeState { peers, ..test.node.state() };
+        test.node.context.reporter.publish(&state);
+        let text = test.node.context.reporter.metrics.render_classic(Instant::now());
+        let count =
+            |line: &str| text.lines().find_map(|found| found.strip_prefix(line)).map(str::trim).map(str::to_owned);
+        let of = |state: &str| count(&format!("weft_peers{{state=\"{state}\"}}"));
+        let states = ["pending", "failed", "held", "set-aside", "unreachable", "programmed"];
+        // What is set aside is believed or not. The believed part of it has no entries, or not all of them.
+        assert_eq!(states.map(of), ["1", "2", "3", "4", "6", "3"].map(|count| Some(count.to_owned())), "{text}");
+        assert_eq!(count("weft_peers_not_encrypted").as_deref(), Some("7"));
     })
     .await;
 }
