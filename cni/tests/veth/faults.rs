@@ -156,3 +156,21 @@ fn status_fails_if_the_ipam_plugin_is_missing_or_fails() {
         assert_eq!(call(&site, "STATUS", "", &plain).error().0, 51, "the code must be that of the IPAM plugin");
     });
 }
+
+/// Without the rule for the table of local addresses, the kernel delivers no packet to the pod's address.
+#[test]
+fn an_add_whose_ipv6_address_never_becomes_usable_fails_and_leaves_nothing_behind() {
+    on_a_node(|site| {
+        site.pod("p1");
+        inside(&site, "p1", "-6 rule del pref 0");
+        // The kernel asks no rules at all until there is one of its own.
+        inside(&site, "p1", "-6 rule add to 2001:db8:9::/48 unreachable pref 5");
+        let (plain, before) = (conf(&site, json!({})), state(&site, &["p1"]));
+        let (code, text) = call(&site, "ADD", "p1", &plain).error();
+        assert!(code == 999 && text.contains("did not make the address fd05:0:0:1:"), "{code} {text}");
+        wait_for("the pod's end to disappear", || state(&site, &["p1"]) == before);
+        inside(&site, "p1", "-6 rule add lookup local pref 0");
+        let result = call(&site, "ADD", "p1", &plain).success().json();
+        reaches(&site, "", &addr(&result, true));
+    });
+}

@@ -6,7 +6,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::node::{addr, call, command, conf, inside, on_a_node, reaches, state};
-use crate::site::run;
+use crate::site::{run, wait_for};
 
 #[test]
 fn a_second_add_changes_nothing_and_repairs_what_is_missing() {
@@ -86,6 +86,52 @@ fn check_names_each_difference() {
         site.ip(&format!("link del {host}"));
         let (_, text) = call(&site, "CHECK", "p1", &checked).error();
         assert!(text.contains("is missing on the host"), "{text}");
+    });
+}
+
+#[test]
+fn check_compares_macs_and_both_ends_and_accepts_no_neighbour_that_expires() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let plain = conf(&site, json!({}));
+        let result = call(&site, "ADD", "p1", &plain).success().json();
+        let checked = conf(&site, json!({"prevResult": result}));
+        let (v4, ends) = (addr(&result, false), &result["interfaces"]);
+        let [host, host_mac, pod_mac] =
+            [&ends[0]["name"], &ends[0]["mac"], &ends[1]["mac"]].map(|value| value.as_str().unwrap());
+        let of_pod = format!("neigh replace {v4} dev {host} lladdr");
+        let of_host = "-n p1 neigh replace 169.254.1.1 dev eth0 lladdr";
+        let strange = "02:00:00:00:00:99";
+        for (wrong, right, expected) in [
+            (format!("{of_pod} {strange} nud permanent"), None, "the host's neighbour"),
+            (format!("{of_pod} {pod_mac} nud reachable"), None, "the host's neighbour"),
+            (format!("{of_host} {strange} nud permanent"), None, "the pod's neighbour 169.254.1.1"),
+            (format!("{of_host} {host_mac} nud reachable"), None, "the pod's neighbour 169.254.1.1"),
+            (
+                format!("link set {host} address {strange}"),
+                Some(format!("link set {host} address {host_mac}")),
+                "does not have the MAC address",
+            ),
+            (
+                format!("-n p1 link set eth0 address {strange}"),
+                Some(format!("-n p1 link set eth0 address {pod_mac}")),
+                "eth0 does not have the MAC address",
+            ),
+        ] {
+            site.ip(&wrong);
+            let (code, text) = call(&site, "CHECK", "p1", &checked).error();
+            assert!(code == 999 && text.contains(expected), "{wrong}: {code} {text}");
+            // With the MAC, the kernel has removed the neighbours of the link. ADD restores them.
+            right.into_iter().for_each(|right| drop(site.ip(&right)));
+            call(&site, "ADD", "p1", &plain).success();
+            call(&site, "CHECK", "p1", &checked).success();
+        }
+        site.ip(&format!("link del {host}"));
+        wait_for("the pod's end to disappear", || !inside(&site, "p1", "-o link").contains("eth0"));
+        site.ip(&format!("link add {host} type veth peer name stray0"));
+        inside(&site, "p1", "link add eth0 type veth peer name stray1");
+        let (_, text) = call(&site, "CHECK", "p1", &checked).error();
+        assert!(text.contains("are not the two ends of one pair"), "{text}");
     });
 }
 
@@ -221,5 +267,71 @@ fn a_record_with_a_wrong_configuration_is_removed_by_del_and_gc() {
                 assert_eq!(state(&site, &["p1"]), empty, "{verb} {wrong}");
             }
         }
+    });
+}
+
+#[test]
+fn an_add_touches_no_link_of_another_attachment() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let plain = conf(&site, json!({}));
+        let result = call(&site, "ADD", "p1", &plain).success().json();
+        let host = result["interfaces"][0]["name"].as_str().unwrap();
+        site.ip(&format!("link set {host} alias somebody"));
+        let before = state(&site, &["p1"]);
+        let (code, text) = call(&site, "ADD", "p1", &plain).error();
+        assert!(code == 999 && text.contains("does not belong to this pod"), "{code} {text}");
+        assert_eq!(state(&site, &["p1"]), before);
+    });
+}
+
+/// The pair that the alias names has its other end elsewhere. It is removed, and the interface of somebody else stays as it is.
+#[test]
+fn an_add_does_not_take_over_an_interface_that_is_not_the_other_end() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let plain = conf(&site, json!({}));
+        call(&site, "ADD", "p1", &plain).success();
+        for words in ["link set eth0 down", "link set eth0 name old0", "link add eth0 type veth peer name stray0"] {
+            inside(&site, "p1", words);
+        }
+        let (_, text) = call(&site, "ADD", "p1", &plain).error();
+        assert!(text.contains("the pod already has an interface eth0"), "{text}");
+        assert_eq!(site.veths(), 0, "the pair is removed");
+        assert_eq!(inside(&site, "p1", "-o addr show dev eth0"), "");
+    });
+}
+
+/// It may be running.
+#[test]
+fn a_pod_that_an_earlier_add_has_connected_keeps_its_network_when_the_next_one_fails() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let plain = conf(&site, json!({}));
+        call(&site, "ADD", "p1", &plain).success();
+        for words in ["route del default", "link set lo up", "route add default dev lo"] {
+            inside(&site, "p1", words);
+        }
+        let before = state(&site, &["p1"]);
+        let (_, text) = call(&site, "ADD", "p1", &plain).error();
+        assert!(text.contains("the pod has a route to 0.0.0.0/0 over another interface"), "{text}");
+        assert_eq!(state(&site, &["p1"]), before);
+    });
+}
+
+/// Another plugin of the list may have added an interface with an address of its own.
+#[test]
+fn check_compares_the_addresses_of_its_own_interface_alone() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let mut result = call(&site, "ADD", "p1", &conf(&site, json!({}))).success().json();
+        let other = json!({"name": "net1", "mac": "02:00:00:00:00:99", "sandbox": "/run/netns/p1"});
+        result["interfaces"].as_array_mut().unwrap().push(other);
+        // The host's end has the name of no interface of the pod.
+        for (interface, address) in [(2, "10.77.1.9/32"), (0, "10.77.1.8/32")] {
+            let ips = result["ips"].as_array_mut().unwrap();
+            ips.push(json!({"address": address, "interface": interface}));
+        }
+        call(&site, "CHECK", "p1", &conf(&site, json!({"prevResult": result}))).success();
     });
 }
