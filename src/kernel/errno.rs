@@ -156,6 +156,7 @@ mod tests {
             ("gone before removal", true, Errno::ESRCH, "", Meaning::Done),
             ("device gone before removal", true, Errno::ENODEV, "", Meaning::Done),
             ("device gone before add", false, Errno::ENODEV, "", Meaning::Retry),
+            ("device gone before the entry is added", false, Errno::ENXIO, "", Meaning::Retry),
             ("no carrier", false, Errno::ENETDOWN, "Carrier for nexthop device is down", Meaning::Retry),
             ("gateway not on link", false, Errno::ENETUNREACH, "", Meaning::Retry),
             ("no memory", false, Errno::ENOBUFS, "", Meaning::Retry),

@@ -209,6 +209,18 @@ mod tests {
         assert!(index.ids.len() == 1 && index.routes.is_empty());
     }
 
+    /// An id that is ours is deleted when no route has it.
+    #[test]
+    fn only_an_id_of_our_range_on_a_route_of_ours_becomes_ours() {
+        let mut index = Nexthops::new(3);
+        let in_range = index.first + 9;
+        for (id, ours, owns) in [(7, true, false), (in_range, false, false), (in_range, true, true)] {
+            index.saw(key(1), id, ours);
+            assert_eq!((index.of(&key(1)), index.owns(id)), (Some(id), owns), "{id} {ours}");
+        }
+        assert_eq!(index.orphans(&HashSet::new()), [in_range]);
+    }
+
     #[test]
     fn the_fdb_entries_of_a_device_that_is_gone_are_forgotten() {
         let mut index = Nexthops::new(3);

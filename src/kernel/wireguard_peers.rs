@@ -525,4 +525,24 @@ mod tests {
         };
         assert!(live(Some(900)) && !live(Some(820)) && !live(None));
     }
+
+    #[test]
+    fn what_a_kernel_will_not_accept_later_is_not_tried_again() {
+        let device = || name().to_string();
+        let (text, Op::Ensure(key, value)) = (String::new(), ensure(peer(1, 0))) else { panic!() };
+        let (add, remove) = (Op::Ensure(key, value.clone()), Op::Remove(key, value));
+        let gone = WireGuardError::NoDevice { device: device() };
+        assert_eq!(outcome(&remove, &gone), Outcome::Done, "the peer is gone with its device");
+        for lasting in [
+            WireGuardError::NoFamily,
+            WireGuardError::NotPermitted { device: device() },
+            WireGuardError::Invalid { device: device(), errno: nix::errno::Errno::EINVAL, text },
+        ] {
+            assert!(matches!(outcome(&add, &lasting), Outcome::Fatal(_)), "{lasting}");
+        }
+        let lost = WireGuardError::from(io::Error::from(io::ErrorKind::WouldBlock));
+        for passing in [gone, WireGuardError::NoMemory { device: device() }, lost] {
+            assert!(matches!(outcome(&add, &passing), Outcome::Retry(_)), "{passing}");
+        }
+    }
 }

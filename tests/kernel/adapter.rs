@@ -3,6 +3,7 @@
 
 use weft::kernel::{Kernel, LinuxKernel, Outcome};
 use weft_backends::diff::Op;
+use weft_backends::host::Reach;
 use weft_backends::state::{Key, LAST_METRIC, Route, Value};
 
 use super::adapter_net::{
@@ -362,5 +363,41 @@ fn the_way_to_an_address_is_the_kernels_answer() {
             assert_eq!(way(far), None, "a rule forbids it");
             assert_eq!(way(sources[0]), None, "an address of this host");
         }
+    });
+}
+
+/// The kernel has more entries on a device than the agent writes: what it learned from packets, and those of multicast addresses.
+#[test]
+fn neighbours_and_fdb_entries_that_expire_or_are_of_multicast_addresses_are_left_out() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let ours = [fdb("flannel.1", 7, "10.0.0.7"), neigh("flannel.1", "10.1.2.0", 7)];
+        put(&mut k, &[vxlan(false)]);
+        put(&mut k, &ours);
+        bridge("fdb add 02:00:00:00:00:09 dev flannel.1 dst 10.0.0.9 self dynamic");
+        ip("neigh add 10.1.2.9 lladdr 02:00:00:00:00:09 dev flannel.1 nud reachable");
+        ip("neigh add 239.1.1.1 lladdr 01:00:5e:01:01:01 dev flannel.1 nud permanent");
+        let seen = k.observe(&[]).unwrap();
+        let mut entries: Vec<Key> =
+            seen.keys().filter(|key| matches!(key, Key::Fdb(..) | Key::Neigh(..))).copied().collect();
+        let mut wanted = ours.map(|(key, _)| key);
+        entries.sort();
+        wanted.sort();
+        assert_eq!(entries, wanted);
+    });
+}
+
+/// The kernel gives the link lo to IPv6 routes that lead nowhere. And no peer is reached by the route of a pod.
+#[test]
+fn a_route_that_leads_nowhere_is_on_no_link_and_routes_of_pods_are_left_out() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        ip("-6 route add unreachable fd00:77::/64 proto static");
+        ip("route add 10.5.1.7/32 dev up0 proto 91");
+        let routes = k.machine().unwrap().routes;
+        let of = |net: &str| routes.iter().find(|route| route.net == net.parse().unwrap());
+        assert_eq!(of("fd00:77::/64").map(|route| route.reach), Some(Reach::Gateway), "{routes:?}");
+        assert_eq!(of("10.5.1.7/32"), None);
+        assert_eq!(of("10.0.0.0/24").map(|route| route.reach), Some(Reach::Link(name("up0"))));
     });
 }

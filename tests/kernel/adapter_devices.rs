@@ -10,6 +10,8 @@ use weft::kernel::{Kernel, Outcome};
 use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Route, Value};
+use weft_backends::wireguard::key::{KEY, PublicKey};
+use weft_backends::wireguard::peer::WgPeer;
 
 use super::adapter_net::{
     ALIAS, PROTOCOL, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, put, remove, seen_vxlan,
@@ -200,5 +202,38 @@ fn the_fdb_entries_of_a_device_that_was_made_again_are_forgotten() {
         ip("link del flannel.1");
         k.observe(&[name("flannel.1")]).unwrap();
         assert_eq!(k.shared().borrow().fdb.len(), 0);
+    });
+}
+
+#[test]
+fn an_alias_that_was_cleared_is_set_again_and_that_of_another_agent_stays() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, value) = vxlan(false);
+        put(&mut k, &[(key, value)]);
+        let shown = || json("ip", "-j link show dev flannel.1")[0]["ifalias"].clone();
+        // It was not observed since it was made.
+        alias("flannel.1", "");
+        assert!(k.observe(&[]).unwrap().get(&key).is_some_and(|seen| seen.mark));
+        assert_eq!(shown(), ALIAS);
+        let theirs = "weft /run/other/subnet.env";
+        alias("flannel.1", theirs);
+        let seen = k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().clone();
+        assert!(!seen.mark, "another agent took it over: {seen:?}");
+        assert_eq!(shown(), theirs);
+    });
+}
+
+/// Without the key, the peer would be written as one that needs none, and no handshake with it would succeed.
+#[test]
+fn a_wireguard_peer_waits_until_the_preshared_key_is_known() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        let key = PublicKey([7; KEY]);
+        let peer = WgPeer { key, endpoint: None, keepalive: 0, preshared: true, is_live: false, written: None };
+        let outcome = k.apply(&[Op::Ensure(Key::WgPeer(name("flannel.1"), key.id()), Value::peer(peer))]).remove(0);
+        let waits = matches!(&outcome, Outcome::Retry(text) if text.contains("the preshared key is not known"));
+        assert!(waits, "{outcome:?}");
     });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The monitor reports every change of an entry.
 
-use weft::kernel::{LinuxKernel, LinuxMonitor, Monitor, MonitorOptions, Notice};
+use weft::kernel::{LinuxKernel, LinuxMonitor, Monitor, MonitorOptions, Notice, sysctl};
 use weft_backends::state::{Key, Value};
 
 use crate::patience::PATIENCE;
@@ -107,13 +107,20 @@ fn rules_and_routes_of_all_tables_are_reported_where_they_matter() {
             ip(change);
             expect(&mut m, change, |n| *n == Notice::Routes).await;
         }
+        // What came before is read when the change of the link is.
+        ip("link set up0 mtu 1600");
+        expect(&mut m, "a later change", |n| *n == Notice::Links).await;
+        // The kernel itself writes the table of local addresses.
+        ip("route add 192.0.2.77 dev up0 table local");
         let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
         put(&mut k, &[vxlan(false), (key, value.clone())]);
-        expect(&mut without, "nothing of this", |n| {
-            assert_ne!(*n, Notice::Routes);
-            is_now(key, value.clone())(n)
-        })
-        .await;
+        for monitor in [&mut without, &mut m] {
+            expect(monitor, "nothing of this", |n| {
+                assert_ne!(*n, Notice::Routes);
+                is_now(key, value.clone())(n)
+            })
+            .await;
+        }
     });
 }
 
@@ -164,11 +171,12 @@ fn changes_that_do_not_matter_are_not_reported() {
         put(&mut k, &[vxlan(false)]);
         ip("link add cni0 type bridge");
         let mut m = monitor(&k);
-        // The kernel notifies of each of these: a link without a relevant change, a renewed address, a neighbour that is not permanent,
-        // a route of another table, the links of pods.
+        // The kernel notifies of each of these: a link without a relevant change, a renewed address, a neighbour that is not permanent
+        // and one of a multicast address, a route of another table, the links of pods.
         ip("link set up0 txqueuelen 500");
         ip("addr change fd00::1/64 dev up0 nodad");
         ip("neigh replace 10.0.0.9 lladdr 02:00:00:00:00:09 dev up0 nud reachable");
+        ip("neigh add 239.1.1.1 lladdr 01:00:5e:01:01:01 dev flannel.1 nud permanent");
         ip("route add 10.77.0.0/16 dev up0 table 77");
         // A pod is created and deleted.
         ip("link add pod0 type veth peer name pod1");
@@ -185,5 +193,47 @@ fn changes_that_do_not_matter_are_not_reported() {
         let (entries, rest): (Vec<_>, Vec<_>) =
             first.iter().partition(|n| matches!(n, Notice::Entry(Key::Route(..), None)));
         assert!(entries.len() <= 2 && rest.len() == 1 && is_now(key, value)(rest[0]), "{first:?}");
+    });
+}
+
+/// The monitor reads a limited number at once. No new notification wakes it up for the rest.
+#[test]
+fn more_notifications_than_are_read_at_once_are_all_reported() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        let options = MonitorOptions { buffer: 64 << 20, ..MonitorOptions::new(PROTOCOL, k.shared()) };
+        let mut m = LinuxMonitor::open(options).unwrap();
+        let many: Vec<_> = (0..5000).map(|n| fdb("flannel.1", 1000 + n, "10.0.0.2")).collect();
+        put(&mut k, &many);
+        let (key, value) = many.last().unwrap().clone();
+        let first = m.next().await.unwrap();
+        assert!(!first.contains(&Notice::Lost) && !first.iter().any(is_now(key, value.clone())), "{}", first.len());
+        let rest = tokio::select! {
+            biased;
+            rest = m.next() => rest.unwrap(),
+            () = std::future::ready(()) => panic!("the monitor waits for a new notification"),
+        };
+        assert!(rest.iter().any(is_now(key, value)), "{}", rest.len());
+    });
+}
+
+/// With nexthop_compat_mode=0 the notification of a route has only the id of its nexthop. Our own write must not look like a change.
+#[test]
+fn a_route_with_the_nexthop_that_we_gave_it_is_not_reported_where_the_kernel_sends_only_ids() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        sysctl::ensure("net/ipv4/nexthop_compat_mode", "0", true).unwrap();
+        put(&mut k, &[vxlan(false)]);
+        let mut m = monitor(&k);
+        let (ours, other) = (via("10.1.2.0/24", "10.0.0.2", "up0"), via("10.1.3.0/24", "10.0.0.2", "up0"));
+        put(&mut k, std::slice::from_ref(&ours));
+        ip("nexthop add id 7 via 10.0.0.9 dev up0");
+        ip("route add 10.1.3.0/24 nhid 7");
+        expect(&mut m, "the route of another program", |n| {
+            assert!(!matches!(n, Notice::Entry(key, _) if *key == ours.0), "{n:?}");
+            matches!(n, Notice::Entry(key, Some(_)) if *key == other.0)
+        })
+        .await;
     });
 }

@@ -4,11 +4,14 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use weft::kernel::{Kernel, Outcome};
+use weft::kernel::{Kernel, LinuxMonitor, Monitor, MonitorOptions, Notice, Outcome};
 use weft_backends::diff::Op;
 use weft_backends::state::{Key, Route, Value};
 
-use super::adapter_net::{PROTOCOL, all_done, in_namespace, ip, kernel, name, nexthops, put, remove, via, vxlan};
+use super::adapter_net::{
+    PROTOCOL, all_done, in_namespace, ip, kernel, name, neigh, nexthops, put, remove, via, vxlan,
+};
+use crate::patience::PATIENCE;
 
 fn shown(net: &str) -> String {
     ip(&format!("-4 route show {net}")).trim_end().to_owned()
@@ -143,5 +146,29 @@ fn an_ipv6_route_that_leads_to_its_gateway_is_replaced_in_one_step() {
             !left.lines().any(|line| line.starts_with("fd00:2:: ")),
             "the route to the gateway is gone again: {left}"
         );
+    });
+}
+
+/// The route of another program may lead over the neighbour that goes. It is replaced in a second exchange with the kernel.
+#[test]
+fn a_neighbour_goes_only_when_the_route_that_may_need_it_is_replaced() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (neighbour, route) = (neigh("flannel.1", "10.1.2.0", 7), via("10.1.3.0/24", "10.1.3.0", "flannel.1"));
+        put(&mut k, &[vxlan(false), neighbour.clone()]);
+        ip("route add 10.1.3.0/24 via 10.1.2.0 dev flannel.1 onlink proto static");
+        let mut monitor = LinuxMonitor::open(MonitorOptions::new(PROTOCOL, k.shared())).unwrap();
+        let ops = [Op::Ensure(route.0, route.1.clone()), Op::Remove(neighbour.0, neighbour.1)];
+        all_done(&ops, k.apply(&ops));
+        // The notices come in the order of the changes.
+        let mut seen = Vec::new();
+        while !seen.contains(&Notice::Entry(neighbour.0, None)) {
+            seen.extend(tokio::time::timeout(PATIENCE, monitor.next()).await.expect("the neighbour is gone").unwrap());
+        }
+        let place = |is: &dyn Fn(&Notice) -> bool| seen.iter().position(is);
+        let replaced =
+            place(&|n| matches!(n, Notice::Entry(key, Some(now)) if *key == route.0 && now.value == route.1));
+        let gone = place(&|n| *n == Notice::Entry(neighbour.0, None));
+        assert!(replaced.is_some() && replaced < gone, "{seen:?}");
     });
 }

@@ -128,6 +128,8 @@ fn missing_and_additional_rules_are_observed_and_reported() {
             "route add unreachable 10.5.0.0/17 table 90000",
             // An exception opens one address. This one opens half of Network.
             "route add throw 10.5.0.0/17 table 90000",
+            // An unused address of the own subnet is no exception.
+            "route add throw 10.5.1.7 table 90001",
             "rule add pref 30202 to 10.5.0.0/16 fwmark 7 lookup main suppress_prefixlength 15 proto 90",
         ] {
             put(&mut k, std::slice::from_ref(&wanted));

@@ -50,6 +50,29 @@ fn an_ipip_device_is_read_as_it_was_written() {
     }
 }
 
+/// Such devices carry packets to one end alone, or to a group. The agent never makes one, so it is not one of ours that differs a little.
+#[test]
+fn devices_with_a_fixed_end_or_a_group_are_foreign() {
+    let facts = created(Arc::new(IpipLink { local: "10.0.0.1".parse().unwrap(), bound: false }), 5);
+    let links = outer(5, Name::new("eth0").unwrap(), &facts);
+    let kind = |name: &str, attributes: &[(u16, &str)], parent: u16| {
+        let mut w = Writer::default();
+        w.attr_u32(parent, 5);
+        for (number, ip) in attributes {
+            w.attr_ip(*number, ip.parse().unwrap());
+        }
+        let link_type = LinkType::new(name, w.bytes());
+        LinkFacts { link_type, ..facts.clone() }.value(&links).kind
+    };
+    // IFLA_IPTUN_LINK, _LOCAL and _REMOTE of linux/if_tunnel.h.
+    assert!(kind("ipip", &[(2, "10.0.0.1"), (3, "0.0.0.0")], 1).of::<IpipLink>().is_some());
+    assert_eq!(kind("ipip", &[(2, "10.0.0.1"), (3, "10.0.0.2")], 1).of(), Some(&Foreign));
+    // IFLA_VXLAN_LINK, _LOCAL, _GROUP and _GROUP6 of linux/if_link.h.
+    assert!(kind("vxlan", &[(4, "10.0.0.1")], 3).of::<VxlanLink>().is_some());
+    assert_eq!(kind("vxlan", &[(4, "10.0.0.1"), (2, "239.1.1.1")], 3).of(), Some(&Foreign));
+    assert_eq!(kind("vxlan", &[(4, "10.0.0.1"), (16, "ff05::1")], 3).of(), Some(&Foreign));
+}
+
 #[test]
 fn a_vxlan_device_is_read_as_it_was_written() {
     let parent = Name::new("eth0").unwrap();
@@ -118,6 +141,19 @@ fn addresses_are_read_as_they_were_written() {
         address(&mut w, true, 9, net);
         assert_eq!(first(&mut w, read_address), Some(AddrInfo { index: 9, net, scope: 0, flags }));
     }
+}
+
+/// IFA_ADDRESS is the other end of such a link, and IFA_LOCAL our own one.
+#[test]
+fn the_address_of_a_point_to_point_link_is_that_of_this_host() {
+    let mut w = Writer::default();
+    let mut message = AddressMessage::default();
+    message.header =
+        AddressHeader { family: AddressFamily::Inet, prefix_len: 32, index: 9, ..AddressHeader::default() };
+    let [other, ours] = ["10.0.9.2", "10.0.9.1"].map(|ip| ip.parse().unwrap());
+    message.attributes = vec![AddressAttribute::Address(other), AddressAttribute::Local(ours)];
+    typed::begin(&mut w, libc::RTM_NEWADDR, PLAIN, &message);
+    assert_eq!(first(&mut w, read_address).unwrap().net, "10.0.9.1/32".parse::<IpNet>().unwrap());
 }
 
 #[test]
