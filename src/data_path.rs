@@ -283,3 +283,26 @@ fn table(wanted: &Wanted<'_>) -> Table {
     }));
     Table { routes, peers: count, took: began.elapsed() }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    fn descriptor() -> OwnedFd {
+        File::open("/dev/null").unwrap().into()
+    }
+
+    /// The service manager could not be told the first wish. Meanwhile there is another one.
+    #[test]
+    fn an_older_wish_to_the_service_manager_does_not_replace_a_newer_one() {
+        let mut data_path = DataPath::new(true, Earlier { device: Some(descriptor()), socket: None });
+        data_path.forget();
+        data_path.hand_over_later(Handover::Keep(Descriptors { device: descriptor(), socket: descriptor() }));
+        assert!(matches!(data_path.take_handover(), Some(Handover::Forget)));
+        data_path.hand_over_later(Handover::Forget);
+        assert!(matches!(data_path.take_handover(), Some(Handover::Forget)), "it is told later");
+        assert!(data_path.take_handover().is_none());
+    }
+}

@@ -423,6 +423,24 @@ mod tests {
         assert_eq!(count(&saved_file), Some(3));
     }
 
+    /// The removal goes on when the loop no longer waits for it. A new file must not be written before it has ended.
+    #[tokio::test(start_paused = true)]
+    async fn no_write_begins_while_a_removal_that_takes_long_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let saved_file = saved_file(dir.path());
+        let (mut saver, now) = (Saver::new(Some(saved_file.clone())), Instant::now());
+        let (end, hangs) = std::sync::mpsc::channel::<()>();
+        saver.task = Some(tokio::task::spawn_blocking(move || hangs.recv().unwrap_or_default()));
+        tokio::join!(saver.forget(), tokio::time::advance(REMOVE_LIMIT));
+        saver.changed();
+        saver.save(now, &peers(3), head);
+        assert_eq!((count(&saved_file), saver.next(now)), (None, Some(now + BUSY)));
+        drop(end);
+        saver.task.take().unwrap().await.unwrap();
+        save(&mut saver, now + BUSY, &peers(3)).await;
+        assert_eq!(count(&saved_file), Some(3));
+    }
+
     #[tokio::test]
     async fn a_directory_that_cannot_be_written_costs_only_a_line_in_the_log() {
         let dir = tempfile::tempdir().unwrap();

@@ -145,6 +145,11 @@ async fn until_answered(answers: &mpsc::UnboundedSender<LeaseAnswer>, call: impl
 mod tests {
     use std::cell::Cell;
 
+    use weft_backends::backend::TYPES;
+    use weft_subnet::cidr::Subnets;
+    use weft_subnet::dir::DirStore;
+    use weft_subnet::lease::Age;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -156,5 +161,25 @@ mod tests {
         };
         let minute = tokio::time::timeout(Duration::from_secs(60), until_answered(&answers, call)).await;
         assert!(minute.is_err() && (15..=40).contains(&calls.get()), "{} calls in a minute", calls.get());
+    }
+
+    /// A call that goes on could write the lease after the agent has given it up.
+    #[tokio::test]
+    async fn no_call_goes_on_when_the_tasks_are_dropped() {
+        let with_a_call = async {
+            let dir = tempfile::tempdir().unwrap();
+            let store: Rc<dyn Source> = Rc::new(DirStore::new(dir.path().into(), TYPES));
+            let (events, _received) = mpsc::channel(8);
+            let (mut tasks, _answers) = LeaseTasks::new(store.clone(), events);
+            let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
+            tasks.renew(Lease { id: "10.5.1.0-24".into(), subnets, attrs: Attrs::default(), age: Age::default() });
+            assert_eq!(Rc::strong_count(&store), 3, "the test, the tasks and the renewal");
+            drop(tasks);
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(Rc::strong_count(&store), 1);
+        };
+        tokio::task::LocalSet::new().run_until(with_a_call).await;
     }
 }

@@ -58,3 +58,23 @@ impl fmt::Display for StoreEvent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_leases_are_named_and_the_others_counted() {
+        let named = |leases: usize| {
+            let mut event = StoreEvent::default();
+            (0..leases).for_each(|number| event.lease(&format!("l{number}").into(), "changed"));
+            event.to_string()
+        };
+        let all = (0..MAX_NAMED).map(|number| format!("lease l{number} changed")).collect::<Vec<_>>().join(", ");
+        assert_eq!(named(MAX_NAMED), all);
+        assert_eq!(named(MAX_NAMED + 2), format!("{all} and 2 other leases"));
+        let mut event = StoreEvent::default();
+        event.lease(&"x".repeat(1000).into(), "was removed");
+        assert_eq!(event.to_string(), format!("lease {} was removed", "x".repeat(MAX_NAME)));
+    }
+}

@@ -214,6 +214,9 @@ mod tests {
         let accept = "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2";
         let got = get(address, &format!("GET /metrics HTTP/1.1\r\nHost: a\r\n{accept}\r\n\r\n")).await;
         assert!(got.contains("content-type: application/openmetrics-text") && got.ends_with("# EOF\n"), "{got}");
+        let got = get(address, "HEAD /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert!(got.starts_with("HTTP/1.1 200") && got.ends_with("\r\n\r\n"), "{got}");
+        assert!(got.contains("connection: close"), "a client that says nothing more must not keep its place: {got}");
         assert!(get(address, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 404"));
         assert!(get(address, "GET /mesh HTTP/1.1\r\nHost: a\r\n\r\n").await.ends_with("the agent is ending\n"));
         assert!(get(address, "POST /mesh HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 405"));

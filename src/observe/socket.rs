@@ -427,6 +427,12 @@ mod tests {
         let mut text = String::new();
         raw.read_to_string(&mut text).await.unwrap();
         assert!(text.starts_with("{\"error\":\"this version does not know the question"), "{text}");
+        // A request of any length must not fill the memory.
+        let mut long = UnixStream::connect(&path).await.unwrap();
+        long.write_all(&vec![b' '; MAX_REQUEST.try_into().unwrap()]).await.unwrap();
+        let mut text = String::new();
+        long.read_to_string(&mut text).await.unwrap();
+        assert!(text.starts_with("{\"error\":"), "{text}");
         let mut plugin = UnixStream::connect(&path).await.unwrap();
         plugin.write_all(b"{\"ready\":{}}\n").await.unwrap();
         let mut text = String::new();
@@ -449,5 +455,14 @@ mod tests {
             drop((asked, left));
             assert!(!bound.join().unwrap());
         });
+    }
+
+    /// Such an agent is stopped, or is still starting. A second one must not take its socket away.
+    #[test]
+    fn an_agent_that_does_not_answer_in_time_holds_its_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weft.sock");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(answers(&path));
     }
 }

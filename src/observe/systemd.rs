@@ -54,6 +54,12 @@ impl Notify {
         Notify { peer, kept: kept(), ..Notify::default() }
     }
 
+    /// Connects to the socket with this path.
+    #[cfg(test)]
+    pub(crate) fn to(path: &std::path::Path) -> io::Result<Notify> {
+        Ok(Notify { peer: Some(open(path.as_os_str().as_bytes())?), ..Notify::default() })
+    }
+
     /// Returns true if there is a systemd that may keep descriptors.
     pub fn is_connected(&self) -> bool {
         self.peer.is_some()
@@ -188,7 +194,7 @@ mod tests {
         let path = dir.path().join("notify");
         let reader = UnixDatagram::bind(&path).unwrap();
         reader.set_nonblocking(true).unwrap();
-        let mut notify = Notify { peer: Some(open(path.as_os_str().as_bytes()).unwrap()), ..Notify::default() };
+        let mut notify = Notify::to(&path).unwrap();
         // This is more than any queue holds, and sending must not block.
         for _ in 0..4096 {
             notify.ping();

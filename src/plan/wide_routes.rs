@@ -72,3 +72,19 @@ pub(super) fn insert(state: &mut State, routes: impl IntoIterator<Item = (IpNet,
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_that_is_there_already_stays_as_it_is() {
+        let [dev, other] = ["flannel-wg", "eth0"].map(|name| Name::new(name).unwrap());
+        let [there, new]: [IpNet; 2] = ["10.5.2.0/24", "10.5.3.0/24"].map(|net| net.parse().unwrap());
+        let key = |net: IpNet| Key::Route(net, metric(family(&net)));
+        let via = Value::Route(Route::Unicast { via: "192.168.0.2".parse().unwrap(), dev: other, onlink: false });
+        let mut state = State::from([(key(there), via.clone())]);
+        insert(&mut state, [(there, dev), (new, dev)]);
+        assert_eq!(state, State::from([(key(there), via), (key(new), Value::Route(Route::Device { dev }))]));
+    }
+}

@@ -283,3 +283,19 @@ async fn the_counters_go_on_when_something_else_carries_the_rules() {
         assert_eq!(state.in_place, Some(some("10.5.1.0/24")));
     }
 }
+
+/// Rules that can be read now and then are in place, however long ago the first failure was.
+#[tokio::test(start_paused = true)]
+async fn the_time_of_unread_rules_begins_again_when_they_are_read() {
+    let wanted = some("10.5.1.0/24");
+    let (mut history, mut state) = (History::default(), State::default());
+    history.record(&mut state, &wanted, Ok(Ensured::Written));
+    let unread = || Err(EnsureError::Read(FirewallError::Nftables(std::io::ErrorKind::TimedOut.into())));
+    for _ in 0..3 {
+        assert!(history.record(&mut state, &wanted, unread()).is_some());
+        tokio::time::advance(UNREAD - Duration::from_secs(1)).await;
+        assert!(history.record(&mut state, &wanted, unread()).is_some());
+        assert_eq!((&state.in_place, &state.error), (&Some(wanted.clone()), &None));
+        history.record(&mut state, &wanted, Ok(Ensured::Unchanged));
+    }
+}

@@ -542,4 +542,23 @@ mod tests {
             assert_eq!(memory.subnet(public, &net_conf(config), store), wanted, "{public:?} {config} {assigned}");
         }
     }
+
+    #[test]
+    fn net_confs_of_one_network_enable_the_same_families_and_contain_our_subnet() {
+        let network = |text: &str| NetConf::parse(text).unwrap();
+        let dual = |v4: &str, v6: &str| {
+            network(&format!(
+                r#"{{"Network":"{v4}","EnableIPv6":true,"IPv6Network":"{v6}","Backend":{{"Type":"vxlan"}}}}"#
+            ))
+        };
+        let (one, own) = (network(CONFIG), Subnets::from_key("10.5.1.0-24").unwrap());
+        let same = |other: &NetConf| are_of_one_network(&one, other, &own) && are_of_one_network(other, &one, &own);
+        assert!(same(&one) && same(&network(&CONFIG.replace("/16", "/17"))));
+        assert!(!same(&network(&CONFIG.replace("10.5.", "10.6."))));
+        assert!(!same(&dual("10.5.0.0/16", "fd05::/48")), "pods would have no IPv6 address by one of them");
+        let both = Subnets { v6: "fd05:0:0:1::/64".parse().ok(), ..own };
+        let all = dual("10.5.0.0/16", "fd05::/48");
+        assert!(are_of_one_network(&all, &all, &both));
+        assert!(!are_of_one_network(&all, &dual("10.5.0.0/16", "fd06::/48"), &both));
+    }
 }

@@ -570,3 +570,50 @@ async fn a_node_whose_key_changes_keeps_its_subnet_and_the_key_of_its_lease() {
     })
     .await;
 }
+
+/// After a boot the lease may be gone, and the bridge of the pods may be there already.
+#[test]
+fn the_network_of_our_own_pods_does_not_keep_us_from_their_subnet() {
+    let (network, backend) = parse(CONFIG).unwrap();
+    let mut with = machine();
+    with.links.push(LinkInfo { index: 4, name: Name::new("cni0").unwrap(), ..with.links[0].clone() });
+    with.addrs.push(AddrInfo { index: 4, net: "10.5.7.1/24".parse().unwrap(), ..with.addrs[0].clone() });
+    let picked = uplink::pick(&UplinkChoice::default(), &candidates(&with, &network, own())).unwrap();
+    let host = host(&picked, &with, &network, Identities::default());
+    for (previous, is_occupied) in [(None, true), (Some(own()), false)] {
+        let request = request(&host, (&network, &*backend), (previous, None), false).unwrap();
+        assert_eq!(
+            request.connected.overlapping("10.5.7.0/24".parse().unwrap()).is_some(),
+            is_occupied,
+            "{previous:?}"
+        );
+    }
+}
+
+#[test]
+fn the_addresses_that_an_administrator_wrote_into_the_store_win_over_the_flags() {
+    let [v4, v6]: [IpAddr; 2] = ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse().unwrap());
+    let flags = UplinkChoice {
+        public_ip: "192.0.2.9".parse().ok(),
+        public_ipv6: "2001:db8::9".parse().ok(),
+        ..UplinkChoice::default()
+    };
+    let chosen = |chosen| {
+        let choice = with_chosen(&flags, chosen);
+        [choice.public_ip.map(IpAddr::V4), choice.public_ipv6.map(IpAddr::V6)]
+    };
+    assert_eq!(chosen([None, None]), [flags.public_ip.map(IpAddr::V4), flags.public_ipv6.map(IpAddr::V6)]);
+    assert_eq!(chosen([Some(v4), Some(v6)]), [Some(v4), Some(v6)]);
+}
+
+/// What flannel left in another network is not looked for.
+#[test]
+fn a_subnet_file_of_another_network_says_nothing_about_this_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, (network, _)) = (dir.path().join("subnet.env"), parse(CONFIG).unwrap());
+    assert_eq!(read_subnet_file(&file, &network), (Author::Weft, None));
+    write_env(&file, ["10.6.0.0/16", "10.6.7.1/24"]);
+    assert_eq!(read_subnet_file(&file, &network), (Author::Weft, None));
+    write_env(&file, ["10.5.0.0/16", "10.5.7.1/24"]);
+    assert_eq!(read_subnet_file(&file, &network), (Author::Unknown, Some(own())));
+}

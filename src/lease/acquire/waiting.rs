@@ -143,6 +143,17 @@ mod tests {
         .await;
     }
 
+    /// A start goes on with what was saved only if nobody answers. A store that has no pod CIDR yet does answer.
+    #[test]
+    fn only_a_store_that_does_not_answer_is_away() {
+        let is_away = |error| StartError::store("own lease: ", None)(error).is_store_away();
+        let what = || "list leases".to_owned();
+        assert!(is_away(Error::Unavailable { what: what(), source: Some("connection refused".into()) }));
+        assert!(!is_away(Error::Unavailable { what: what(), source: None }));
+        assert!(!is_away(Error::Refused { what: what(), source: "no rights".into() }));
+        assert!(!StartError::OtherBackend.is_store_away());
+    }
+
     /// After a power cut, all nodes of a site wait for the store.
     #[tokio::test(start_paused = true)]
     async fn the_pause_between_two_attempts_grows_while_the_store_is_away() {
@@ -159,6 +170,11 @@ mod tests {
                 let pause = begin.elapsed();
                 assert!((longest / 2..=longest).contains(&pause), "{pause:?} of {longest:?}");
             }
+            // A store that refuses is asked as rarely.
+            let begin = Instant::now();
+            let refusal = Error::Refused { what: "list leases".into(), source: "no rights".into() };
+            waiting.on(StartError::store("net-conf: ", None)(refusal)).await;
+            assert!(begin.elapsed() >= STORE_AGAIN / 2, "{:?}", begin.elapsed());
             // What this machine itself lacks is checked each second, because that costs nobody else anything.
             let begin = Instant::now();
             waiting.on(StartError::OtherBackend).await;

@@ -3,6 +3,7 @@
 //! so the device of the tunnel never exists, and a tunnel that is started reports that.
 
 use super::*;
+use crate::data_path::{DataPath, Earlier};
 use crate::kernel::Outcome;
 
 const UDP: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#;
@@ -72,6 +73,58 @@ async fn a_change_to_udp_starts_the_tunnel_before_it_asks_whether_the_tunnel_run
         let wanted = format!("net-conf: the backend udp cannot work on this node: {NO_DEVICE}. The node stays on host-gw, and tries again");
         assert_eq!(test.node.net_conf.not_applied, Some(wanted));
         assert_eq!(tunnel_fault(&mut test), None, "our lease does not name udp yet");
+    })
+    .await;
+}
+
+/// A node whose earlier process had a tunnel, and whose backend has none.
+fn without_a_tunnel() -> TestNode {
+    let mut test = TestNode::new(OnLostLease::Hold);
+    let device = std::fs::File::open("/dev/null").unwrap().into();
+    test.node.data_path = DataPath::new(true, Earlier { device: Some(device), socket: None });
+    test
+}
+
+#[tokio::test]
+async fn what_systemd_kept_for_a_tunnel_is_given_up_when_there_will_be_none() {
+    local(async {
+        let mut test = without_a_tunnel();
+        test.node.update_data_path();
+        test.node.data_path.forget();
+        assert!(test.node.data_path.take_handover().is_none(), "it is told already");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_systemd_could_not_be_told_about_the_tunnel_is_told_later() {
+    local(async {
+        let mut test = without_a_tunnel();
+        let path = test.file.with_file_name("notify");
+        let reader = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        reader.set_nonblocking(true).unwrap();
+        test.node.context.reporter.notify = Notify::to(&path).unwrap();
+        // This is more than any queue holds.
+        for _ in 0..4096 {
+            test.node.context.reporter.notify.ping();
+        }
+        test.node.update_data_path();
+        let mut received = Vec::new();
+        let mut buffer = [0; 64];
+        let mut read = |received: &mut Vec<String>| {
+            while let Ok(size) = reader.recv(&mut buffer) {
+                received.push(String::from_utf8_lossy(&buffer[..size]).into_owned());
+            }
+        };
+        read(&mut received);
+        assert!(received.iter().all(|text| text == "WATCHDOG=1\n"), "{received:?}");
+        received.clear();
+        test.node.update_data_path();
+        read(&mut received);
+        assert_eq!(
+            received,
+            ["tunnel-device", "tunnel-socket"].map(|name| format!("FDSTOREREMOVE=1\nFDNAME={name}\n"))
+        );
     })
     .await;
 }

@@ -155,6 +155,23 @@ async fn each_node_may_read_the_row_of_this_one() {
     .await;
 }
 
+/// No packet of this node could reach it, whatever the network does.
+#[tokio::test]
+async fn a_lease_that_cannot_be_planned_is_no_way_of_the_row() {
+    local(async {
+        let mut test = probing().await;
+        let mut without_data = lease("10.5.2.0-24", "192.168.0.2");
+        without_data.attrs.backend_type = "vxlan".into();
+        let record = Record { id: without_data.id.clone(), lease: Ok(without_data) };
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
+        assert_eq!((test.node.plan.peers().len(), test.node.plan.skipped_count()), (3, 1));
+        let row = test.node.mesh_row().row;
+        let ways: Vec<&str> = row.ways.iter().map(|way| way.to.as_str()).collect();
+        assert_eq!((row.known, &ways[..]), (2, &["10.5.3.0/24", "10.5.4.0/24"][..]));
+    })
+    .await;
+}
+
 /// The row of a large cluster leaves out the ways that work best.
 #[tokio::test]
 async fn the_row_of_a_large_cluster_has_the_worst_ways() {

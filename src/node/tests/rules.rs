@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The traffic rules, and subnet.env, which announces masquerading to the container runtime only when the rules exist.
 
-use weft_backends::traffic_rules::Masquerade;
+use tokio::sync::watch;
+use weft_backends::traffic_rules::{Masquerade, Rules};
 
 use super::{CONFIG, TestNode, local, put, removed, stored};
 use crate::firewall::fake::FakeFilter;
-use crate::firewall::reconciler::{Handle, NoOthers, run};
+use crate::firewall::reconciler::{Handle, NoOthers, State, run};
 use crate::kernel::{Notice, Outcome};
 use crate::node::status::FailureCounts;
 use crate::node::tests::lease;
@@ -91,6 +92,23 @@ async fn subnet_env_waits_for_the_rules() {
         std::fs::remove_file(&test.file).unwrap();
         test.node.write_subnet_file();
         assert!(env(&test).unwrap().contains("FLANNEL_IPMASQ=true"), "pods that start now get what others have");
+    })
+    .await;
+}
+
+/// The rules of an earlier net-conf may masquerade other packets.
+#[tokio::test]
+async fn subnet_env_does_not_take_other_rules_for_the_wanted_ones() {
+    local(async {
+        let mut test = TestNode::with(OnLostLease::Hold, masquerading());
+        let ((wanted, asked), (written, state)) = (watch::channel(None), watch::channel(State::default()));
+        test.node.attach_rules(Handle { wanted, state });
+        start(&mut test).await;
+        for (in_place, is_announced) in [(Some(Rules::default()), false), (asked.borrow().clone(), true)] {
+            written.send(State { in_place, ..State::default() }).unwrap();
+            test.node.rules_changed();
+            assert_eq!(env(&test).is_some_and(|text| text.contains("FLANNEL_IPMASQ=true")), is_announced);
+        }
     })
     .await;
 }

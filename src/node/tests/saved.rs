@@ -5,12 +5,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_subnet::lease::Record;
 use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::Expiry;
-use weft_subnet::source::Event;
+use weft_subnet::source::{Event, RecordChange};
 
-use super::{TestNode, local};
-use crate::options::OnLostLease;
+use super::{TestNode, lease, local, put, removed};
+use crate::options::{OnLostLease, RuleOptions};
 use crate::saved::{SavedFile, Saver};
 
 /// The file says when the store answered last, so it is written again from time to time. While the store is away that time stays the same.
@@ -87,6 +88,79 @@ async fn the_file_says_when_the_lease_ends_and_when_the_store_was_heard() {
         let Expiry::At(end) = head.expires else { panic!("{:?}", head.expires) };
         assert!((before + 2999..=after + 3001).contains(&end), "{end} is not 50 minutes after {before}");
         assert!((before - 601..=after - 599).contains(&head.saved), "{} is not 10 minutes before {before}", head.saved);
+    })
+    .await;
+}
+
+/// A start without the store must know it, although nothing is written to the kernel for such a peer.
+#[tokio::test]
+async fn a_peer_without_entries_is_saved() {
+    local(async {
+        let conf = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"alloc"}}"#;
+        let of_alloc = |key: &str, ip: &str| {
+            let mut lease = lease(key, ip);
+            lease.attrs.backend_type = String::new();
+            Record { id: lease.id.clone(), lease: Ok(lease) }
+        };
+        let own = of_alloc("10.5.1.0-24", "192.168.0.1");
+        let start = (conf, own.lease.clone().unwrap());
+        let mut test = TestNode::of(start, OnLostLease::Hold, RuleOptions::default());
+        let reader = test.saves();
+        test.node.start(vec![Event::Snapshot { records: vec![own], reset: false }]).await;
+        save_all(&mut test).await;
+        let is_saved =
+            |peers: usize| reader.read().is_ok_and(|saved| saved.is_some_and(|saved| saved.peers.len() == peers));
+        until(|| is_saved(0)).await;
+        let added = RecordChange::Written(of_alloc("10.5.2.0-24", "192.168.0.2"));
+        test.node.store_changed(vec![Event::Changes(vec![added])]).await;
+        assert!(test.node.next_saving(Instant::now()).is_some(), "the peer is to be saved");
+        save_all(&mut test).await;
+        until(|| is_saved(1)).await;
+    })
+    .await;
+}
+
+/// Waits until this holds.
+async fn until(holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(60));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Saves until nothing is left to save.
+async fn save_all(test: &mut TestNode) {
+    while let Some(due) = test.node.next_saving(Instant::now()) {
+        test.node.save(due);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Both change the peers without an event of the store.
+#[tokio::test]
+async fn changes_that_were_delayed_and_removals_that_were_held_are_saved() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let _file = test.saves();
+        for number in 0..100 {
+            let change = put("10.5.2.0-24", ["192.168.0.2", "192.168.0.3"][number % 2]);
+            test.node.store_changed(vec![Event::Changes(vec![change])]).await;
+        }
+        save_all(&mut test).await;
+        let now = Instant::now();
+        let later = now + Duration::from_secs(3600);
+        assert!(test.node.peers.rate_limit.next(now).is_some(), "the last change waits");
+        test.node.apply_delayed(later).await;
+        assert!(test.node.next_saving(later).is_some(), "the lease has another address now");
+        save_all(&mut test).await;
+
+        test.node.peers.hold.suspect(Instant::now().into_std());
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.2.0-24")])]).await;
+        save_all(&mut test).await;
+        assert_eq!(test.node.peers.hold.len(), 1);
+        test.node.remove_held_peers(later).await;
+        assert!(test.node.next_saving(later).is_some(), "the peer is gone");
     })
     .await;
 }

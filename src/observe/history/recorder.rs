@@ -293,6 +293,25 @@ mod tests {
         assert_eq!(events(&reopened(&path).await), ["a", "b", "c"], "the next write makes up for the one that failed");
     }
 
+    /// Another program may have put a link in the place of the file.
+    #[tokio::test]
+    async fn nothing_is_appended_to_a_file_that_a_link_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("history"), dir.path().join("other"));
+        let mut recorder = reopened(&path).await;
+        recorder.add(record("a"));
+        recorder.close().await;
+        fs::write(&other, "not ours").unwrap();
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        for event in ["b", "c"] {
+            recorder.add(record(event));
+            recorder.close().await;
+        }
+        assert_eq!(fs::read_to_string(&other).unwrap(), "not ours");
+        assert_eq!(events(&reopened(&path).await), ["a", "b", "c"], "the next write takes the place of the link");
+    }
+
     #[tokio::test]
     async fn the_last_write_waits_for_the_one_before_it() {
         let dir = tempfile::tempdir().unwrap();

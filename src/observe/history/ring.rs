@@ -110,6 +110,8 @@ mod tests {
         ring.add(HistoryRecord { changes: many, done: 64, ..record("huge") }, 30_000);
         let newest = ring.entries.back().unwrap();
         assert!(newest.line.contains("huge") && newest.line.len() < 1000, "the changes of a huge record are left out");
+        ring.add(record(&"y".repeat(2 * MAX_RECORD)), 30_001);
+        assert!(ring.entries.back().unwrap().line.len() <= MAX_RECORD, "a huge event is cut off");
     }
 
     #[test]

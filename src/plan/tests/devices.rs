@@ -72,3 +72,26 @@ fn a_lease_that_is_set_aside_does_not_count_among_those_of_other_types() {
     assert!(plan.peers().reason(&id).is_some(), "it is set aside");
     assert_eq!((plan.other_backend(&id), plan.peers_of_other_backends().count()), (None, 0));
 }
+
+#[test]
+fn a_device_of_another_program_that_nobody_needs_is_not_read() {
+    let mut plan = plan();
+    let [ours, theirs] = ["flannel.1", "flannel.9"].map(|name| Name::new(name).unwrap());
+    plan.set_foreign_devices(&BTreeSet::from([theirs]));
+    assert_eq!(plan.watched_devices().collect::<Vec<_>>(), [ours]);
+}
+
+/// A pod of this node may have an address on it. Other networks of the host are not free for other nodes.
+#[test]
+fn the_networks_on_devices_of_this_agent_are_free_for_peers() {
+    let plan = plan();
+    let of = |text: &str| (text.parse().unwrap(), "flannel.2".into());
+    let networks = plan.net_conf().networks;
+    let connected = Connected::new(&networks, [of("10.5.9.0/24")]);
+    let host = Host { connected, ..plan.host().clone() };
+    let foreign = |devices: &[&str]| {
+        let devices = devices.iter().map(|name| Name::new(name).unwrap()).collect();
+        foreign_networks(&host, plan.backend(), plan.own(), &devices).iter().count()
+    };
+    assert_eq!((foreign(&[]), foreign(&["flannel.3"]), foreign(&["flannel.2"])), (1, 1, 0));
+}
