@@ -5,6 +5,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use tokio::time::Instant;
 use weft::data_path::{DataPath, Earlier, Handover, Wanted};
 use weft::kernel::{Kernel, LinuxKernel, sysctl};
@@ -13,7 +15,7 @@ use weft_backends::link::{Foreign, Link};
 use weft_backends::state::{Key, Value};
 use weft_backends::tunnel::{Tunnel, TunnelPeer};
 use weft_backends::udp::TunLink;
-use weft_udp::Descriptors;
+use weft_udp::{Descriptors, Device};
 
 use super::adapter_net::{all_done, in_namespace, ip, kernel, name, put, remove};
 use crate::patience::PATIENCE;
@@ -254,5 +256,29 @@ fn the_next_tunnel_takes_over_the_descriptors_that_were_kept() {
         assert!(matches!(second.take_handover(), Some(Handover::Forget)));
         second.forget();
         assert!(second.take_handover().is_none(), "it is told once");
+    });
+}
+
+/// net-conf names another device since systemd was given the descriptors. The tunnel must not run on the old one.
+#[test]
+fn a_device_of_another_name_that_was_kept_is_not_used() {
+    in_namespace(|| async {
+        // The names of TUN devices are read from /sys, which must be that of this namespace.
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none).unwrap();
+        put(&mut kernel(true), &[tun(1400), (Key::Link(name("flannel1")), tun(1400).1)]);
+        let (now, before) = (Instant::now(), wanted(1, &Vec::new));
+        let mut first = DataPath::new(true, Earlier::default());
+        until_running(&mut first, &before, now);
+        let Some(Handover::Keep(Descriptors { device, .. })) = first.take_handover() else { panic!() };
+        first.stop();
+        drop(first);
+        port_is_free().await;
+        let mut second = DataPath::new(true, Earlier { device: Some(device), socket: None });
+        let tunnel = Tunnel { device: name("flannel1"), ..before.tunnel };
+        until_running(&mut second, &Wanted { tunnel, version: 1, peers: &Vec::new }, now);
+        assert!(Device::open("flannel1").is_err(), "only one can have it open, and that is the tunnel");
     });
 }

@@ -178,3 +178,19 @@ fn the_port_that_no_link_shows_is_that_of_wireguard_or_of_the_agents_own_tunnel(
     assert_eq!(wireguard("").hidden_port(), Some(51820));
     assert_eq!(wireguard(r#","ListenPort":4500"#).hidden_port(), Some(4500));
 }
+
+/// The packets of all families go to one address of the peer.
+#[test]
+fn a_peer_is_asked_at_the_address_to_which_its_packets_go() {
+    let mut plan = wireguard(r#","Mode":"auto""#);
+    let mut record = with_key(2, 2, 2);
+    record.lease.as_mut().unwrap().attrs.public_ipv6 = "fd00:1::2".parse().ok();
+    let lease = record.lease.clone().unwrap();
+    plan.put(record);
+    for (v4, published) in [(plan.host.uplink.v4, "192.168.0.2"), (None, "fd00:1::2")] {
+        plan.host.uplink.v4 = v4;
+        let targets: Vec<String> =
+            plan.probe_targets(&lease).map(|target| target.published.unwrap().to_string()).collect();
+        assert_eq!(targets, [published]);
+    }
+}
