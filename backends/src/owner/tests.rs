@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::NetConf;
 
-use super::{Ownership, PROTOCOL, is_flannels};
+use super::{Ownership, PROTOCOL, is_flannels, is_over_flannels_device};
 use crate::host::{OnLink, Reach};
 use crate::link::{Foreign, Link};
 use crate::state::{Key, LAST_METRIC, Mac, Name, ObservedValue, Route, Value};
@@ -166,4 +166,24 @@ fn flannels_routes_are_recognised_by_their_exact_form() {
         "flannel asks the kernel whether it is on the link"
     );
     assert!(!flannels((Key::Link(name("eth0")), seen.clone())));
+}
+
+/// The route to all of Network may be one that is wanted now. It is shorter than those to single subnets, and takes no packets from them.
+#[test]
+fn only_routes_to_single_subnets_over_a_device_of_flannels_are_left_over() {
+    let network = NetConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#).unwrap();
+    let is_left = |prefix: &str, dev: &str, protocol: u8| {
+        let (key, seen) = entry(prefix, "10.5.9.0", dev, protocol);
+        is_over_flannels_device(&network, &us().own, (&key, &seen))
+    };
+    for (prefix, dev, protocol, expected) in [
+        ("10.5.9.0/24", "flannel.1", 3, true),
+        ("10.5.0.0/16", "flannel-wg", 3, false),
+        ("10.6.9.0/24", "flannel.1", 3, false),
+        ("10.5.1.0/24", "flannel.1", 3, false),
+        ("10.5.9.0/24", "eth0", 3, false),
+        ("10.5.9.0/24", "flannel.1", PROTOCOL, false),
+    ] {
+        assert_eq!(is_left(prefix, dev, protocol), expected, "{prefix} dev {dev} proto {protocol}");
+    }
 }

@@ -118,3 +118,19 @@ fn the_unspecified_address_is_none() {
     let lease = node(&annotations, r#""podCIDR":"10.5.1.0/24""#).record(&prefix()).unwrap().lease.unwrap();
     assert_eq!(lease.attrs.public_ip, None);
 }
+
+/// Otherwise a Node whose time nobody knows would push all others aside.
+#[test]
+fn a_node_without_a_time_of_creation_counts_as_the_youngest() {
+    let node: Node = serde_json::from_str(r#"{"metadata":{"name":"n"},"spec":{"podCIDR":"10.5.1.0/24"}}"#).unwrap();
+    assert_eq!(node.lease(&prefix()).unwrap().age.stamp, i64::MAX as u64);
+}
+
+#[test]
+fn data_of_the_own_backend_that_is_larger_than_a_lease_counts_as_none() {
+    for (bytes, is_kept) in [(MAX_VALUE_BYTES - 2, true), (MAX_VALUE_BYTES - 1, false)] {
+        let data = "x".repeat(bytes);
+        let text = format!(r#""{}":"\"{data}\"""#, prefix().name("backend-data"));
+        assert_eq!(node(&text, "").attrs_of_backend(&prefix()).backend_data.is_some(), is_kept, "{bytes}");
+    }
+}
