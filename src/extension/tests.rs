@@ -249,11 +249,11 @@ async fn what_failed_for_peers_that_left_is_described_until_they_are_back() {
     let backend = backend(r#","SubnetAddCommand":"true","SubnetRemoveCommand":"exit 3""#);
     let mut runner = Extension::new(Some(file));
     assert_eq!(runner.removal_problem(), None);
-    until(&mut runner, &*backend, &[], |runner| runner.peers.counts() == (0, 3)).await;
+    until(&mut runner, &*backend, &[], |runner| runner.peers.counts() == Counts { pending: 0, failed: 3 }).await;
     let one = "the command for peers that have left failed, and is tried again: 10.5.2.0/24: SubnetRemoveCommand: exit status: 3: \
                no output";
     assert_eq!(runner.removal_problem().unwrap(), format!("{one}, and 2 more"));
-    until(&mut runner, &*backend, &[3, 4], |runner| runner.peers.counts() == (0, 1)).await;
+    until(&mut runner, &*backend, &[3, 4], |runner| runner.peers.counts() == Counts { pending: 0, failed: 1 }).await;
     assert_eq!(runner.removal_problem().unwrap(), one);
     until(&mut runner, &*backend, &[2, 3, 4], idle).await;
     assert_eq!(runner.removal_problem(), None);

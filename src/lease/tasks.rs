@@ -145,7 +145,7 @@ async fn until_answered(answers: &mpsc::UnboundedSender<LeaseAnswer>, call: impl
 mod tests {
     use std::cell::Cell;
 
-    use weft_backends::backend::TYPES;
+    use weft_backends::register::TYPES;
     use weft_subnet::cidr::Subnets;
     use weft_subnet::dir::DirStore;
     use weft_subnet::lease::Age;

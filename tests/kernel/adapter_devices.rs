@@ -10,8 +10,8 @@ use weft::kernel::{Kernel, Outcome};
 use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Route, Value};
-use weft_backends::wireguard::key::{KEY, PublicKey};
-use weft_backends::wireguard::peer::WgPeer;
+use weft_backends::wireguard_key::{KEY, PublicKey};
+use weft_backends::wireguard_peer::WgPeer;
 
 use super::adapter_net::{
     ALIAS, PROTOCOL, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, put, remove, seen_vxlan,
@@ -231,7 +231,15 @@ fn a_wireguard_peer_waits_until_the_preshared_key_is_known() {
         let mut k = kernel(true);
         put(&mut k, &[vxlan(false)]);
         let key = PublicKey([7; KEY]);
-        let peer = WgPeer { key, endpoint: None, keepalive: 0, preshared: true, is_live: false, written: None };
+        let peer = WgPeer {
+            key,
+            endpoint: None,
+            keepalive: 0,
+            preshared: true,
+            assumes_port: false,
+            is_live: false,
+            written: None,
+        };
         let outcome = k.apply(&[Op::Ensure(Key::WgPeer(name("flannel.1"), key.id()), Value::peer(peer))]).remove(0);
         let waits = matches!(&outcome, Outcome::Retry(text) if text.contains("the preshared key is not known"));
         assert!(waits, "{outcome:?}");

@@ -43,7 +43,7 @@ fn monitor() -> LinuxMonitor {
 /// Passes a notification about a new route of ours over the link with this index to the monitor.
 fn note_route(monitor: &mut LinuxMonitor, index: u32, changes: &mut Changes) {
     let mut w = Writer::default();
-    let exit = Exit::Gateway("10.5.2.0".parse().unwrap(), index, true);
+    let exit = Exit::Gateway { via: "10.5.2.0".parse().unwrap(), index, onlink: true };
     encode::new_route(&mut w, "10.5.2.0/24".parse().unwrap(), 0, exit, PROTOCOL);
     w.end(1);
     messages(w.bytes()).for_each(|m| monitor.note(&m, changes));

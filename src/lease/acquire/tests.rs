@@ -574,14 +574,14 @@ async fn a_node_whose_key_changes_keeps_its_subnet_and_the_key_of_its_lease() {
 /// After a boot the lease may be gone, and the bridge of the pods may be there already.
 #[test]
 fn the_network_of_our_own_pods_does_not_keep_us_from_their_subnet() {
-    let (network, backend) = parse(CONFIG).unwrap();
+    let conf = ParsedConf::parse(CONFIG).unwrap();
     let mut with = machine();
     with.links.push(LinkInfo { index: 4, name: Name::new("cni0").unwrap(), ..with.links[0].clone() });
     with.addrs.push(AddrInfo { index: 4, net: "10.5.7.1/24".parse().unwrap(), ..with.addrs[0].clone() });
-    let picked = uplink::pick(&UplinkChoice::default(), &candidates(&with, &network, own())).unwrap();
-    let host = host(&picked, &with, &network, Identities::default());
+    let picked = uplink::pick(&UplinkChoice::default(), &candidates(&with, &conf.net_conf, own())).unwrap();
+    let host = host(&picked, &with, &conf.net_conf, Identities::default());
     for (previous, is_occupied) in [(None, true), (Some(own()), false)] {
-        let request = request(&host, (&network, &*backend), (previous, None), false).unwrap();
+        let request = request(&host, &conf, previous, None, false).unwrap();
         assert_eq!(
             request.connected.overlapping("10.5.7.0/24".parse().unwrap()).is_some(),
             is_occupied,
@@ -610,10 +610,10 @@ fn the_addresses_that_an_administrator_wrote_into_the_store_win_over_the_flags()
 #[test]
 fn a_subnet_file_of_another_network_says_nothing_about_this_node() {
     let dir = tempfile::tempdir().unwrap();
-    let (file, (network, _)) = (dir.path().join("subnet.env"), parse(CONFIG).unwrap());
-    assert_eq!(read_subnet_file(&file, &network), (Author::Weft, None));
+    let (file, conf) = (dir.path().join("subnet.env"), ParsedConf::parse(CONFIG).unwrap());
+    assert_eq!(read_subnet_file(&file, &conf.net_conf), (Author::Weft, None));
     write_env(&file, ["10.6.0.0/16", "10.6.7.1/24"]);
-    assert_eq!(read_subnet_file(&file, &network), (Author::Weft, None));
+    assert_eq!(read_subnet_file(&file, &conf.net_conf), (Author::Weft, None));
     write_env(&file, ["10.5.0.0/16", "10.5.7.1/24"]);
-    assert_eq!(read_subnet_file(&file, &network), (Author::Unknown, Some(own())));
+    assert_eq!(read_subnet_file(&file, &conf.net_conf), (Author::Unknown, Some(own())));
 }
