@@ -2,12 +2,13 @@
 //! What the kernel says and does. `weft doctor` and `weft explain` both use it.
 //!
 //! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, [`rules`] through those of iptables,
-//! and [`links`] through chains at a link and in bridges.
+//! and [`links`] through chains at a link and in bridges. [`queues`] knows which programs may decide about a packet.
 
 mod ask;
 pub mod entries;
 pub mod links;
 pub mod nft;
+pub mod queues;
 pub mod rules;
 
 pub use ask::Kernel;

@@ -45,7 +45,11 @@ const ALL: [Layers; 6] = [
         ],
         known: ("checks", "facts"),
     },
-    Layers { dir: "src/kernel", order: &["entries", "ask", "rules", "nft", "links"], known: ("links", "nft") },
+    Layers {
+        dir: "src/kernel",
+        order: &["entries", "ask", "queues", "rules", "nft", "links"],
+        known: ("links", "nft"),
+    },
     Layers { dir: "src/pods", order: &["facts", "findings"], known: ("findings", "facts") },
     Layers {
         dir: "src/explain",

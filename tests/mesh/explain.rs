@@ -807,3 +807,26 @@ fn a_healthy_pair_works_with_routed_pods_and_behind_a_router() {
         Ok(())
     });
 }
+
+#[test]
+fn a_queue_that_no_program_reads_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        for (program, rule, code, part) in [
+            ("iptables-nft", "-A FORWARD -j NFQUEUE --queue-num 7", 2, "(no program reads this queue)"),
+            ("iptables-nft", "-t mangle -A FORWARD -j NFQUEUE --queue-num 7", 2, "queue to 7 (handle "),
+            ("iptables-legacy", "-A FORWARD -j NFQUEUE --queue-num 7", 2, "(no program reads this queue)"),
+            ("iptables-nft", "-A FORWARD -j NFQUEUE --queue-num 7 --queue-bypass", 0, WORKS),
+        ] {
+            checked(pair.node().ns.command(program).args(["-w", "20"]).args(rule.split(' '))).await?;
+            let mut ping = pair.node().pods[0].ns.command("ping");
+            let ping = ping.args(["-c", "1", "-W", "1", &pair.to.to_string()]).output().await?;
+            ensure!(ping.status.success() == (code == 0), "the kernel with {rule}");
+            pair.explain(&[]).await?.ends(code, part).with_context(|| rule)?;
+            for table in ["filter", "mangle"] {
+                checked(pair.node().ns.command(program).args(["-w", "20", "-t", table, "-F"])).await?;
+            }
+        }
+        Ok(())
+    });
+}

@@ -65,6 +65,8 @@ pub struct Way {
     pub from_pod: Option<Pod>,
     /// The pod of this node that gets it, if one was found.
     pub to_pod: Option<Pod>,
+    /// The queues that programs read, if they are known.
+    pub queues: Option<Vec<u16>>,
 }
 
 impl Way {
@@ -99,7 +101,7 @@ impl Way {
             _ => None,
         });
         let tested = Tested::new(&self.packet, name(self.arrives.as_ref()), name(self.hop.device.as_ref()));
-        Tested { connection: self.connection, to_local, ..tested }
+        Tested { connection: self.connection, to_local, queues: self.queues.as_deref(), ..tested }
     }
 }
 

@@ -14,6 +14,7 @@ use super::facts::{
 use super::pod::{self, Looked};
 use crate::kernel::Kernel;
 use crate::kernel::entries::unspecified;
+use crate::kernel::queues::readers;
 use crate::kernel::rules::Connection;
 use crate::known_links::BRIDGE;
 use crate::subnet_file::{self, SubnetFile};
@@ -141,7 +142,17 @@ impl Walk {
             _ => None,
         };
         let (from_pod, to_pod) = (pod(from, packet.from, packet.to), pod(to, packet.to, packet.from));
-        Way { packet, arrives, hop, tunnel, route_of_weft, connection: Connection::New, from_pod, to_pod }
+        Way {
+            packet,
+            arrives,
+            hop,
+            tunnel,
+            route_of_weft,
+            connection: Connection::New,
+            from_pod,
+            to_pod,
+            queues: readers(),
+        }
     }
 
     fn hop(&mut self, packet: &Packet, arrives: Option<&Device>) -> Hop {

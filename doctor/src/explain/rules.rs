@@ -91,6 +91,7 @@ pub fn ways_of_tunnel(way: &Way, agent_port: Option<u16>) -> Vec<Way> {
         connection: Connection::New,
         from_pod: None,
         to_pod: None,
+        queues: way.queues.clone(),
     };
     let received = Hop { device: None, nexthop: None, neighbour: None, ..outer.clone() };
     vec![one(packet(own, remote), None, outer.clone()), one(packet(remote, own), outer.device.clone(), received)]

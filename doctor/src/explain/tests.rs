@@ -75,6 +75,7 @@ fn healthy() -> Facts {
         connection: Connection::New,
         from_pod: None,
         to_pod: None,
+        queues: None,
     };
     let agent = AgentFacts {
         backend: "vxlan".to_owned(),

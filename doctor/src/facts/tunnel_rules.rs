@@ -18,6 +18,7 @@ use crate::kernel::Kernel;
 use crate::kernel::entries::{Lookup, Packet, Proto, unspecified};
 use crate::kernel::links::{Point, drops};
 use crate::kernel::nft;
+use crate::kernel::queues;
 use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
 use crate::known_links::BRIDGE;
 use crate::saved_rules::{FILTER, SavedRules, is_listed};
@@ -74,13 +75,16 @@ struct Flow {
     tests: [String; 2],
     /// The links and bridges that it passes.
     points: Vec<Point>,
+    /// The queues that programs read, if they are known.
+    queues: Option<Vec<u16>>,
 }
 
 impl Flow {
     fn tested(&self) -> Tested<'_> {
         let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
         let to_local = Some(self.to_local);
-        Tested { connection: self.connection, known_bits: self.known_bits, to_local, ..tested }
+        let queues = self.queues.as_deref();
+        Tested { connection: self.connection, known_bits: self.known_bits, to_local, queues, ..tested }
     }
 
     fn of_tunnel(&self) -> bool {
@@ -152,6 +156,8 @@ pub(super) fn read(
             flows.extend(between_ports(&ports, own));
         }
     }
+    let readers = queues::readers();
+    flows.iter_mut().for_each(|flow| flow.queues.clone_from(&readers));
     let mut found = match of_nftables(&mut flows, iptables) {
         Ok(rules) => rules,
         // A kernel without nftables has no such rules.
@@ -191,6 +197,7 @@ fn of_tunnel(kernel: &mut Kernel, tables: &Tables<'_>, peer: IpAddr, tunnel: Tun
         what: format!("packets of the tunnel ({tunnel}) from {peer}"),
         tests: tests(["-s", "saddr"]),
         points: vec![Point::Arrives(link())],
+        queues: None,
     };
     let outgoing = Flow {
         kind: Kind::Tunnel,
@@ -204,6 +211,7 @@ fn of_tunnel(kernel: &mut Kernel, tables: &Tables<'_>, peer: IpAddr, tunnel: Tun
         what: format!("packets of the tunnel ({tunnel}) to {peer}"),
         tests: tests(["-d", "daddr"]),
         points: vec![Point::Leaves(link())],
+        queues: None,
     };
     vec![incoming, outgoing]
 }
@@ -234,6 +242,7 @@ fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
         what: format!("packets of the tunnel (UDP port {port}) from other nodes"),
         tests: Tunnel::Udp(port).tests(),
         points: Vec::new(),
+        queues: None,
     }
 }
 
@@ -283,6 +292,7 @@ fn forwarded(nets: Nets, input: String, output: String, points: Vec<Point>) -> F
         what: format!("packets from pods of {from} to pods of {to}"),
         tests: [format!("-s {from} -d {to}"), format!("{family} saddr {from} {family} daddr {to}")],
         points,
+        queues: None,
     }
 }
 

@@ -16,6 +16,7 @@ use weft_cni::iptables::{Table, target, words};
 use weft_netlink::nftables::Hook;
 
 use super::entries::{Packet, Proto};
+use super::queues::{Queue, UNREAD};
 pub use outcome::{Fate, Outcome};
 
 /// How deep jumps are followed, as in nftables (NFT_JUMP_STACK_SIZE of the kernel).
@@ -23,7 +24,7 @@ pub(crate) const MAX_DEPTH: u32 = 16;
 /// How many rules are read. kube-proxy writes a hundred thousand.
 pub(crate) const MAX_RULES: u32 = 200_000;
 
-/// Targets with which another program decides about the packet. Without a program that reads its queue, NFQUEUE drops all packets.
+/// Targets with which another program decides about the packet. A queue may have no such program.
 const TO_PROGRAMS: [&str; 4] = ["NFQUEUE", "QUEUE", "TPROXY", "SYNPROXY"];
 
 /// The kinds of addresses that are told apart, with the words of iptables.
@@ -51,6 +52,8 @@ pub struct Tested<'a> {
     pub known_bits: Option<(u8, u8)>,
     /// True if the destination is an address of this host, and false if the packet goes on to another one. `None` if this is not known.
     pub to_local: Option<bool>,
+    /// The queues that programs read, if they are known.
+    pub queues: Option<&'a [u16]>,
 }
 
 /// The state of a connection, as rules test it.
@@ -80,7 +83,16 @@ impl<'a> Tested<'a> {
     /// Returns what rules can test of a packet with these devices that begins a connection.
     pub fn new(packet: &'a Packet, input: Option<&'a str>, output: Option<&'a str>) -> Tested<'a> {
         let connection = Connection::New;
-        Tested { packet, input, output, may_have_mark: false, connection, known_bits: None, to_local: None }
+        Tested {
+            packet,
+            input,
+            output,
+            may_have_mark: false,
+            connection,
+            known_bits: None,
+            to_local: None,
+            queues: None,
+        }
     }
 
     /// Returns what rules can test of the same packet at a hook. Before the routing decision it is not known by which device the packet leaves.
@@ -95,6 +107,11 @@ impl<'a> Tested<'a> {
             IpAddr::V4(to) if to.is_broadcast() => Some(libc::RTN_BROADCAST),
             _ => self.to_local.map(|local| if local { libc::RTN_LOCAL } else { libc::RTN_UNICAST }),
         }
+    }
+
+    /// Returns what becomes of the packet in a queue, if no program decides about it there.
+    pub(crate) fn queued(&self, queue: Queue) -> Option<Fate> {
+        queue.drops(self.queues).map(|drops| if drops { Fate::Dropped } else { Fate::Accepted })
     }
 
     /// Returns the source with the number of its bits that are known.
@@ -184,32 +201,30 @@ impl Walk<'_> {
             if is_match == Matches::No {
                 continue;
             }
-            let quoted = format!("-A {name} {rule}");
             let (target, is_goto) = target(&spec).unwrap_or(("", false));
-            let fate = match target {
-                "ACCEPT" => Fate::Accepted,
-                "DROP" | "REJECT" => Fate::Dropped,
-                "MASQUERADE" | "SNAT" => Fate::SourceTranslated,
-                "DNAT" | "REDIRECT" => Fate::DestinationTranslated,
-                "RETURN" if is_match == Matches::Yes => return End::Goes,
+            let queued = Queue::of_words(target, &spec).and_then(|queue| self.tested.queued(queue));
+            let quoted = format!("-A {name} {rule}{}", queued.map_or("", |_| UNREAD));
+            let fate = match (target, fate_of(target).or(queued)) {
+                (_, Some(fate)) => fate,
+                ("RETURN", _) if is_match == Matches::Yes => return End::Goes,
                 // The packet may not come to the rules behind it.
-                "RETURN" => {
+                ("RETURN", _) => {
                     certain = Matches::Unknown;
                     continue;
                 }
-                "MARK" | "CONNMARK" => {
+                ("MARK" | "CONNMARK", _) => {
                     self.tested.may_have_mark = true;
                     continue;
                 }
-                other if TO_PROGRAMS.contains(&other) => {
+                (other, _) if TO_PROGRAMS.contains(&other) => {
                     self.outcome.not_followed(quoted);
                     continue;
                 }
-                "NOTRACK" | "CT" if is_match == Matches::Yes => {
+                ("NOTRACK" | "CT", _) if is_match == Matches::Yes => {
                     self.outcome.untracked |= target == "NOTRACK" || spec.iter().any(|word| word == "--notrack");
                     continue;
                 }
-                other => match self.chain(other, depth + 1, is_match) {
+                (other, _) => match self.chain(other, depth + 1, is_match) {
                     end @ End::Decided(..) => return end,
                     End::Goes if is_goto && is_match == Matches::Yes => return End::Goes,
                     End::Goes => {
@@ -230,6 +245,17 @@ impl Walk<'_> {
         }
         End::Goes
     }
+}
+
+/// Returns what a target does that decides by itself.
+fn fate_of(target: &str) -> Option<Fate> {
+    Some(match target {
+        "ACCEPT" => Fate::Accepted,
+        "DROP" | "REJECT" => Fate::Dropped,
+        "MASQUERADE" | "SNAT" => Fate::SourceTranslated,
+        "DNAT" | "REDIRECT" => Fate::DestinationTranslated,
+        _ => return None,
+    })
 }
 
 /// Returns whether all tests of a rule match.

@@ -11,7 +11,7 @@ use weft_doctor::sources::{LossyPeer, NodeSources};
 use super::{ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources};
 
 /// A node with an uplink and a peer.
-fn with_peer(file: &Path) -> NodeSources {
+pub(super) fn with_peer(file: &Path) -> NodeSources {
     ip("link add eth0 up type veth peer name far0");
     ip("link set far0 up");
     ip("addr add 192.0.2.1/24 dev eth0");

@@ -60,4 +60,9 @@ pub mod expr {
     pub const NAT_REG_PROTO_MIN: u16 = 5;
     /// The name of a match or a target of iptables.
     pub const XT_NAME: u16 = 1;
+    /// The data of a target of iptables.
+    pub const XT_INFO: u16 = 3;
+    pub const QUEUE_NUM: u16 = 1;
+    pub const QUEUE_TOTAL: u16 = 2;
+    pub const QUEUE_FLAGS: u16 = 3;
 }

@@ -9,6 +9,7 @@ use weft_netlink::wire::{attr, attrs, text};
 
 use super::attributes::expr;
 use super::chance::BY_CHANCE;
+use crate::kernel::queues::Queue;
 
 /// The register of the verdict (NFT_REG_VERDICT).
 const VERDICT_REGISTER: u32 = 0;
@@ -18,6 +19,8 @@ const MASK_XOR: i32 = 0;
 const FIB_RESULT_ADDRTYPE: u32 = 3;
 /// NFTA_FIB_F_DADDR: `fib` looks up the destination.
 const FIB_DADDR: u32 = 1 << 1;
+/// NFT_QUEUE_FLAG_BYPASS.
+const QUEUE_BYPASS: u16 = 1;
 /// The bytes of all registers together.
 pub const REGISTERS: usize = 64;
 
@@ -145,6 +148,8 @@ pub enum Instruction {
     Reject,
     /// Sets the mark of the packet.
     SetMark,
+    /// Hands the packet to a program.
+    Queue(Queue),
     /// Takes the packet out of connection tracking.
     Untrack,
     /// Neither tests nor drops the packet.
@@ -286,9 +291,10 @@ fn known(name: &str, data: &Attributes<'_>) -> Option<Instruction> {
         },
         "masq" => Instruction::Masquerade,
         "match" => return tested(data.text(expr::XT_NAME)),
+        "queue" => Instruction::Queue(queue(data)?),
         "redir" => Instruction::Redirect,
         "reject" => Instruction::Reject,
-        "target" => target(&data.text(expr::XT_NAME)),
+        "target" => target(&data.text(expr::XT_NAME), data.get(expr::XT_INFO)),
         _ => return None,
     })
 }
@@ -321,6 +327,17 @@ fn fib(data: &Attributes<'_>) -> Option<Instruction> {
     (is_type && of_destination).then_some(Instruction::Load { field: Field::DestinationType, to, len: 4 })
 }
 
+/// `queue` hands the packet to a program. A number that is in a register is not known here.
+fn queue(data: &Attributes<'_>) -> Option<Queue> {
+    let number = |kind: u16| Some(u16::from_be_bytes(data.get(kind)?.try_into().ok()?));
+    let (first, count) = (number(expr::QUEUE_NUM)?, number(expr::QUEUE_TOTAL).unwrap_or(1).max(1));
+    Some(Queue {
+        first,
+        last: first.checked_add(count - 1)?,
+        bypass: number(expr::QUEUE_FLAGS).unwrap_or(0) & QUEUE_BYPASS != 0,
+    })
+}
+
 /// `lookup` looks for a register in a set, and may use what the set has for it.
 fn lookup(data: &Attributes<'_>) -> Option<Instruction> {
     let into = match data.number(expr::LOOKUP_DREG) {
@@ -333,7 +350,10 @@ fn lookup(data: &Attributes<'_>) -> Option<Instruction> {
 }
 
 /// Returns what a target of iptables does, which has a name of its own.
-fn target(name: &str) -> Instruction {
+fn target(name: &str, info: Option<&[u8]>) -> Instruction {
+    if let Some(queue) = info.filter(|_| name == "NFQUEUE").and_then(Queue::of_target) {
+        return Instruction::Queue(queue);
+    }
     match name {
         "REJECT" => Instruction::Reject,
         "MASQUERADE" => Instruction::Masquerade,

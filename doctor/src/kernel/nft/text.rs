@@ -110,6 +110,8 @@ fn word(instruction: &Instruction, registers: &Registers, packet: &Packet) -> Op
         Instruction::Redirect => "redirect".to_owned(),
         Instruction::Reject => "reject".to_owned(),
         Instruction::SetMark => "meta mark set".to_owned(),
+        Instruction::Queue(queue) if queue.first == queue.last => format!("queue to {}", queue.first),
+        Instruction::Queue(queue) => format!("queue to {}-{}", queue.first, queue.last),
         Instruction::Untrack => "notrack".to_owned(),
         Instruction::Unknown { name, .. } => format!("<{name}>"),
         _ => return None,

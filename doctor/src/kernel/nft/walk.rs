@@ -12,6 +12,7 @@ use super::chance;
 use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
 use super::set::{Data, Found, Set};
 use super::text;
+use crate::kernel::queues::UNREAD;
 use crate::kernel::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
 
 /// The bits of the state of a connection (linux/netfilter/nf_conntrack_common.h): of its first packet, of an answer, and of a packet that is not
@@ -118,7 +119,7 @@ impl Walk<'_> {
                 Action::Goes(Verdict::Drop) => Fate::Dropped,
                 Action::Decides(fate) => fate,
             };
-            let quoted = quoted();
+            let quoted = quoted() + unread(rule);
             match is_match {
                 Matches::Yes => return Ok(End::Decided(fate, quoted)),
                 _ if certain == Matches::Yes && self.is_only_by_chance(rule)? => {
@@ -189,6 +190,9 @@ impl Walk<'_> {
             }
             Instruction::Nat { .. } | Instruction::Redirect => action = Action::Decides(Fate::DestinationTranslated),
             Instruction::Reject => action = Action::Decides(Fate::Dropped),
+            Instruction::Queue(queue) => {
+                action = self.tested.queued(*queue).map_or(Action::Unknown, Action::Decides);
+            }
             Instruction::SetMark => self.tested.may_have_mark = true,
             Instruction::Untrack | Instruction::Harmless => {}
             Instruction::Unknown { name, .. } if EFFECTS.contains(&name.as_str()) => action = Action::Unknown,
@@ -214,6 +218,12 @@ const EFFECTS: [&str; 12] = [
     "REDIRECT",
     "immediate",
 ];
+
+/// Returns what is to be said about a rule that decides because no program reads its queue.
+fn unread(rule: &Rule) -> &'static str {
+    let has_queue = rule.instructions.iter().any(|one| matches!(one, Instruction::Queue(_)));
+    if has_queue { UNREAD } else { "" }
+}
 
 /// Returns true if a map has the verdict of this rule.
 fn chooses_verdict(rule: &Rule) -> bool {
