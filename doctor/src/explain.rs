@@ -10,6 +10,7 @@ pub mod ipvs;
 pub mod legacy_tables;
 mod pod;
 mod pod_steps;
+mod port_steps;
 mod read;
 mod render;
 mod route_steps;

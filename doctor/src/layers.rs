@@ -62,6 +62,7 @@ const ALL: [Layers; 6] = [
             "rule_steps",
             "shared_steps",
             "pod_steps",
+            "port_steps",
             "route_steps",
             "steps",
             "ipvs",

@@ -12,6 +12,8 @@ mod links;
 mod others;
 #[path = "node/pods.rs"]
 mod pods;
+#[path = "node/ports.rs"]
+mod ports;
 #[path = "node/queues.rs"]
 mod queues;
 #[path = "node/underlay.rs"]

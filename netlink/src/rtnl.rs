@@ -20,8 +20,8 @@ use super::rt::{PLAIN, family, ifaddrmsg, ifinfomsg};
 use super::socket::{NLM_F_ACK, Netlink};
 use super::wire::{Writer, attr_after, i32_at, messages};
 use decode::{addr, qdisc};
-pub use decode::{links, neighbours, routes};
-pub use entries::{Addr, Neigh, Qdisc, Route, RouteKind};
+pub use decode::{bridge_entries, links, neighbours, routes};
+pub use entries::{Addr, BridgeEntry, Neigh, Qdisc, Route, RouteKind};
 pub use link::{BridgePort, Link, Vxlan, mac_text};
 pub use refused::Refused;
 

@@ -830,3 +830,84 @@ fn a_queue_that_no_program_reads_is_named() {
         Ok(())
     });
 }
+
+#[test]
+fn two_pods_behind_isolated_ports_are_named() {
+    on_this_thread(async {
+        let bridge = Pods { count: 2, wiring: Wiring::Bridge };
+        let lab = Lab::start(&LabOptions { nodes: 2, pods: bridge, ..options() }).await?;
+        lab.reach_all().await?;
+        let node = &lab.nodes[0];
+        let (first, second) = (node.pods[0].addrs[0], node.pods[1].addrs[0]);
+        explain(node, first, second, &[]).await?.ends(0, WORKS)?;
+        let ports = node.ns.ip("-o link show master cni0").await?;
+        let ports = ports.lines().filter_map(|line| line.split(' ').nth(1)?.split('@').next());
+        let isolate = async |port: &str| node.ns.bridge(&format!("link set dev {port} isolated on")).await;
+        let ports: Vec<&str> = ports.collect();
+        isolate(ports[0]).await?;
+        explain(node, first, second, &[]).await?.ends(0, WORKS)?;
+        isolate(ports[1]).await?;
+        let ping = node.pods[0].ns.command("ping").args(["-c", "1", "-W", "1", &second.to_string()]).output().await?;
+        ensure!(!ping.status.success(), "the kernel passes nothing");
+        let explained = explain(node, first, second, &[]).await?;
+        explained.ends(2, "are isolated ports of one bridge")?;
+        explain(node, first, lab.nodes[1].pods[0].addrs[0], &[]).await?.ends(0, WORKS)?;
+        checked(node.ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+        explain(node, first, second, &[]).await?.ends(0, WORKS)
+    });
+}
+
+#[test]
+fn a_larger_mtu_inside_of_a_pod_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let (pod, from) = (&pair.node().pods[0].ns, pair.from);
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        pod.ip("link set eth0 mtu 1500").await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, &format!("drops packets of the pod {from} with more than 1450 bytes"))?;
+        checked(pair.node().ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+        pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
+#[test]
+fn a_pod_without_arp_is_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let (pod, from) = (&pair.node().pods[0].ns, pair.from);
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        pod.ip("link set eth0 arp off").await?;
+        let explained = pair.explain(&[]).await?;
+        explained.ends(2, &format!("eth0 of the pod {from} has the flag NOARP"))?;
+        checked(pair.node().ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+        pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
+/// No packet corrects such an entry.
+#[test]
+fn a_static_entry_of_the_bridge_is_named() {
+    on_this_thread(async {
+        let bridge = Pods { count: 2, wiring: Wiring::Bridge };
+        let lab = Lab::start(&LabOptions { nodes: 2, pods: bridge, ..options() }).await?;
+        lab.reach_all().await?;
+        let (node, to) = (&lab.nodes[0], lab.nodes[1].pods[0].addrs[0]);
+        let (pod, from) = (&node.pods[0].ns, node.pods[0].addrs[0]);
+        explain(node, to, from, &[]).await?.ends(0, WORKS)?;
+        let mac = pod.ip("-o link show eth0").await?;
+        let mac = mac.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).context("a MAC address")?;
+        let own = explain(node, from, to, &[]).await?;
+        let own = text(&own, "pod")?.rsplit(' ').next().context("a port")?.to_owned();
+        let ports = node.ns.ip("-o link show master cni0").await?;
+        let mut ports = ports.lines().filter_map(|line| line.split(' ').nth(1)?.split('@').next());
+        let other = ports.find(|port| *port != own).context("another port")?;
+        node.ns.bridge(&format!("fdb replace {mac} dev {own} master static")).await?;
+        explain(node, to, from, &[]).await?.ends(0, WORKS)?;
+        node.ns.bridge(&format!("fdb replace {mac} dev {other} master static")).await?;
+        let explained = explain(node, to, from, &[]).await?;
+        explained.ends(2, &format!("a static entry that leads packets for the pod {from} ({mac}) to {other}"))?;
+        checked(node.ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+        explain(node, to, from, &[]).await?.ends(0, WORKS)
+    });
+}

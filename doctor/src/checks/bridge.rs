@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! cni0 or links of pods are down or not connected.
 
+mod port_flags;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -13,6 +15,7 @@ use crate::facts::pod_links::{PodLink, PodLinks, Stray};
 use crate::finding::{MAX_NAMED, NodeFinding, finding, some_of};
 use crate::known_links::BRIDGE;
 use crate::remedies::connect;
+use port_flags::port_flags;
 
 /// The bridge or links of pods are down or not connected, so that pods have no network at all.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -29,6 +32,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         findings.push(finding(evidence, format!("ip link set {first} up, and so on; or delete these pods")));
     }
     findings.extend(ports_that_drop(pods));
+    findings.extend(port_flags(facts));
     findings.extend(strays_found(pods));
     let Some(env) = facts.subnet_file.env() else { return findings };
     if let Some(first) = pods.orphans.first() {

@@ -114,6 +114,8 @@ pub struct Pod {
     pub link: Device,
     /// The other end of that link, on this host.
     pub host_link: Device,
+    /// The port behind which its bridge has the MAC address of the pod, if somebody wrote down another one.
+    pub other_port: Option<Device>,
     /// The way of its packets to the other address.
     pub route: Lookup,
     /// The link of the pod by which they leave, if it is not the one that has the address.

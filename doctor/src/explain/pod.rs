@@ -48,11 +48,18 @@ pub fn look(devices: &[Device], bridge: Option<&Device>, address: IpAddr, other:
         let ours = devices.iter().filter(is_ours).find(|device| device.index == link.link);
         if let Some(ours) = ours {
             let (route, other_link, gateway) = (inside.route, inside.other_link, inside.gateway);
-            let pod = Pod { netns: path, link, host_link: ours.clone(), route, other_link, gateway };
+            let other_port = other_port(devices, &link, ours);
+            let pod = Pod { netns: path, link, host_link: ours.clone(), other_port, route, other_link, gateway };
             return Looked { pod: Some(pod), is_absent: false };
         }
     }
     Looked { pod: None, is_absent: has_known_links && unread.is_empty() }
+}
+
+/// Returns the port that somebody wrote down in the table of the bridge instead of that of the pod.
+fn other_port(devices: &[Device], inside: &Device, ours: &Device) -> Option<Device> {
+    let port = Kernel::open().ok()?.written_port(ours.master, inside.mac.filter(|_| ours.master != 0)?)?;
+    devices.iter().find(|device| device.index == port && port != ours.index).cloned()
 }
 
 /// What is known inside of a pod.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::explanation::{Explanation, State, Step, Verdict};
 use super::facts::{Agent, Device, DeviceKind, Facts, Peer, Place, RouteKind, Way};
 use super::shared_steps::{down, no_device, publics};
-use super::{pod_steps, route_steps};
+use super::{pod_steps, port_steps, route_steps};
 
 /// The step of what the agent's probes found.
 const PROBES: &str = "agent's probes";
@@ -81,6 +81,8 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     let absent = |address| pod_steps::absent(facts, address).filter(|_| with_lease);
     steps.extend(absent(way.packet.from));
     steps.extend(pod_steps::sends(facts, way));
+    steps.extend(port_steps::small_link(way));
+    steps.extend(port_steps::no_arp(way));
     steps.extend(source(facts, way, from));
     if with_lease {
         steps.extend(lease(facts));
@@ -94,6 +96,8 @@ fn one_way(facts: &Facts, way: &Way, rules: &[Step], with_lease: bool) -> Vec<St
     steps.extend(route_steps::neighbour(facts, &way.hop));
     steps.extend(absent(way.packet.to));
     steps.extend(pod_steps::gets(way));
+    steps.extend(port_steps::isolated(way));
+    steps.extend(port_steps::other_port(way));
     if let (Some(tunnel), Some(device)) = (&way.tunnel, &way.hop.device) {
         steps.extend(route_steps::tunnel(facts, way, device, tunnel, to));
     }

@@ -25,6 +25,8 @@ pub struct Conf {
     pub plugins: Result<Vec<String>, String>,
     /// True if it is a link to another file.
     pub is_link: bool,
+    /// True if it says that pods of one node must not reach each other.
+    pub isolates: bool,
     /// The subnet files that plugins of weft and flannel read.
     pub subnet_files: Vec<PathBuf>,
     /// True if one of these files is that of the agent.
@@ -83,8 +85,9 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path) -> CniFiles {
         let list = plugin_list(&path);
         let subnet_files: Vec<PathBuf> = list.iter().flatten().filter_map(cni_plugins::subnet_file).collect();
         let reads_ours = subnet_files.iter().any(|file| is_same(file, subnet_file));
+        let isolates = list.iter().flatten().any(isolates);
         let is_link = fs::symlink_metadata(&path).is_ok_and(|about| about.is_symlink());
-        Conf { plugins: list.and_then(|list| plugins(&list)), is_link, subnet_files, reads_ours, name }
+        Conf { plugins: list.and_then(|list| plugins(&list)), is_link, isolates, subnet_files, reads_ours, name }
     };
     let confs: Vec<Conf> = names(&sources.conf_dir).into_iter().filter(is_conf).map(conf).collect();
     let wanted = || confs.first().and_then(|first| first.plugins.as_ref().ok()).into_iter().flatten();
@@ -122,6 +125,13 @@ fn plugin_list(path: &Path) -> Result<Vec<Value>, String> {
         Value::Array(list) => list.clone(),
         _ => vec![value],
     })
+}
+
+/// Returns true if a plugin isolates the ports of its bridge, or lets its delegate do so.
+fn isolates(plugin: &Value) -> bool {
+    [&plugin["portIsolation"], &plugin["delegate"]["portIsolation"]]
+        .into_iter()
+        .any(|value| *value == Value::Bool(true))
 }
 
 /// Returns the names of these plugins, and of those that they call.

@@ -20,6 +20,8 @@ const RTM_F_FIB_MATCH: u32 = 0x2000;
 /// Attributes of RTM_GETROUTE (linux/rtnetlink.h). The crate libc does not have all of them for musl.
 const RTA_IP_PROTO: u16 = 27;
 const RTA_DPORT: u16 = 29;
+/// The bridge that has an FDB entry (linux/neighbour.h).
+const NDA_MASTER: u16 = 9;
 /// Sizes of `struct ndmsg` and `struct ifinfomsg`.
 const NDMSG: usize = 12;
 const IFINFOMSG: usize = 16;
@@ -133,6 +135,17 @@ impl Kernel {
             w.attr(libc::NDA_LLADDR, &mac.0);
         });
         one_entry(answer, |entry| entry.addr)
+    }
+
+    /// Returns the port behind which a bridge has this MAC address, if somebody wrote that down. What the bridge has learned itself it corrects itself.
+    pub fn written_port(&mut self, bridge: u32, mac: Mac) -> Option<u32> {
+        let answer = self.netlink.request(|w| {
+            w.begin(libc::RTM_GETNEIGH, PLAIN, &ndmsg(libc::AF_BRIDGE as u8, 0));
+            w.attr_u32(NDA_MASTER, bridge);
+            w.attr(libc::NDA_LLADDR, &mac.0);
+        });
+        let entry = rtnl::bridge_entries(&answer.ok()?.ok()?).next()?;
+        entry.is_written().then_some(entry.port)
     }
 }
 

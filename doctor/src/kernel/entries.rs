@@ -74,6 +74,7 @@ pub enum Read<T> {
 
 /// A link, as a part of the way of a packet. It is another type than [`Link`], because it says in one enum how the link carries packets, so that
 /// the compiler lists what must decide about each kind, and it has nothing else of what only checks ask about.
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own in the kernel")]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
     /// Interface index.
@@ -100,6 +101,10 @@ pub struct Device {
     pub link: u32,
     /// The number of the network namespace of the other end, if that is another namespace.
     pub peer_netns: Option<i32>,
+    /// True if the kernel asks for no MAC addresses on it, and answers no such request (IFF_NOARP).
+    pub no_arp: bool,
+    /// True for a port of a bridge that passes nothing to and from other ports with this flag.
+    pub isolated: bool,
 }
 
 impl From<Link> for Device {
@@ -108,6 +113,8 @@ impl From<Link> for Device {
             kind: DeviceKind::of(&link),
             up: link.up,
             carrier: link.has_carrier(),
+            no_arp: link.is_without_arp(),
+            isolated: link.port.is_some_and(|port| port.isolated),
             of_weft: link.alias.starts_with(ALIAS),
             index: link.index,
             name: link.name,

@@ -3,7 +3,7 @@
 
 use nix::libc;
 
-use super::{Addr, BridgePort, Link, Neigh, Qdisc, Route, RouteKind, Vxlan};
+use super::{Addr, BridgeEntry, BridgePort, Link, Neigh, Qdisc, Route, RouteKind, Vxlan};
 use crate::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, text, u8_at, u16_at, u32_at};
 
 /// Attributes of vxlan devices (linux/if_link.h).
@@ -20,6 +20,8 @@ const IFLA_BRPORT_STATE: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
 const IFLA_BRPORT_LEARNING: u16 = 8;
 const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
+const IFLA_BRPORT_BCAST_FLOOD: u16 = 30;
+const IFLA_BRPORT_ISOLATED: u16 = 33;
 const IFLA_BRPORT_LOCKED: u16 = 39;
 /// The attribute of bridges that says whether they use the spanning tree protocol.
 const IFLA_BR_STP_STATE: u16 = 5;
@@ -92,6 +94,8 @@ fn port(data: &[u8]) -> BridgePort {
             IFLA_BRPORT_MODE => port.hairpin = u8_at(value, 0) != 0,
             IFLA_BRPORT_LEARNING => port.learning = u8_at(value, 0) != 0,
             IFLA_BRPORT_UNICAST_FLOOD => port.flood = u8_at(value, 0) != 0,
+            IFLA_BRPORT_BCAST_FLOOD => port.no_broadcasts = u8_at(value, 0) == 0,
+            IFLA_BRPORT_ISOLATED => port.isolated = u8_at(value, 0) != 0,
             IFLA_BRPORT_LOCKED => port.locked = u8_at(value, 0) != 0,
             _ => {}
         }
@@ -181,6 +185,12 @@ fn neigh(payload: &[u8]) -> Option<Neigh> {
         mac: find(libc::NDA_LLADDR).unwrap_or_default().to_vec(),
         state: u16_at(payload, 8),
     })
+}
+
+/// Decodes the entries of the table of a bridge in an answer.
+pub fn bridge_entries(data: &[u8]) -> impl Iterator<Item = BridgeEntry> {
+    let entry = |payload: &[u8]| BridgeEntry { port: u32_at(payload, 4), state: u16_at(payload, 8) };
+    messages(data).filter(|m| m.kind == libc::RTM_NEWNEIGH).map(move |m| entry(m.payload))
 }
 
 /// Decodes a queueing discipline. The fixed part is `struct tcmsg`.

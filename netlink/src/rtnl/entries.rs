@@ -88,6 +88,22 @@ impl Neigh {
     }
 }
 
+/// An entry of the table of a bridge: behind which port a MAC address is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BridgeEntry {
+    /// Interface index of the port.
+    pub port: u32,
+    /// Its state (`NUD_*` of linux/neighbour.h).
+    pub state: u16,
+}
+
+impl BridgeEntry {
+    /// Returns true if somebody wrote the entry, and false if the bridge has learned it.
+    pub fn is_written(&self) -> bool {
+        self.state & (libc::NUD_NOARP | libc::NUD_PERMANENT) != 0
+    }
+}
+
 /// A queueing discipline.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Qdisc {

@@ -94,6 +94,10 @@ pub struct BridgePort {
     pub flood: bool,
     /// True if the bridge drops packets from MAC addresses for which it has no entry at this port, and learns none.
     pub locked: bool,
+    /// True if the port passes nothing to and from other ports with this flag.
+    pub isolated: bool,
+    /// True if the port gets no broadcasts of other ports. Those of the bridge itself it gets.
+    pub no_broadcasts: bool,
 }
 
 impl BridgePort {
