@@ -2,10 +2,12 @@
 //! What the kernel says and does. `weft doctor` and `weft explain` both use it.
 //!
 //! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, [`rules`] through those of iptables,
-//! and [`links`] through chains at a link and in bridges. [`queues`] knows which programs may decide about a packet.
+//! and [`links`] through chains at a link and in bridges. [`queues`] knows which programs may decide about a packet, and [`ipvs`] the endpoints
+//! of services.
 
 mod ask;
 pub mod entries;
+pub mod ipvs;
 pub mod links;
 pub mod nft;
 pub mod queues;

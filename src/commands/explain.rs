@@ -80,7 +80,7 @@ async fn service(facts: &Facts) -> anyhow::Result<Option<(Step, Option<Endpoint>
     Ok(match facts.to {
         Place::Outside | Place::Network => rules::service(way).await,
         Place::Host => match ipvs::service(&facts.packet).context("read the addresses of services")? {
-            Some(step) => Some((step, None)),
+            Some(found) => Some(found),
             None if facts.packet.port.is_some() => rules::service(way).await,
             None => None,
         },

@@ -110,10 +110,16 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The same explanation, with a service that the packet meets first. If it is not known where that sends the packet, the end is open,
-    /// unless the packet is lost before.
+    /// The same explanation, with a service that the packet meets first. If the service has no endpoint, the packet is lost. If it is not known where
+    /// the service sends the packet, the end is open, unless the packet is lost before.
     #[must_use]
     pub fn behind(mut self, service: Step) -> Explanation {
+        if service.state == State::Broken {
+            let because = service.because.clone().unwrap_or_else(|| service.is.clone());
+            self.verdict = Verdict::Broken;
+            self.sentence = format!("broken here, because {because}");
+            self.remedy.clone_from(&service.remedy);
+        }
         if service.state == State::Unknown && self.verdict == Verdict::Works {
             let because = service.because.clone().unwrap_or_else(|| service.is.clone());
             self.verdict = Verdict::Unknown;

@@ -14,6 +14,7 @@ use super::arp_tables;
 use super::tables::Tables;
 use super::ways::WayToPeers;
 use crate::kernel::entries::Packet;
+use crate::kernel::ipvs;
 use crate::kernel::nft;
 use crate::kernel::rules::{Fate, Tested};
 use crate::known_links::{BRIDGE, KUBE_IPVS};
@@ -112,7 +113,7 @@ fn nft_masquerades(subnets: &[IpNet], to_peers: &[WayToPeers], iptables: &[Saved
 fn ipvs_is_empty(tables: &Tables<'_>) -> bool {
     let link = tables.links.iter().find(|link| link.name == KUBE_IPVS);
     let has_services = link.is_some_and(|link| tables.addrs.iter().any(|addr| addr.index == link.index && addr.global));
-    has_services && fs::read_to_string("/proc/thread-self/net/ip_vs").is_ok_and(|table| lists_no_service(&table))
+    has_services && ipvs::table().is_ok_and(|table| lists_no_service(&table))
 }
 
 fn lists_no_service(table: &str) -> bool {
