@@ -9,6 +9,7 @@ pub mod facts;
 pub mod ipvs;
 pub mod legacy_tables;
 mod pod;
+pub mod pod_rules;
 mod pod_steps;
 mod port_steps;
 mod read;

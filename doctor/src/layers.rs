@@ -67,6 +67,7 @@ const ALL: [Layers; 6] = [
             "steps",
             "legacy_tables",
             "rules",
+            "pod_rules",
             "ipvs",
             "tests",
         ],

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, Peer, Place};
 use weft_doctor::explain::rules::Endpoint;
-use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs};
+use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs, pod_rules};
 
 use super::{Answer, pretty};
 use crate::cli::exit::{FAILURE, FOUND};
@@ -56,6 +56,7 @@ pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
     for way in &facts.ways {
         rules.push(rules::of(way, &task.subnet_file).await);
         outer.extend(rules::of_tunnel(way, &task.subnet_file, tunnel_port).await);
+        outer.extend(pod_rules::of(way));
     }
     let probes = if task.probe { probes::send(&facts).await } else { Vec::new() };
     let probes: Vec<Step> = outer.into_iter().chain(probes).collect();

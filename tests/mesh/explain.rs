@@ -911,3 +911,31 @@ fn a_static_entry_of_the_bridge_is_named() {
         explain(node, to, from, &[]).await?.ends(0, WORKS)
     });
 }
+
+#[test]
+fn rules_inside_of_a_pod_are_named() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let pod = &pair.node().pods[0].ns;
+        let (from, to) = (pair.from, pair.to);
+        let nft = async |text: String| checked(pod.command("nft").arg(&text)).await;
+        for (hook, rule, from, to) in [
+            ("output", format!("ip daddr {to} drop"), from, to),
+            ("input", "meta l4proto { tcp, udp, icmp } reject".to_owned(), to, from),
+        ] {
+            let flags = ["--proto", "tcp", "--port", "80"];
+            explain(pair.node(), from, to, &flags).await?.ends(0, WORKS)?;
+            nft(format!("table inet f {{ chain c {{ type filter hook {hook} priority 0; {rule}; }}; }}")).await?;
+            let explained = explain(pair.node(), from, to, &flags).await?;
+            explained.ends(2, &format!("inside of the pod {}, nft chain inet f c drops the packet: ", pair.from))?;
+            ensure!(command(&explained, ";").contains("nsenter --net="), "{:#}", explained.answer);
+            nft("delete table inet f".to_owned()).await?;
+        }
+        // A sidecar redirects what the pod sends, and accepts what it gets.
+        nft("table ip s { chain o { type nat hook output priority 0; meta l4proto tcp redirect to 15001; }; \
+             chain i { type filter hook input priority 0; ct state established,related,new accept; }; }"
+            .to_owned())
+        .await?;
+        pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}

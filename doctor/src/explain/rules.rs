@@ -229,7 +229,7 @@ fn name_of(chain: &BaseChain) -> String {
 }
 
 /// Evaluates the chains of nftables that the packet passes.
-fn of_nftables(way: &Way, family: Family, instance: &str, has_iptables: bool) -> io::Result<Vec<Step>> {
+pub(super) fn of_nftables(way: &Way, family: Family, instance: &str, has_iptables: bool) -> io::Result<Vec<Step>> {
     let decisive = way.filter_hook();
     let mut steps = Vec::new();
     each_chain(way.hooks(), way, family, has_iptables, |chain, hook, mut outcome| {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lets the rules inside of a pod of this node judge its packets: a script in it, a sidecar or a CNI plugin behind weft's may have written them. Those of
+//! iptables-nft are among them. Those of iptables-legacy are not read, because only its programs list them.
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+use weft_netlink::nftables::is_unsupported;
+use weft_netlink::rtnl::in_netns;
+use weft_subnet::cidr::Family;
+
+use super::explanation::{State, Step};
+use super::facts::{Hop, Lookup, Pod, Route, RouteKind, Way};
+use super::rules::of_nftables;
+use crate::kernel::queues::readers;
+
+/// Returns what is not in order with the rules inside of the pods that send and get the packet of a way.
+pub fn of(way: &Way) -> Vec<Step> {
+    let sends = way.from_pod.iter().flat_map(|pod| inside(pod, way.packet.from, &sent_by(pod, way)));
+    let gets = way.to_pod.iter().flat_map(|pod| inside(pod, way.packet.to, &received_by(pod, way)));
+    sends.chain(gets).collect()
+}
+
+/// The way of the packet inside of the pod that sends it.
+fn sent_by(pod: &Pod, way: &Way) -> Way {
+    let hop = Hop { lookup: pod.route.clone(), device: Some(pod.link.clone()), nexthop: None, neighbour: None };
+    Way { arrives: None, hop, tunnel: None, ..way.clone() }
+}
+
+/// The way of the packet inside of the pod that gets it.
+fn received_by(pod: &Pod, way: &Way) -> Way {
+    let local = Route { kind: RouteKind::Local, ..Route::default() };
+    let hop = Hop { lookup: Lookup::Route(local), device: None, nexthop: None, neighbour: None };
+    Way { arrives: Some(pod.link.clone()), hop, tunnel: None, ..way.clone() }
+}
+
+fn inside(pod: &Pod, address: IpAddr, way: &Way) -> Vec<Step> {
+    let judge = || {
+        // The queues of the pod are not those of this host.
+        let way = Way { queues: readers(), ..way.clone() };
+        of_nftables(&way, Family::of(way.packet.to), "", false)
+    };
+    let judged = File::open(&pod.netns).ok().and_then(|netns| in_netns(netns.as_fd(), judge).ok());
+    let steps = match judged {
+        Some(Ok(steps)) => steps,
+        // A pod that may not be entered is a step of its own, and a kernel without nftables has no such rules.
+        Some(Err(error)) if !is_unsupported(&error) => {
+            return vec![Step::unknown("pod rules", format!("nftables in the pod {address} cannot be read: {error}"))];
+        }
+        _ => return Vec::new(),
+    };
+    let enter = format!("nsenter --net={}", pod.netns.display());
+    let of_pod = |step: Step| Step {
+        step: "pod rules".to_owned(),
+        because: step.because.map(|because| format!("inside of the pod {address}, {because}")),
+        remedy: step.remedy.map(|remedy| remedy.replace("`nft ", &format!("`{enter} nft "))),
+        ..step
+    };
+    let matters = |step: &Step| matches!(step.state, State::Broken | State::Doubt);
+    steps.into_iter().filter(matters).map(of_pod).collect()
+}
