@@ -25,6 +25,7 @@ mod port_users;
 pub(crate) mod store;
 mod tables;
 mod tunnel;
+pub(crate) mod tunnel_nat;
 pub(crate) mod tunnel_rules;
 pub(crate) mod underlay;
 pub(crate) mod ways;
@@ -61,6 +62,7 @@ use policy_rules::PolicyRules;
 use store::StoreFacts;
 use tables::Tables;
 use tunnel::Tunnel;
+use tunnel_nat::Translation;
 use tunnel_rules::DroppingRule;
 use underlay::PeerFault;
 use ways::WayFacts;
@@ -118,6 +120,8 @@ pub struct NodeFacts {
     pub rules: RuleFacts,
     /// The rules that drop packets of the tunnel.
     pub dropping: Vec<DroppingRule>,
+    /// The rules that translate addresses of packets of the tunnel.
+    pub translations: Vec<Translation>,
     /// What other networks for pods left behind.
     pub leftovers: Vec<Leftover>,
     /// Agents of flannel that run beside ours.
@@ -205,6 +209,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         unreachable: sources.unreachable,
         lossy: sources.lossy.clone(),
         dropping: tunnel_rules::read(&tables, tunnel, &sources.peers, &subnets, &rules.iptables)?,
+        translations: tunnel_nat::read(&tables, sources, tunnel, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),
         cni: cni_files::read(&sources.cni, &sources.subnet_file),

@@ -101,6 +101,7 @@ const ALL: [Layers; 6] = [
             "tunnel",
             "host_firewalls",
             "tunnel_rules",
+            "tunnel_nat",
             "peer_port",
             "underlay",
         ],

@@ -16,6 +16,8 @@ mod pods;
 mod ports;
 #[path = "node/queues.rs"]
 mod queues;
+#[path = "node/translations.rs"]
+mod translations;
 #[path = "node/underlay.rs"]
 mod underlay;
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A firewall of this node drops tunnel packets, or forwarded packets of pods.
+//! A firewall of this node drops tunnel packets, or forwarded packets of pods; or a rule translates addresses of the tunnel's packets.
 
 use crate::facts::NodeFacts;
+use crate::facts::tunnel_nat::{Change, Translation};
 use crate::facts::tunnel_rules::DroppingRule;
 use crate::finding::{NodeFinding, finding};
 
-/// A firewall drops packets of the tunnel, or forwarded packets of pods.
+/// A firewall drops packets of the tunnel, or forwarded packets of pods; or it translates addresses of the tunnel's packets.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     // Whether packets come faster than a rate is not known, so such a rule matters only while they are lost.
     let are_lost = facts.unreachable > 0 || !facts.lossy.is_empty();
@@ -15,5 +16,27 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         let DroppingRule { chain, rule, what, remedy, .. } = found;
         finding(format!("chain {chain} drops {what}{beyond}: {rule}"), remedy.clone())
     };
-    facts.dropping.iter().filter(matters).map(one).collect()
+    facts.dropping.iter().filter(matters).map(one).chain(translations(facts)).collect()
+}
+
+/// A rule loses packets of the tunnel, because it translates one of their addresses.
+fn translations(facts: &NodeFacts) -> Vec<NodeFinding> {
+    // Most peers accept packets from another address.
+    let matters = |one: &&Translation| one.change == Change::Destination || facts.unreachable > 0;
+    let one = |one: &Translation| {
+        let Translation { chain, rule, what, change, remedy } = one;
+        let effect = match change {
+            Change::Destination => format!("leads {what} to another address"),
+            Change::Source { from, to } => {
+                let to = to.map_or_else(|| "another one".to_owned(), |to| to.to_string());
+                format!(
+                    "replaces the source {from} of {what} by {to}: a guard of the peer or a firewall on the way may drop them (packets do not reach \
+                     {} peers)",
+                    facts.unreachable
+                )
+            }
+        };
+        finding(format!("chain {chain} {effect}: {rule}"), remedy.clone())
+    };
+    facts.translations.iter().filter(matters).map(one).collect()
 }

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules of this node that translate addresses of the tunnel's own packets. Another destination loses them for certain. Another source is accepted by
+//! most tunnels, but not by a guard of the peer (`--guard-tunnel`), a firewall, or the network of a cloud. A masquerade that keeps the address, as the usual
+//! `-o eth0 -j MASQUERADE` does, is harmless: which source port such a packet has matters to no tunnel.
+
+use std::io;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use weft_cni::iptables::builtin_chain;
+use weft_netlink::nftables::{self, Hook, base_chains};
+use weft_netlink::rtnl::Addr;
+use weft_netlink::socket::absent;
+
+use super::tables::Tables;
+use super::tunnel::Tunnel;
+use crate::kernel::Kernel;
+use crate::kernel::entries::{Lookup, Packet, RouteKind, unspecified};
+use crate::kernel::nft;
+use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
+use crate::saved_rules::{SavedRules, is_listed};
+use crate::sources::NodeSources;
+
+/// A rule that translates an address of the tunnel's packets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Translation {
+    /// The chain, for people.
+    pub chain: String,
+    /// The rule.
+    pub rule: String,
+    /// The packets, for people.
+    pub what: String,
+    /// What the rule translates.
+    pub change: Change,
+    /// The command that lets these packets pass the rule unchanged.
+    pub remedy: String,
+}
+
+/// What a rule translates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The destination.
+    Destination,
+    /// The source.
+    Source {
+        /// The source before the rule.
+        from: IpAddr,
+        /// The one behind it, if it is known.
+        to: Option<IpAddr>,
+    },
+}
+
+/// A packet of the tunnel.
+struct Flow {
+    packet: Packet,
+    input: Option<String>,
+    output: Option<String>,
+    hooks: &'static [Hook],
+    what: String,
+    /// Tests that match it, for iptables and for nftables.
+    tests: [String; 2],
+    /// The address that a masquerade would give it.
+    masqueraded: Option<IpAddr>,
+}
+
+impl Flow {
+    fn tested(&self) -> Tested<'_> {
+        let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
+        Tested { connection: Connection::New, to_local: Some(self.input.is_some()), ..tested }
+    }
+
+    /// Returns the rule that certainly translates an address of the packet to another one. `command` comes before it.
+    fn translated(
+        &self,
+        outcome: Outcome,
+        chain: String,
+        command: String,
+        published: &[IpAddr],
+    ) -> Option<Translation> {
+        let (fate, rule) = outcome.fate?;
+        if outcome.not_evaluated.is_some_and(|(other, _)| other != fate) {
+            return None;
+        }
+        let change = match fate {
+            Fate::DestinationTranslated => Change::Destination,
+            Fate::SourceTranslated => {
+                let to = if is_source(&rule) { source_of(&rule) } else { self.masqueraded };
+                let is_kept = to.is_some_and(|to| to == self.packet.from || published.contains(&to));
+                // Of a link without an address it is not known what a masquerade does.
+                if is_kept || (to.is_none() && !is_source(&rule)) {
+                    return None;
+                }
+                Change::Source { from: self.packet.from, to }
+            }
+            Fate::Accepted | Fate::Dropped => return None,
+        };
+        let remedy = format!("{command}; then exclude the packets of the tunnel in the program that writes the rule");
+        Some(Translation { chain, rule, what: self.what.clone(), change, remedy })
+    }
+}
+
+/// Returns true if a rule names the new source, which may be one of several.
+fn is_source(rule: &str) -> bool {
+    rule.contains("--to-source ") || rule.contains("snat to ")
+}
+
+/// Returns the new source that a rule names, if it is one address.
+fn source_of(rule: &str) -> Option<IpAddr> {
+    let (_, rest) = rule.split_once("--to-source ").or_else(|| rule.split_once("snat to "))?;
+    let word = rest.split(' ').next()?;
+    // Ports may follow, behind an IPv6 address in brackets.
+    let address = match word.strip_prefix('[') {
+        Some(rest) => rest.split(']').next()?,
+        None if word.contains('.') => word.split(':').next()?,
+        None => word,
+    };
+    address.parse().ok()
+}
+
+/// Follows the packets of the tunnel between this node and some peers through the chains that translate addresses.
+///
+/// # Errors
+/// The kernel does not answer.
+pub(super) fn read(
+    tables: &Tables<'_>,
+    sources: &NodeSources,
+    tunnel: Option<Tunnel>,
+    iptables: &[SavedRules],
+) -> io::Result<Vec<Translation>> {
+    let Some(tunnel) = tunnel else { return Ok(Vec::new()) };
+    let mut kernel = Kernel::open()?;
+    let peers = sources.peers.iter().filter(|peer| peer.is_ipv4() || tunnel != Tunnel::Ipip);
+    let flows: Vec<Flow> = peers.flat_map(|peer| of_peer(&mut kernel, tables, sources, *peer, tunnel)).collect();
+    let mut found = of_iptables(&flows, iptables, &sources.published);
+    match of_nftables(&flows, iptables, &sources.published) {
+        Ok(rules) => found.extend(rules),
+        // A kernel without nftables has no such rules.
+        Err(error) if absent(&error) => {}
+        Err(error) => return Err(error),
+    }
+    let mut once: Vec<Translation> = Vec::new();
+    for one in found {
+        if !once.iter().any(|known| known.chain == one.chain && known.rule == one.rule) {
+            once.push(one);
+        }
+    }
+    Ok(once)
+}
+
+/// Returns the packets of the tunnel to a peer and from it.
+fn of_peer(kernel: &mut Kernel, tables: &Tables<'_>, sources: &NodeSources, peer: IpAddr, tunnel: Tunnel) -> Vec<Flow> {
+    let is_here = |own: &&IpAddr| own.is_ipv4() == peer.is_ipv4() && tables.addrs.iter().any(|addr| addr.addr == **own);
+    let published = sources.published.iter().copied().find(|own| is_here(&own));
+    let from = published.unwrap_or_else(|| unspecified(peer));
+    let asked = Packet { from, to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
+    let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
+    let link = tables.link(route.device);
+    let (Some(own), Some(link)) = (published.or(route.source), link.filter(|_| route.kind == RouteKind::Unicast))
+    else {
+        return Vec::new();
+    };
+    let family = if peer.is_ipv4() { "ip" } else { "ip6" };
+    let tests = |[option, field]: [&str; 2]| {
+        let [iptables, nft] = tunnel.tests();
+        [format!("{option} {peer} {iptables}"), format!("{family} {field} {peer} {nft}")]
+    };
+    let name = Some(link.name.clone());
+    vec![
+        Flow {
+            packet: Packet { from: own, ..asked },
+            input: None,
+            output: name.clone(),
+            hooks: &[Hook::Output, Hook::Postrouting],
+            what: format!("packets of the tunnel ({tunnel}) to {peer}"),
+            tests: tests(["-d", "daddr"]),
+            masqueraded: masqueraded(tables, link.index, own, route.gateway.unwrap_or(peer)),
+        },
+        Flow {
+            packet: Packet { from: peer, to: own, ..asked },
+            input: name,
+            output: None,
+            hooks: &[Hook::Prerouting],
+            what: format!("packets of the tunnel ({tunnel}) from {peer}"),
+            tests: tests(["-s", "saddr"]),
+            masqueraded: None,
+        },
+    ]
+}
+
+/// Returns the address that a masquerade gives to packets that leave by a link (`inet_select_addr` of the kernel): the first one of the link in the
+/// network of the next hop, or else the first one. For IPv6 the kernel has many rules, so an address of the link counts as kept.
+fn masqueraded(tables: &Tables<'_>, link: u32, own: IpAddr, nexthop: IpAddr) -> Option<IpAddr> {
+    let of_link =
+        || tables.addrs.iter().filter(|addr| addr.index == link && addr.global && addr.addr.is_ipv4() == own.is_ipv4());
+    if own.is_ipv6() {
+        return of_link().map(|addr| addr.addr).find(|addr| *addr == own).or_else(|| Some(of_link().next()?.addr));
+    }
+    let has_nexthop = |addr: &&Addr| IpNet::new(addr.addr, addr.len).is_ok_and(|net| net.contains(&nexthop));
+    of_link().find(has_nexthop).or_else(|| of_link().next()).map(|addr| addr.addr)
+}
+
+fn of_iptables(flows: &[Flow], iptables: &[SavedRules], published: &[IpAddr]) -> Vec<Translation> {
+    let mut found = Vec::new();
+    for saved in iptables {
+        let Some(nat) = saved.tables.table("nat") else { continue };
+        for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != saved.program.starts_with("ip6")) {
+            for hook in flow.hooks {
+                let chain = builtin_chain(*hook);
+                let outcome = follow(nat, chain, flow.tested().at(*hook));
+                let command = format!("{} -t nat -I {chain} {} -j ACCEPT", saved.program, flow.tests[0]);
+                found.extend(flow.translated(
+                    outcome,
+                    format!("{chain} of {} (table nat)", saved.program),
+                    command,
+                    published,
+                ));
+            }
+        }
+    }
+    found
+}
+
+fn of_nftables(flows: &[Flow], iptables: &[SavedRules], published: &[IpAddr]) -> io::Result<Vec<Translation>> {
+    let mut netlink = nftables::open()?;
+    let mut found = Vec::new();
+    for hook in [Hook::Prerouting, Hook::Output, Hook::Postrouting] {
+        for chain in base_chains(&mut netlink, hook)? {
+            if !chain.is_nat || is_listed(iptables, &chain) {
+                continue;
+            }
+            for flow in flows.iter().filter(|flow| flow.hooks.contains(&hook) && chain.sees(flow.packet.to.is_ipv4())) {
+                let outcome = nft::follow(&mut netlink, &chain, flow.tested().at(hook))?;
+                let command = format!("nft insert rule {} {} accept", chain.path(), flow.tests[1]);
+                found.extend(flow.translated(outcome, format!("{} of nftables", chain.path()), command, published));
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_new_source_of_a_rule_is_read_if_it_is_one_address() {
+        for (rule, wanted) in [
+            ("-A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.5", Some("192.0.2.5")),
+            ("-A POSTROUTING -p udp -j SNAT --to-source 192.0.2.5:4000 --random", Some("192.0.2.5")),
+            ("-A POSTROUTING -j SNAT --to-source fd00::5", Some("fd00::5")),
+            ("-A POSTROUTING -p udp -j SNAT --to-source [fd00::5]:4000-5000", Some("fd00::5")),
+            ("-A POSTROUTING -p udp -j SNAT --to-source 192.0.2.5:4000-5000", Some("192.0.2.5")),
+            ("-A POSTROUTING -j SNAT --to-source 192.0.2.5-192.0.2.9", None),
+            ("oifname eth0 snat to 192.0.2.5 (handle 4)", Some("192.0.2.5")),
+            ("oifname eth0 snat to <address> (handle 4)", None),
+            ("-A POSTROUTING -j MASQUERADE", None),
+        ] {
+            assert_eq!(source_of(rule), wanted.map(|addr| addr.parse().unwrap()), "{rule}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules of this node that translate addresses of the tunnel's own packets.
+
+use weft_doctor::sources::NodeSources;
+
+use super::firewall::with_peer;
+use super::{doctor_with, in_namespace, ip, only_text, shell};
+
+/// Runs the remedy of the only finding.
+fn is_found_and_helped(sources: &NodeSources, provoke: &str, words: &[&str]) {
+    shell(provoke);
+    let text = only_text(sources, "firewall", words);
+    shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
+    assert_eq!(doctor_with(sources, "firewall"), [], "after the remedy of {text}");
+    clean();
+}
+
+fn clean() {
+    shell("iptables-nft -t nat -F; iptables-legacy -t nat -F; nft flush ruleset");
+}
+
+#[test]
+fn another_source_of_packets_of_the_tunnel_is_named_while_a_peer_is_not_reached() {
+    in_namespace(|file| {
+        let reached = with_peer(file);
+        let sources = NodeSources { unreachable: 1, ..reached.clone() };
+        let nft = |rule: &str| {
+            format!("nft 'table ip vpn {{ chain p {{ type nat hook postrouting priority srcnat; {rule}; }}; }}'")
+        };
+        // These keep the address. Another source port harms no tunnel.
+        for rule in [
+            "iptables-nft -t nat -A POSTROUTING -o eth0 -j MASQUERADE",
+            "iptables-legacy -t nat -A POSTROUTING -o eth0 -j MASQUERADE --random-fully",
+            "iptables-nft -t nat -A POSTROUTING -p udp -j MASQUERADE --to-ports 4000-5000",
+            "iptables-nft -t nat -A POSTROUTING -j SNAT --to-source 192.0.2.1",
+            "iptables-nft -t nat -A POSTROUTING -p tcp -j SNAT --to-source 192.0.2.66",
+            &nft("oifname eth0 masquerade"),
+        ] {
+            shell(rule);
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{rule}");
+            clean();
+        }
+        let words =
+            ["replaces the source 192.0.2.1 of packets of the tunnel (UDP port 8472) to 192.0.2.9 by 192.0.2.66"];
+        for provoke in [
+            "iptables-nft -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.66",
+            "iptables-legacy -t nat -A POSTROUTING -p udp -j SNAT --to-source 192.0.2.66:4000-5000",
+            &nft("ip daddr 192.0.2.0/24 snat to 192.0.2.66"),
+        ] {
+            shell(provoke);
+            assert_eq!(doctor_with(&reached, "firewall"), [], "most peers accept this: {provoke}");
+            clean();
+            is_found_and_helped(&sources, provoke, &words);
+        }
+        // The tunnel has an address that is not that of the uplink, as with a routing daemon on the host.
+        ip("addr add 198.51.100.1/32 dev lo");
+        let published = vec!["198.51.100.1".parse().unwrap()];
+        let other = NodeSources { published, ..sources.clone() };
+        let words = ["replaces the source 198.51.100.1 of packets of the tunnel", "by 192.0.2.1: "];
+        is_found_and_helped(&other, "iptables-nft -t nat -A POSTROUTING -o eth0 -j MASQUERADE", &words);
+        let nat = NodeSources { published: vec!["203.0.113.7".parse().unwrap()], ..sources };
+        shell("iptables-nft -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 203.0.113.7");
+        assert_eq!(doctor_with(&nat, "firewall"), [], "this is the address that the node publishes");
+    });
+}
+
+#[test]
+fn another_destination_of_packets_of_the_tunnel_is_always_found() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        for (provoke, chain, whose) in [
+            (
+                "iptables-nft -t nat -A PREROUTING -p udp --dport 8472 -j REDIRECT --to-ports 9999",
+                "PREROUTING of iptables-nft (table nat)",
+                "from 192.0.2.9",
+            ),
+            (
+                "iptables-legacy -t nat -A OUTPUT -p udp --dport 8472 -j DNAT --to-destination 192.0.2.8",
+                "OUTPUT of iptables-legacy (table nat)",
+                "to 192.0.2.9",
+            ),
+            (
+                "nft 'table ip lb { chain p { type nat hook prerouting priority dstnat; udp dport 8472 dnat to 192.0.2.8; }; }'",
+                "ip lb p of nftables",
+                "from 192.0.2.9",
+            ),
+        ] {
+            is_found_and_helped(&sources, provoke, &[chain, "leads packets of the tunnel (UDP port 8472)", whose]);
+        }
+        for other in [
+            "iptables-nft -t nat -A PREROUTING -p tcp --dport 8472 -j REDIRECT --to-ports 9999",
+            "iptables-nft -t nat -A PREROUTING -m recent --name x --rcheck -j REDIRECT",
+            "iptables-nft -t nat -A PREROUTING ! -d 192.0.2.1 -p udp -j DNAT --to-destination 192.0.2.8",
+        ] {
+            shell(other);
+            assert_eq!(doctor_with(&sources, "firewall"), [], "{other}");
+            clean();
+        }
+    });
+}
