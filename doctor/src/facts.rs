@@ -20,6 +20,7 @@ pub(crate) mod path_links;
 mod peer_port;
 mod pod_addresses;
 pub(crate) mod pod_links;
+pub mod pod_way;
 pub(crate) mod policy_rules;
 mod port_users;
 pub(crate) mod store;
@@ -58,6 +59,7 @@ use other_networks::Leftover;
 use other_rules::RuleFacts;
 use path_links::PathLinks;
 use pod_links::{Bridge, PodLinks};
+use pod_way::PodWay;
 use policy_rules::PolicyRules;
 use store::StoreFacts;
 use tables::Tables;
@@ -146,6 +148,8 @@ pub struct NodeFacts {
     pub own_device: Option<String>,
     /// Why packets cannot reach the addresses of peers.
     pub underlay: Vec<PeerFault>,
+    /// Whether packets with addresses of pods get to other nodes.
+    pub pod_way: PodWay,
     /// The backend of the agent; empty if this is not known.
     pub backend: String,
     /// What could not be examined.
@@ -184,6 +188,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let what = "whether another host has an IPv4 address of this node";
     let duplicates = known("duplicate-address", what, duplicates::read(&tables, &path_links), &mut not_examined);
     Ok(NodeFacts {
+        pod_way: known("underlay", "packets for pods", pod_way::read(&tables, &subnets), &mut not_examined),
         path: sources.subnet_file.clone(),
         subnet_file,
         unwritable: limits::unwritable(&sources.subnet_file),

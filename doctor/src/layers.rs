@@ -102,6 +102,7 @@ const ALL: [Layers; 6] = [
             "host_firewalls",
             "tunnel_rules",
             "tunnel_nat",
+            "pod_way",
             "peer_port",
             "underlay",
         ],

@@ -2,6 +2,8 @@
 //! What `weft doctor` finds: each test makes a network namespace of its own, provokes one fault in it for real, and repairs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
+#[path = "node/direct.rs"]
+mod direct;
 #[path = "node/files.rs"]
 mod files;
 #[path = "node/firewall.rs"]

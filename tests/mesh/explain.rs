@@ -939,3 +939,23 @@ fn rules_inside_of_a_pod_are_named() {
         pair.explain(&[]).await?.ends(0, WORKS)
     });
 }
+
+/// A cloud, or a switch with port security, that knows the addresses of the nodes alone.
+#[test]
+fn a_network_that_drops_addresses_of_pods_is_found_by_a_probe() {
+    on_this_thread(async {
+        let pair = Pair::start(BackendKind::HostGw).await?;
+        let probed = pair.explain(&["--probe"]).await?;
+        probed.ends(0, WORKS)?;
+        ensure!(probed.answer.to_string().contains("192.168.77.12 gets packets from 10."), "{:#}", probed.answer);
+        let cloud =
+            "table bridge cloud { chain w { type filter hook forward priority 0; ip daddr 10.244.0.0/16 drop; }; }";
+        checked(pair.lab.fabric.command("nft").arg(cloud)).await?;
+        pair.explain(&[]).await?.ends(0, WORKS)?;
+        let explained = pair.explain(&["--probe"]).await?;
+        explained.ends(1, "192.168.77.12 answers at its own address, and no packet from 10.")?;
+        ensure!(command(&explained, ";").contains("Network on the ports of the nodes"), "{:#}", explained.answer);
+        checked(pair.lab.fabric.command("nft").arg("delete table bridge cloud")).await?;
+        pair.explain(&["--probe"]).await?.ends(0, WORKS)
+    });
+}

@@ -4,7 +4,7 @@
 use anyhow::ensure;
 use nix::sys::signal::Signal;
 use weft_lab::netns::checked;
-use weft_lab::{Lab, LabOptions};
+use weft_lab::{BackendKind, Lab, LabOptions};
 
 use crate::{gone, named, on_this_thread, options};
 
@@ -152,5 +152,27 @@ fn checksums_are_wrong() {
         lab.nodes[0].ns.command("ping").args(["-q", "-c", "20", "-i", "0.05", "-W", "1", &target]).output().await?;
         named(&lab.nodes[1], "checksum", &["ICMP", "wrong checksum", "ethtool -K flannel.1 tx-checksum-ip-generic off"])
             .await
+    });
+}
+
+/// 108: a cloud, or a switch with port security, that passes packets with addresses of nodes alone. The probes of the agent ask those.
+#[test]
+fn the_network_drops_addresses_of_pods_between_nodes_of_host_gw() {
+    on_this_thread(async {
+        let lab = Lab::start(&LabOptions { backend: BackendKind::HostGw, ..options() }).await?;
+        lab.reach_all().await?;
+        let node = &lab.nodes[0];
+        gone(node, "underlay").await?;
+        let cloud =
+            "table bridge cloud { chain w { type filter hook forward priority 0; ip daddr 10.244.0.0/16 drop; }; }";
+        checked(lab.fabric.command("nft").arg(cloud)).await?;
+        named(
+            node,
+            "underlay",
+            &["192.168.77.12 answers at the address of the node", "source/destination check", "vxlan"],
+        )
+        .await?;
+        checked(lab.fabric.command("nft").arg("delete table bridge cloud")).await?;
+        gone(node, "underlay").await
     });
 }

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 
 use crate::facts::NodeFacts;
+use crate::facts::pod_way::PodWay;
 use crate::facts::underlay::{Fault, MAIN, OtherLink, OwnAddress, PeerFault, UplinkWay};
 use crate::finding::{NodeFinding, finding};
 use crate::remedies::main_rule;
@@ -23,7 +24,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
             None => groups.push((fault, vec![*peer])),
         }
     }
-    groups.iter().map(|(fault, peers)| describe(fault, peers)).collect()
+    groups.iter().map(|(fault, peers)| describe(fault, peers)).chain(silent_pods(facts)).collect()
 }
 
 fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
@@ -115,4 +116,24 @@ fn other_link(other: &OtherLink, peer: IpAddr, who: &str, ip: &str) -> NodeFindi
         evidence,
         format!("{command}; then exclude the addresses of nodes in the program that sends packets over {link}"),
     )
+}
+
+/// Packets with addresses of pods do not get to a node, although those with its own address do.
+fn silent_pods(facts: &NodeFacts) -> Option<NodeFinding> {
+    let PodWay { silent, answering } = &facts.pod_way;
+    let first = silent.first()?;
+    let who = match silent.len() {
+        1 => format!("{} answers", first.gateway),
+        more => format!("{} and {} more nodes answer", first.gateway, more - 1),
+    };
+    let others = if *answering > 0 { format!(", as {answering} other nodes do") } else { String::new() };
+    let evidence = format!(
+        "{who} at the address of the node, and none of the packets for pods there ({}){others}: the network between the nodes seems to pass \
+         only packets with addresses of nodes (source/destination check of a cloud, port security of a switch), or that node does not forward \
+         packets, or ICMP errors are filtered",
+        first.subnet
+    );
+    let remedy = "allow Network on the ports of the nodes (OpenStack: allowed address pairs; AWS: source/destination check off; or routes of the cloud \
+                  for the subnets), or choose the backend vxlan; on that node, `weft doctor` shows whether it forwards packets";
+    Some(finding(evidence, remedy.to_owned()))
 }

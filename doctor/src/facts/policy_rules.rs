@@ -2,6 +2,7 @@
 //! The policy rules of the kernel (`ip rule`): they say which routing tables it asks, and for which packets.
 
 use std::io;
+use std::ops::Range;
 
 use ipnet::IpNet;
 use nix::libc;
@@ -98,6 +99,11 @@ impl PolicyRules {
     pub(super) fn asks_main(&self, is_ipv4: bool) -> bool {
         let mut of_family = self.0.iter().filter(|rule| rule.is_ipv4 == is_ipv4).peekable();
         of_family.peek().is_none() || of_family.any(|rule| rule.table == MAIN && rule.is_for_all)
+    }
+
+    /// Returns those of these tables that rules of a family ask.
+    pub(super) fn tables(&self, is_ipv4: bool, among: Range<u32>) -> impl Iterator<Item = u32> {
+        self.0.iter().filter(move |rule| rule.is_ipv4 == is_ipv4 && among.contains(&rule.table)).map(|rule| rule.table)
     }
 
     /// Looks for routes to the subnets of peers in the tables for packets with a mark. One that is the same as that of weft is no other way.
