@@ -13,6 +13,7 @@ mod host_firewalls;
 pub(crate) mod ipsec;
 pub(crate) mod limits;
 pub(crate) mod locks;
+pub mod memory_kills;
 pub(crate) mod offload;
 pub(crate) mod other_networks;
 pub(crate) mod other_rules;
@@ -54,6 +55,7 @@ use forwarding::Forwarding;
 use ipsec::Taken;
 use limits::{Fill, Limits, NeighbourTable};
 use locks::HeldLock;
+use memory_kills::MemoryKill;
 use offload::Offloaded;
 use other_networks::Leftover;
 use other_rules::RuleFacts;
@@ -68,6 +70,9 @@ use tunnel_nat::Translation;
 use tunnel_rules::DroppingRule;
 use underlay::PeerFault;
 use ways::WayFacts;
+
+/// What the check `duplicate-address` asks other hosts.
+const OTHER_HOSTS: &str = "whether another host has an IPv4 address of this node";
 
 /// Everything that was read.
 #[derive(Debug, Default, Clone)]
@@ -140,6 +145,8 @@ pub struct NodeFacts {
     pub store: StoreFacts,
     /// What the agent answered.
     pub agent: AgentAnswer,
+    /// The agent that the kernel killed last, if that was not long ago.
+    pub memory_kill: Option<MemoryKill>,
     /// The socket on which the agent was asked.
     pub socket: PathBuf,
     /// What is known about the agent if it does not answer.
@@ -185,8 +192,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let path_links = path_links::read(&tables, &qdiscs, &sources.published);
     let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|way| way.example).collect();
     let mut not_examined = not_examined(sources);
-    let what = "whether another host has an IPv4 address of this node";
-    let duplicates = known("duplicate-address", what, duplicates::read(&tables, &path_links), &mut not_examined);
+    let duplicates = known("duplicate-address", OTHER_HOSTS, duplicates::read(&tables, &path_links), &mut not_examined);
     Ok(NodeFacts {
         pod_way: known("underlay", "packets for pods", pod_way::read(&tables, &subnets), &mut not_examined),
         path: sources.subnet_file.clone(),
@@ -224,11 +230,11 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         ways,
         store: store::read(&sources.store),
         agent: sources.agent.clone(),
+        memory_kill: memory_kills::read(&memory_kills::AGENTS),
         socket: sources.socket.clone(),
         absent_agent: sources.absent_agent.clone(),
         own_device: own_device(&sources.subnet_file, &links),
-        underlay: underlay::read(&tables, sources, tunnel.and_then(Tunnel::port))
-            .context("ask for the ways to peers")?,
+        underlay: underlay::read(&tables, sources, tunnel).context("ask for the ways to peers")?,
         backend: sources.backend.clone(),
         not_examined,
     })

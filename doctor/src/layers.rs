@@ -86,6 +86,7 @@ const ALL: [Layers; 6] = [
             "ipsec",
             "limits",
             "locks",
+            "memory_kills",
             "pod_addresses",
             "port_users",
             "policy_rules",

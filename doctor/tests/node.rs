@@ -10,6 +10,8 @@ mod files;
 mod firewall;
 #[path = "node/links.rs"]
 mod links;
+#[path = "node/memory.rs"]
+mod memory;
 #[path = "node/others.rs"]
 mod others;
 #[path = "node/pods.rs"]

@@ -2,6 +2,7 @@
 //! Problems that the agent reports, or no agent answers.
 
 use crate::facts::NodeFacts;
+use crate::facts::memory_kills::MemoryKill;
 use crate::finding::{NodeFinding, finding};
 use crate::sources::{AgentAnswer, AgentProblem, Hint, LossyPeer};
 
@@ -11,8 +12,8 @@ const FLANNELD: &str = "flanneld";
 const FIND: &str = "find the program that does it: cron, networkd, NetworkManager, a VPN, a firewall, a second agent";
 
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    match &facts.agent {
-        AgentAnswer::None => absent(facts).into_iter().collect(),
+    let mut findings = match &facts.agent {
+        AgentAnswer::None => absent(facts).into_iter().collect::<Vec<_>>(),
         AgentAnswer::Failed { why, stopped } => {
             let remedy = match stopped {
                 Some(pid) => format!(
@@ -23,7 +24,9 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
         AgentAnswer::Problems(problems) => problems.iter().map(reported).chain(lossy(facts)).collect(),
-    }
+    };
+    findings.extend(killed(facts));
+    findings
 }
 
 /// Returns the finding about a problem that the agent reports.
@@ -98,8 +101,32 @@ fn absent(facts: &NodeFacts) -> Option<NodeFinding> {
     Some(finding(evidence, remedy.to_owned()))
 }
 
+/// The kernel killed an agent not long ago.
+fn killed(facts: &NodeFacts) -> Option<NodeFinding> {
+    let MemoryKill { name, pid, age, of_group } = facts.memory_kill.as_ref()?;
+    let minutes = age.as_secs() / 60;
+    let (why, remedy) = if *of_group {
+        (
+            "it had reached the memory limit of its control group",
+            "raise the limit: `systemctl edit weft` with MemoryMax=, or resources.limits.memory of the DaemonSet; `weft status` and docs/scale.md say how \
+             many peers need how much",
+        )
+    } else {
+        (
+            "the machine had no memory left",
+            "look for what takes the memory of this node: ps -eo pid,rss,comm --sort=-rss | head",
+        )
+    };
+    let evidence = format!(
+        "the kernel killed {name} (pid {pid}) {minutes} minutes ago, because {why}: this is why the agent ended or began again"
+    );
+    Some(finding(evidence, remedy.to_owned()))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::facts::path_links::{PathLink, PathLinks};
 
@@ -143,5 +170,19 @@ mod tests {
         let uplink = PathLink { name: "eth0".to_owned(), is_uplink: true, ..PathLink::default() };
         facts.path_links = PathLinks { links: vec![uplink], ..PathLinks::default() };
         assert!(text(&facts).contains("`ip -s link show eth0` on both nodes"), "{}", text(&facts));
+    }
+
+    #[test]
+    fn a_kill_is_named_with_what_to_raise() {
+        let kill =
+            |of_group| Some(MemoryKill { name: "weft".to_owned(), pid: 42, age: Duration::from_secs(130), of_group });
+        let named = |memory_kill| killed(&NodeFacts { memory_kill, ..NodeFacts::default() });
+        let group = named(kill(true)).unwrap();
+        assert!(
+            group.evidence.contains("weft (pid 42) 2 minutes ago") && group.remedy.contains("MemoryMax"),
+            "{group:?}"
+        );
+        assert!(named(kill(false)).unwrap().remedy.contains("rss"));
+        assert_eq!(named(None), None);
     }
 }

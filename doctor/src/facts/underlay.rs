@@ -12,6 +12,7 @@ use weft_netlink::rtnl::{Link, Route, mac_text};
 
 use super::peer_port::{self, Question};
 use super::tables::Tables;
+use super::tunnel::Tunnel;
 use crate::kernel::Kernel;
 use crate::kernel::entries::{self, Lookup, Packet, RouteKind, unspecified};
 use crate::known_links::is_ours;
@@ -104,12 +105,12 @@ pub struct UplinkWay {
 ///
 /// # Errors
 /// The kernel does not answer.
-pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, port: Option<u16>) -> io::Result<Vec<PeerFault>> {
+pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, tunnel: Option<Tunnel>) -> io::Result<Vec<PeerFault>> {
     let others = sources.peer_addresses.iter().filter(|peer| !sources.published.contains(&peer.addr));
     if !makes_routes(&sources.backend) || sources.published.is_empty() {
         return Ok(Vec::new());
     }
-    let mut kernel = Kernel::open()?;
+    let (mut kernel, port) = (Kernel::open()?, tunnel.and_then(Tunnel::port));
     let (mut found, mut silent) = (Vec::new(), Vec::new());
     for peer in others {
         let to = peer.addr;

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A process that the kernel kills because its control group has no memory left. It has another name than an agent, because the log of the kernel
+//! belongs to the whole machine.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use weft_doctor::facts::memory_kills;
+
+use super::until;
+
+/// A control group with little memory, which ends with this value.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str) -> Group {
+        let one = Path::new("/sys/fs/cgroup/memory");
+        let (parent, limit) =
+            if one.is_dir() { (one, "memory.limit_in_bytes") } else { (Path::new("/sys/fs/cgroup"), "memory.max") };
+        let group = Group(parent.join(name));
+        fs::create_dir(&group.0).unwrap();
+        fs::write(group.0.join(limit), "16777216").unwrap();
+        group
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_process_that_was_killed_for_memory_is_found_in_the_log_of_the_kernel() {
+    let name = format!("hungry{}", std::process::id());
+    let group = Group::new(&name);
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join(&name);
+    // It wants to read a whole line before it prints anything.
+    symlink("/usr/bin/tail", &program).unwrap();
+    assert_eq!(memory_kills::read(&[&name]), None);
+    let line = format!("echo $$ > {}/cgroup.procs && exec {} /dev/zero", group.0.display(), program.display());
+    let mut hungry = Command::new("setpriv").args(["--pdeathsig", "KILL", "sh", "-c", &line]).spawn().unwrap();
+    let pid = hungry.id();
+    assert!(!hungry.wait().unwrap().success(), "the kernel kills it");
+    let mut found = None;
+    until("the log to say so", || {
+        found = memory_kills::read(&[&name]);
+        found.is_some()
+    });
+    let found = found.unwrap();
+    assert_eq!((found.name, found.pid, found.of_group), (name, pid, true));
+    assert!(found.age.as_secs() < 60, "{:?}", found.age);
+    assert_eq!(memory_kills::read(&["another"]), None);
+}
