@@ -152,8 +152,19 @@ pub struct StoreSources {
     pub place: String,
     /// What it answered.
     pub answer: StoreAnswer,
+    /// Why it refuses writes although it answers.
+    pub alarm: Option<StoreAlarm>,
     /// The files with certificates.
     pub certificates: Vec<CertificateFile>,
+}
+
+/// Why a store refuses writes although it answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreAlarm {
+    /// What is wrong with it, for people.
+    pub what: String,
+    /// What to do, in one line.
+    pub remedy: String,
 }
 
 /// A file with certificates.

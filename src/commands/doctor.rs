@@ -9,8 +9,8 @@ use anyhow::Context;
 use tokio::time::timeout;
 use weft_doctor::checks::CHECKS;
 use weft_doctor::sources::{
-    AbsentAgent, AgentAnswer, AgentProblem, CertificateFile, Hint, LossyPeer, NodeSources, PeerAddress, StoreAnswer,
-    StoreSources,
+    AbsentAgent, AgentAnswer, AgentProblem, CertificateFile, Hint, LossyPeer, NodeSources, PeerAddress, StoreAlarm,
+    StoreAnswer, StoreSources,
 };
 use weft_subnet::lease::Record;
 use weft_subnet::source::{Error, Source};
@@ -147,7 +147,7 @@ async fn examine_store(store: &Store, found: &mut StoreSources) -> Vec<Record> {
         Ok(source) => source,
         Err(error) => {
             let answer = StoreAnswer::Failed(format!("{error:#}"));
-            *found = StoreSources { place: "the store".to_owned(), answer, certificates };
+            *found = StoreSources { place: "the store".to_owned(), answer, certificates, alarm: None };
             return Vec::new();
         }
     };
@@ -161,7 +161,10 @@ async fn examine_store(store: &Store, found: &mut StoreSources) -> Vec<Record> {
         Ok(Err(error)) => StoreAnswer::Failed(format!("{:#}", anyhow::Error::new(error))),
         Err(_) => StoreAnswer::Failed(format!("no answer within {} s", STORE_TIMEOUT.as_secs())),
     };
-    *found = StoreSources { place: source.describe(), answer, certificates };
+    // A store that does not answer this question has answered the others.
+    let alarm = timeout(STORE_TIMEOUT, source.alarm()).await.ok().and_then(|alarm| alarm.ok().flatten());
+    let alarm = alarm.map(|alarm| StoreAlarm { what: alarm.what, remedy: alarm.remedy });
+    *found = StoreSources { place: source.describe(), answer, certificates, alarm };
     leases
 }
 

@@ -4,6 +4,7 @@
 //! Every write is a transaction that compares the key with what was read. To renew a lease, no key is written.
 
 mod acquire;
+mod alarm;
 mod client;
 mod fault;
 mod keys;
@@ -25,7 +26,7 @@ use crate::cidr::Subnets;
 use crate::evidence::Evidence;
 use crate::lease::{Lease, Record};
 use crate::net_conf::{EXAMPLE, net_conf_text};
-use crate::source::{Capabilities, Error, Event, LastNetConf, LeaseRequest, Local, Source};
+use crate::source::{Alarm, Capabilities, Error, Event, LastNetConf, LeaseRequest, Local, Source};
 
 use acquire::Granted;
 #[cfg(feature = "etcd-channel")]
@@ -175,6 +176,10 @@ impl Source for EtcdStore {
 
     fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {
         Box::pin(async { Ok(self.read_all().await?.stored.into_iter().map(|stored| stored.record).collect()) })
+    }
+
+    fn alarm(&self) -> Local<'_, Result<Option<Alarm>, Error>> {
+        Box::pin(self.read_alarm())
     }
 
     fn remove<'a>(&'a self, id: &'a str) -> Local<'a, Result<(), Error>> {

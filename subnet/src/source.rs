@@ -35,6 +35,15 @@ pub struct Capabilities {
     pub assigned: bool,
 }
 
+/// Why a store refuses writes although it answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alarm {
+    /// What is wrong with it, for people.
+    pub what: String,
+    /// What to do, in one line.
+    pub remedy: String,
+}
+
 /// Why an operation on a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -286,6 +295,10 @@ pub trait Source {
     fn release<'a>(&'a self, lease: &'a Lease) -> Local<'a, Result<(), Error>>;
     /// Reads all records, for `weft lease ls`.
     fn list(&self) -> Local<'_, Result<Vec<Record>, Error>>;
+    /// Returns why the store refuses writes although it answers, if it says so, for `weft doctor`.
+    fn alarm(&self) -> Local<'_, Result<Option<Alarm>, Error>> {
+        Box::pin(async { Ok(None) })
+    }
     /// Deletes a record of any node, for `weft lease rm`.
     fn remove<'a>(&'a self, id: &'a str) -> Local<'a, Result<(), Error>>;
     /// Reports all records and then all changes to `out`, until `out` is closed. After an error it waits, connects again, and reads all

@@ -149,3 +149,37 @@ fn a_certificate_has_ended_or_begins_in_the_future() {
         Ok(())
     });
 }
+
+/// 103: agents that only renew their leases do not notice it.
+#[test]
+fn etcd_is_full() {
+    on_this_thread(async {
+        let lab = Lab::build(&options()).await?;
+        let (node, dir) = (&lab.nodes[0], lab.dir().join("full"));
+        fs::create_dir_all(&dir)?;
+        let (url, peers) = ("http://192.168.77.1:23790", "http://127.0.0.1:23800");
+        let mut etcd = lab.fabric.command("etcd");
+        etcd.arg(format!("--data-dir={}", dir.join("data").display())).arg("--quota-backend-bytes=2097152");
+        etcd.arg(format!("--listen-client-urls={url}")).arg(format!("--advertise-client-urls={url}"));
+        etcd.arg(format!("--listen-peer-urls={peers}")).arg(format!("--initial-advertise-peer-urls={peers}"));
+        etcd.arg(format!("--initial-cluster=default={peers}"));
+        let etcd = lab.fabric.spawn(&mut etcd, &dir.join("etcd.log"))?;
+        let flags = ["--check-store".to_owned(), format!("--etcd-endpoints={url}")];
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        named_with(node, "store", &["answers, and has no net-conf"], &flags).await?;
+        let etcdctl = async |line: &str| {
+            let line = format!("export ETCDCTL_API=3; e() {{ etcdctl --endpoints={url} \"$@\"; }}; {line}");
+            checked(node.ns.command("sh").args(["-c", &line])).await
+        };
+        let is_full = |findings: &[[String; 3]]| findings.iter().any(|finding| finding[1].contains("alarm NOSPACE"));
+        etcdctl("e put /coreos.com/network/config '{\"Network\":\"10.244.0.0/16\"}'").await?;
+        ensure!(!is_full(&doctor(node, &flags).await?), "it has space before");
+        etcdctl("while head -c 500000 /dev/zero | tr '\\0' x | e put big; do :; done").await?;
+        named_with(node, "store", &["answers, but it is full", "etcdctl defrag, etcdctl alarm disarm"], &flags).await?;
+        etcdctl("e compact $(e get big -w fields | sed -n 's/^\"Revision\" : //p') && e defrag && e alarm disarm")
+            .await?;
+        ensure!(!is_full(&doctor(node, &flags).await?), "after the remedy");
+        drop(etcd);
+        Ok(())
+    });
+}

@@ -7,7 +7,7 @@ use weft_subnet::cidr::Subnets;
 
 use crate::facts::NodeFacts;
 use crate::finding::{NodeFinding, finding};
-use crate::sources::StoreAnswer;
+use crate::sources::{StoreAlarm, StoreAnswer};
 
 /// A store that takes longer for one answer is slow. A sound etcd answers within milliseconds.
 const SLOW: Duration = Duration::from_secs(1);
@@ -34,6 +34,9 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
             findings.push(finding(format!("{place} took {seconds:.1} s for one answer"), remedy.to_owned()));
         }
         StoreAnswer::Answered { .. } => {}
+    }
+    if let Some(StoreAlarm { what, remedy }) = &store.alarm {
+        findings.push(finding(format!("{place} answers, but {what}"), remedy.clone()));
     }
     if let Some(Err(why)) = &store.net_conf {
         findings.push(finding(format!("net-conf in {place}: {why}"), "correct the key that is named".to_owned()));

@@ -10,7 +10,7 @@ use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::{BadNetConf, NetConf};
 
 use super::certificates::{self, CertificateFact};
-use crate::sources::{CertificateFile, StoreAnswer, StoreSources};
+use crate::sources::{CertificateFile, StoreAlarm, StoreAnswer, StoreSources};
 
 /// A module of the kernel that a backend needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct StoreFacts {
     pub place: String,
     /// What it answered.
     pub answer: StoreAnswer,
+    /// Why it refuses writes although it answers.
+    pub alarm: Option<StoreAlarm>,
     /// net-conf, or why it is not valid; `None` if the store did not answer.
     pub net_conf: Option<Result<ExaminedNetConf, BadNetConf>>,
     /// The certificates.
@@ -53,7 +55,8 @@ pub struct StoreFacts {
 pub(super) fn read(sources: &StoreSources) -> StoreFacts {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let (place, answer) = (sources.place.clone(), sources.answer.clone());
-    let mut facts = StoreFacts { place, answer, now, ..StoreFacts::default() };
+    let alarm = sources.alarm.clone();
+    let mut facts = StoreFacts { place, answer, alarm, now, ..StoreFacts::default() };
     for CertificateFile { purpose, file } in &sources.certificates {
         match certificates::read(purpose, file) {
             Ok(certificates) => facts.certificates.extend(certificates),

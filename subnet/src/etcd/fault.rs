@@ -21,6 +21,10 @@ const UNAVAILABLE: i32 = 14;
 const ELSEWHERE: [i32; 7] =
     [CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE];
 
+/// What to do when etcd is full.
+pub(super) const NO_SPACE: &str =
+    "etcdctl compact REVISION, etcdctl defrag, etcdctl alarm disarm; or a larger --quota-backend-bytes";
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
@@ -61,7 +65,7 @@ fn explain(error: &etcd_client::Error) -> String {
             if is_about_auth(error) {
                 text.push_str(" (check --etcd-username and --etcd-password, and the user's role)");
             }
-            text.push_str(no_space(status.message()));
+            text.push_str(&no_space(status.message()));
             text
         }
         other => other.to_string(),
@@ -69,11 +73,11 @@ fn explain(error: &etcd_client::Error) -> String {
 }
 
 /// Returns what to do when etcd writes nothing any more, because its database has reached its quota. An alarm keeps it so until it is disarmed.
-fn no_space(message: &str) -> &'static str {
+fn no_space(message: &str) -> String {
     if message.contains("database space exceeded") {
-        " (etcd is full and refuses all writes: etcdctl compact REVISION, etcdctl defrag, etcdctl alarm disarm; or a larger --quota-backend-bytes)"
+        format!(" (etcd is full and refuses all writes: {NO_SPACE})")
     } else {
-        ""
+        String::new()
     }
 }
 
