@@ -57,9 +57,12 @@ fn shaper(link: &PathLink, suspect: Suspect) -> Option<NodeFinding> {
     let Suspect::Shaper { kind, rate } = suspect else { return None };
     let name = &link.name;
     let rate = rate.map_or_else(|| " by classes".to_owned(), |bytes| format!(" to {} bit/s", bytes.saturating_mul(8)));
-    let evidence = format!(
-        "the queueing discipline {kind} limits the rate of {name}{rate}, and drops what does not fit, and packets do not reach a peer"
-    );
+    let effect = match kind {
+        "tbf" | "htb" => format!("limits the rate of {name}{rate}, and drops what does not fit"),
+        "bfifo" => format!("limits the queue of {name}, and drops what does not fit"),
+        _ => format!("holds the packets of {name} back or drops them"),
+    };
+    let evidence = format!("the queueing discipline {kind} {effect}, and packets do not reach a peer");
     Some(finding(evidence, format!("tc qdisc del dev {name} root; then find the program that made it")))
 }
 

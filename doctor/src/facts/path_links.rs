@@ -14,8 +14,8 @@ use crate::sysctl;
 const NETEM: &str = "netem";
 /// The queueing disciplines that carry the filters of tc.
 const FILTERED: [&str; 2] = ["clsact", "ingress"];
-/// The queueing disciplines that limit the rate.
-const SHAPERS: [&str; 2] = ["tbf", "htb"];
+/// The queueing disciplines that limit the rate, and those that hold packets back or drop them.
+const SHAPERS: [&str; 5] = ["tbf", "htb", "bfifo", "plug", "blackhole"];
 /// The kinds of links that need ARP. Physical devices have none.
 const WITH_ARP: [&str; 6] = ["", "veth", "bridge", "bond", "team", "vlan"];
 /// The value of arp_ignore with which the kernel answers for no address.
@@ -76,7 +76,7 @@ pub enum Suspect {
     Xdp,
     /// Filters of tc for packets that arrive or leave, in a queueing discipline of this kind.
     Filters(&'static str),
-    /// A queueing discipline that limits the rate of all packets that leave.
+    /// A queueing discipline that limits or drops the packets that leave.
     Shaper {
         /// Its kind.
         kind: &'static str,

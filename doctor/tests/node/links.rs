@@ -406,6 +406,8 @@ fn filters_and_rates_on_devices_of_weft_are_found_only_if_peers_are_not_reached(
         shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
         shell("tc qdisc add dev flannel.1 root handle 1: htb");
         only_text(&lossy, "traffic-control", &["htb limits the rate of flannel.1 by classes"]);
+        shell("tc qdisc replace dev flannel.1 root bfifo limit 1");
+        only_text(&lossy, "traffic-control", &["bfifo limits the queue of flannel.1"]);
         shell("tc qdisc del dev flannel.1 root");
         assert_eq!(doctor_with(&lossy, "traffic-control"), []);
     });
