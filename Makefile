@@ -55,7 +55,7 @@ test-aside:
 	@STEP_FACTOR=$$((4 * $${STEP_FACTOR:-1})) chrt --idle 0 $(MAKE) --no-print-directory -j1 alone test-without-kube
 
 # Integration tests that need no root, no network and little time.
-QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test docs
+QUICK := --lib --bins --test golden --test laws --test kinds --test codec_network --test codec_wire --test laws_hold --test laws_peers --test layers --test docs
 quick: fmt ## formatting, clippy, unit, golden and law tests, in at most 90 s after a first build
 	@$(STEP) 900 "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
 	@LAST_STEP=1 $(STEP) 900 "unit, golden, laws" cargo test --workspace --locked --no-fail-fast $(QUICK)

@@ -2,7 +2,7 @@
 //! The kernel as the agent uses it: [`Kernel`] observes and writes entries, and [`Monitor`] says which entries may have changed. All
 //! other code of the agent is tested with [`fake::FakeKernel`].
 //!
-//! Each file here imports only files that are below it; `src/layers.rs` has their order. All files may use the items of this file.
+//! Each file here imports only files that are below it; `tests/layers/orders.rs` has their order. All files may use the items of this file.
 
 mod batch;
 pub mod decode;

@@ -14,8 +14,6 @@ pub mod files;
 pub mod firewall;
 pub mod instance;
 pub mod kernel;
-#[cfg(test)]
-mod layers;
 pub mod lease;
 pub mod log;
 pub mod node;

@@ -14,8 +14,6 @@ pub mod facts;
 pub mod finding;
 pub mod kernel;
 mod known_links;
-#[cfg(test)]
-mod layers;
 mod namespaces;
 pub mod pods;
 pub mod processes;
