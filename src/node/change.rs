@@ -175,7 +175,7 @@ impl<K: Kernel> Node<K> {
         }
         let before = self.plan.net_conf().backend_type.clone();
         let Some(text) = self.plan.switch_to_next(self.net_conf.text.clone()) else { return };
-        self.clear_text_after_change(Instant::now());
+        self.clear_text_after_change(&before, Instant::now());
         tracing::info!(before, now = kind, "the backend changes: our lease names the new one and the earlier one");
         (self.net_conf.text, self.net_conf.not_applied) = (text, None);
         self.change.wanted = None;

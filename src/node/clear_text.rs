@@ -46,10 +46,12 @@ impl ClearTextTime {
 }
 
 impl<K: Kernel> Node<K> {
-    /// Begins the time of clear text, or ends it, because our lease names another backend since this moment. Another option of a backend that
-    /// encrypts is no such change, so it does not begin the time again.
-    pub(super) fn clear_text_after_change(&mut self, now: Instant) {
-        self.change.clear_text = self.plan.has_clear_text().then(|| ClearTextTime::begin(now));
+    /// Begins the time of clear text, or ends it, because our lease names another backend than this one since this moment. Another option of a
+    /// backend that encrypts does not begin the time again.
+    pub(super) fn clear_text_after_change(&mut self, before: &str, now: Instant) {
+        let is_option = before == self.plan.net_conf().backend_type;
+        let begun = self.change.clear_text.take().filter(|_| is_option);
+        self.change.clear_text = self.plan.has_clear_text().then(|| begun.unwrap_or_else(|| ClearTextTime::begin(now)));
     }
 
     /// Returns when packets must not go out in clear text any more. Returns `None` if they may for ever, or if no earlier backend is in use.

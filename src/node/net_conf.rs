@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use tokio::time::Instant;
 use weft_backends::backend::Backend;
 use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
@@ -67,13 +68,36 @@ enum Refusal {
          after that"
     )]
     KeyChanges,
+    #[error(
+        "net-conf: the port and the mode of {device} change one after the other, so that packets find it: let all nodes have the new port \
+         first, and change the mode then"
+    )]
+    PortAndMode { device: String },
+    #[error(
+        "net-conf: the port of {device} changes when the change of the mode has ended, because peers still need the port of now"
+    )]
+    PortDuringChange { device: String },
 }
 
 impl<K: Kernel> Node<K> {
     /// Applies this net-conf, if it is another one and needs no restart. If it changes a port, it is applied when it is the turn of this node.
     pub(super) fn apply_net_conf(&mut self, text: &str) -> NetConfChange {
-        self.change.turn.take_if(|turn| turn.text() != text);
+        if let Some(turn) = self.change.turn.take_if(|turn| turn.text() != text)
+            && self.is_other_mode(text)
+        {
+            // Other nodes have the port already, and see nothing but another mode in this net-conf.
+            self.end_turn(&turn, Instant::now());
+        }
         self.apply(text, true)
+    }
+
+    fn is_other_mode(&self, text: &str) -> bool {
+        ParsedConf::parse(text).is_ok_and(|conf| self.changes_mode(&*conf.backend))
+    }
+
+    /// Returns true if this backend changes an option of that of our lease in such a way that the lease must name both.
+    fn changes_mode(&self, backend: &dyn Backend) -> bool {
+        backend.serves(&self.plan.net_conf().backend_type) && !self.plan.is_understood_by(backend)
     }
 
     /// As [`Node::apply_net_conf`], when it is the turn of this node.
@@ -115,9 +139,9 @@ impl<K: Kernel> Node<K> {
         let ParsedConf { text, net_conf, backend } = conf;
         self.net_conf.text = text;
         let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
+        self.own_lease.keeps_port |= self.plan.moved_port(&*backend).is_some();
         self.plan.rebase(net_conf, backend, host, own);
-        // Peers must not read another port before the device has it.
-        self.own_lease.follows_pass = true;
+        self.update_own_lease();
         NetConfChange::Applied
     }
 
@@ -131,7 +155,11 @@ impl<K: Kernel> Node<K> {
         match refusal {
             Refusal::KeyChanges => self.change.postponed = Some(text.to_owned()),
             Refusal::FixedDevice { .. } if self.plan.is_changing() => self.change.postponed = Some(text.to_owned()),
-            Refusal::LeasesOutside { .. } => self.change.tried_again = Some(text.to_owned()),
+            Refusal::PortDuringChange { .. } => self.change.postponed = Some(text.to_owned()),
+            // A pass that gives the port to the device ends this reason.
+            Refusal::LeasesOutside { .. } | Refusal::PortAndMode { .. } => {
+                self.change.tried_again = Some(text.to_owned())
+            }
             _ => {}
         }
         self.net_conf.not_applied = Some(problem);
@@ -160,6 +188,20 @@ impl<K: Kernel> Node<K> {
         if self.is_key_uncertain() && !self.plan.is_understood_by(backend) {
             return Err(Refusal::KeyChanges);
         }
-        Ok(())
+        self.check_port(backend)
+    }
+
+    /// Checks that no lease names a port, or has another way with a port, on which nobody listens.
+    fn check_port(&self, backend: &dyn Backend) -> Result<(), Refusal> {
+        let moved = self.plan.moved_port(backend).map(|device| device.to_string());
+        if self.changes_mode(backend) {
+            let kept = self.own_lease.keeps_port.then(|| self.plan.wireguard_devices().next()).flatten();
+            let device = moved.or_else(|| kept.map(|device| device.to_string()));
+            return device.map_or(Ok(()), |device| Err(Refusal::PortAndMode { device }));
+        }
+        match moved.filter(|_| self.plan.has_earlier_mode()) {
+            Some(device) => Err(Refusal::PortDuringChange { device }),
+            None => Ok(()),
+        }
     }
 }

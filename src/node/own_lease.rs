@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_backends::backend::Skip;
 use weft_backends::register::TYPES;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::evidence::Evidence;
@@ -35,8 +36,9 @@ pub(super) struct OwnLease {
     pub(super) tasks: LeaseTasks,
     /// What the open call asks the store to write.
     pub(super) requested: Option<Attrs>,
-    /// Another net-conf is in the plan. The lease says what follows from it when a full pass has given it to our devices.
-    pub(super) follows_pass: bool,
+    /// Net-conf names another port than our device has. Until a full pass has given it to the device, the lease goes on to name the earlier
+    /// one, because peers would send to a port on which nobody listens.
+    pub(super) keeps_port: bool,
     /// The lease changed while a call was open, so its answer may be out of date.
     must_recheck: bool,
     /// Whether another agent writes our lease again and again.
@@ -61,7 +63,7 @@ impl OwnLease {
         OwnLease {
             tasks,
             requested: None,
-            follows_pass: false,
+            keeps_port: false,
             must_recheck: false,
             contest: Contest::default(),
             lost: None,
@@ -166,7 +168,7 @@ impl<K: Kernel> Node<K> {
     /// Writes the own lease again if the answer that has just arrived is out of date.
     fn recheck_own_lease(&mut self) {
         let has_changed = std::mem::take(&mut self.own_lease.must_recheck);
-        let requested = self.own_lease.requested.take().filter(|_| !self.own_lease.follows_pass);
+        let requested = self.own_lease.requested.take();
         let is_outdated = has_changed || requested.is_some_and(|requested| requested != self.wanted_attrs());
         if is_outdated && !self.own_lease.tasks.is_call_open() {
             self.write_own_lease();
@@ -311,16 +313,15 @@ impl<K: Kernel> Node<K> {
     /// Writes the own lease if the facts of the host ask for another content.
     pub(super) fn update_own_lease(&mut self) {
         let is_other = self.writable_attrs().is_some_and(|attrs| attrs != self.plan.own().attrs);
-        let must_wait = self.own_lease.follows_pass || self.is_key_tried();
         // The answer of an open call is compared with what is wanted then.
-        if is_other && self.own_lease.lost.is_none() && !must_wait {
+        if is_other && self.own_lease.lost.is_none() && !self.is_key_tried() {
             self.write_own_lease();
         }
     }
 
     /// Returns what the own lease should say. If the backend cannot say it with the facts of the host, this is a fault until it can.
     pub(super) fn writable_attrs(&mut self) -> Option<Attrs> {
-        match self.plan.advertise(self.plan.host()) {
+        match self.advertised() {
             Ok(attrs) => {
                 self.own_lease.unwritable = None;
                 Some(attrs)
@@ -338,7 +339,17 @@ impl<K: Kernel> Node<K> {
 
     /// Returns what the own lease should say. While the host does not tell, this is what it says now.
     pub(super) fn wanted_attrs(&self) -> Attrs {
-        self.plan.advertise(self.plan.host()).unwrap_or_else(|_| self.plan.own().attrs.clone())
+        self.advertised().unwrap_or_else(|_| self.plan.own().attrs.clone())
+    }
+
+    fn advertised(&self) -> Result<Attrs, Skip> {
+        let (attrs, own) = (self.plan.advertise(self.plan.host())?, &self.plan.own().attrs);
+        if !self.own_lease.keeps_port || attrs.backend_type != own.backend_type {
+            return Ok(attrs);
+        }
+        // The addresses and the other ways are those of now.
+        let (backend_data, backend_v6_data) = (own.backend_data.clone(), own.backend_v6_data.clone());
+        Ok(Attrs { backend_data, backend_v6_data, ..attrs })
     }
 
     /// Asks the store to write the own lease as it should be. During the pause of a contest this is left to

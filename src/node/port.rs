@@ -49,7 +49,7 @@ impl<K: Kernel> Node<K> {
     /// Returns true if this net-conf gives a device another port, and it is not the turn of this node yet. Then it is applied later.
     pub(super) fn waits_for_turn(&mut self, text: &str, backend: &dyn Backend) -> bool {
         let wait = wait(&self.plan.own().id, self.context.options.change_grace / SETTLING);
-        if wait.is_zero() || !self.plan.moves_port(backend) {
+        if wait.is_zero() || self.plan.moved_port(backend).is_none() {
             return false;
         }
         if self.change.turn.is_none() {
@@ -61,22 +61,27 @@ impl<K: Kernel> Node<K> {
 
     /// Applies the net-conf that has waited for the turn of this node, if it is its turn.
     pub(super) fn take_turn(&mut self, now: Instant) {
-        if let Some(turn) = self.change.turn.take_if(|turn| turn.at <= now)
-            && self.apply_net_conf_at_once(&turn.text) == NetConfChange::Applied
-        {
+        if let Some(turn) = self.change.turn.take_if(|turn| turn.at <= now) {
+            self.end_turn(&turn, now);
+        }
+    }
+
+    /// Applies the net-conf that has waited.
+    pub(super) fn end_turn(&mut self, turn: &Turn, now: Instant) {
+        if self.apply_net_conf_at_once(&turn.text) == NetConfChange::Applied {
             self.schedule.audit_by(now, NET_CONF);
         }
     }
 
-    /// Lets our lease say what net-conf asks for, now that a full pass has given it to our devices. If the kernel refused a port, peers go on
-    /// sending to the one before.
-    pub(super) fn publish_after_pass(&mut self) {
+    /// Lets our lease name the port of net-conf, if a full pass has given it to our devices. If the kernel refused it, peers go on sending to
+    /// the one before.
+    pub(super) fn publish_port(&mut self) {
         let pending = self.passer.pending();
         let is_refused = |name| pending.get(&Key::Link(name)).is_some_and(|pending| !pending.stands);
         if self.kernel_problem.is_some() || self.plan.wireguard_devices().any(is_refused) {
             return;
         }
-        if std::mem::take(&mut self.own_lease.follows_pass) {
+        if std::mem::take(&mut self.own_lease.keeps_port) {
             self.update_own_lease();
         }
     }

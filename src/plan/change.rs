@@ -48,14 +48,16 @@ impl Plan {
         let others = lease.attrs.other_ways();
         let ways: Vec<Lease> = [main].into_iter().chain(others).map(|attrs| Lease { attrs, ..lease.clone() }).collect();
         let follows = self.backend.understands(&ways[0].attrs);
-        if follows {
+        // The type alone says that a node encrypts. An option says only by which device it is reached.
+        let encrypts = self.backend.serves(&ways[0].attrs.backend_type);
+        if encrypts {
             self.clear_text.followed(&lease.id);
         }
         let mut found: Vec<(Which, Planned)> = Vec::new();
         let mut needed = Vec::new();
         for which in self.extra_backends.order() {
             let Some((backend, host)) = self.backend_of(which) else { continue };
-            if matches!(which, Which::Earlier(_)) && !self.may_send_by(backend.kind(), lease, follows) {
+            if matches!(which, Which::Earlier(_)) && !self.may_send_by(backend.kind(), lease, encrypts) {
                 continue;
             }
             let Some(at) = ways.iter().position(|way| backend.understands(&way.attrs)) else { continue };
@@ -169,17 +171,23 @@ impl Plan {
         })
     }
 
-    /// Returns true if a device of ours gets another UDP port with this backend.
-    pub fn moves_port(&self, backend: &dyn Backend) -> bool {
+    /// Returns the device of ours that gets another UDP port with this backend, if there is one.
+    pub fn moved_port(&self, backend: &dyn Backend) -> Option<Name> {
         let port = |value: &Value| match value {
             Value::Link(link) => link.kind.listen_port(),
             _ => None,
         };
         let devices = backend.device(&self.host, &self.own);
-        devices.iter().any(|(key, wanted)| {
-            let have = self.index.desired(key).filter(|_| self.is_own_device(key));
-            have.is_some_and(|have| port(&have).is_some() && port(&have) != port(wanted))
+        devices.iter().find_map(|(key, wanted)| {
+            let Key::Link(name) = key else { return None };
+            let have = self.index.desired(key).filter(|_| self.is_own_device(key))?;
+            (port(&have).is_some() && port(&have) != port(wanted)).then_some(*name)
         })
+    }
+
+    /// Returns true if an earlier backend has the type of our lease's backend, so that both may use one device.
+    pub fn has_earlier_mode(&self) -> bool {
+        self.extra_backends.earlier().any(|extra| self.backend.serves(extra.kind()))
     }
 
     /// Returns true if another backend can follow that of our lease without a change of our lease: only options differ that concern

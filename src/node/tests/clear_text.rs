@@ -248,7 +248,7 @@ impl TestNode {
 }
 
 #[tokio::test]
-async fn another_option_of_the_backend_that_encrypts_does_not_begin_the_time_anew() {
+async fn another_option_of_the_backend_that_encrypts_does_not_begin_the_time_again() {
     local(async {
         let mut test = with_flannel().await;
         test.changes_to(WIREGUARD).await;
@@ -261,6 +261,11 @@ async fn another_option_of_the_backend_that_encrypts_does_not_begin_the_time_ane
         test.node.store_changed(vec![Event::Config(port.clone())]).await;
         test.node.take_turn(now + GRACE);
         assert_eq!((&test.node.net_conf.text, test.node.clear_text_end(now)), (&port, Some(end)));
+        // Another mode of wireguard changes the lease.
+        test.node.clear_text_after_change("wireguard", now);
+        assert_eq!(test.node.clear_text_end(now), Some(end));
+        test.node.clear_text_after_change("vxlan", now);
+        assert!(test.node.clear_text_end(now) > Some(end));
     })
     .await;
 }

@@ -103,7 +103,7 @@ impl TestNode {
 
 type PublicPorts = weft_subnet::backend_types::PublicPorts;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_lease_names_another_port_when_the_device_has_it() {
     local(async {
         let mut test = node(&conf(""), [51820, 51821]).await;
@@ -111,10 +111,25 @@ async fn the_lease_names_another_port_when_the_device_has_it() {
         test.kernel.fail(device, Some(Outcome::Retry("the port is taken".into())));
         test.reads(conf(r#","ListenPort":4500"#)).await;
         assert!(test.asked(0).await, "peers would send to a port on which nobody listens");
+        // Somebody removes our lease, and then the node gets another address. Both are written, with the port that the device has.
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Removed(OWN.into())])]).await;
+        assert!(test.asked(1).await);
+        assert_eq!(test.asked_ports(), ([Some(51820), Some(51821)], None));
+        test.answer().await;
+        let mut there = host_of(&conf(""));
+        there.addrs[0].net = "192.168.0.9/24".parse().unwrap();
+        test.kernel.set_machine(there);
+        test.node.full_pass(Cause::Kernel).await;
+        tokio::time::advance(Duration::from_secs(30)).await;
+        test.node.full_pass(Cause::Kernel).await;
+        assert!(test.asked(2).await, "{:?}", test.node.uplink.problem);
+        assert_eq!(test.asked_ports(), ([Some(51820), Some(51821)], None));
+        assert_eq!(test.store.retakes.borrow().last().unwrap().public_ip, Some([192, 168, 0, 9].into()));
+        test.answer().await;
         test.kernel.fail(device, None);
         test.node.full_pass(Cause::Audit).await;
         assert_eq!(test.ports(), [("flannel-wg".into(), 4500), ("flannel-wg-v6".into(), 51821)]);
-        assert!(test.asked(1).await);
+        assert!(test.asked(3).await);
         assert_eq!(test.asked_ports(), ([Some(4500), Some(51821)], None));
     })
     .await;
@@ -170,6 +185,34 @@ async fn both_devices_accept_packets_before_they_move_to_the_device_for_both_fam
         assert_eq!((test.devices_of_ipv6(), test.ports()), ((vec![one.clone()], one.clone()), vec![(one, 51820)]));
         assert!(test.asked(2).await);
         assert_eq!(test.asked_ports(), ([Some(51820); 2], None));
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_port_and_the_mode_change_one_after_the_other() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        test.node.context.options.change_grace = GRACE;
+        let refused = |test: &TestNode| test.node.net_conf.not_applied.clone().unwrap_or_default();
+        test.reads(conf(r#","Mode":"ipv4","ListenPort":4500"#)).await;
+        assert!(refused(&test).contains("one after the other"), "{}", refused(&test));
+        // Other nodes have had their turn for the port when the mode changes.
+        test.reads(conf(r#","ListenPort":4500"#)).await;
+        assert!(test.node.change.turn.is_some());
+        test.reads(conf(r#","Mode":"ipv4","ListenPort":4500"#)).await;
+        tick::wake_ups(&mut test, Duration::from_secs(1)).await;
+        assert_eq!((test.ports()[0].1, refused(&test)), (4500, String::new()));
+        test.answer().await;
+        tick::wake_ups(&mut test, Duration::from_secs(1)).await;
+        assert_eq!(test.asked_ports(), ([Some(4500); 2], Some([Some(4500), Some(51821)])));
+        test.answer().await;
+        // Peers that have not followed still send to the port of the other way.
+        test.reads(conf(r#","Mode":"ipv4","ListenPort":4501"#)).await;
+        assert!(refused(&test).contains("when the change of the mode has ended"), "{}", refused(&test));
+        test.hears(peer([51820, 51820])).await;
+        tick::wake_ups(&mut test, GRACE + GRACE / 5).await;
+        assert_eq!((test.ports(), refused(&test)), (vec![("flannel-wg".to_owned(), 4501)], String::new()));
     })
     .await;
 }

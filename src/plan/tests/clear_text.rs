@@ -2,7 +2,7 @@
 //! A change to a backend that encrypts: to which leases packets may still go in clear text.
 
 use weft_backends::state::Route;
-use weft_backends::wireguard_key::{KeyPair, Secret};
+use weft_backends::wireguard_key::{KeyPair, PublicKey, Secret};
 
 use super::wireguard::with_key;
 use super::*;
@@ -71,6 +71,57 @@ fn only_peers_that_were_reached_before_the_change_are_reached_in_clear_text() {
     assert_eq!((in_clear_text(&plan), refused(&plan, 2)), (vec![], true));
 }
 
+/// The ports of a lease say whether its node has one device for both families. That decides how it is reached, and not whether it encrypts.
+#[test]
+fn a_lease_that_names_wireguard_in_another_mode_has_followed() {
+    let dual = |backend: &str| {
+        let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+        format!(r#"{{{families},"Backend":{{"Type":{backend}}}}}"#)
+    };
+    let lease = |third: u8, attrs: Attrs| {
+        let id: Id = format!("10.5.{third}.0-24&fd05:0:0:{third}::-64").into();
+        let subnets = Subnets::from_key(&id).unwrap();
+        let addresses = Attrs {
+            public_ip: Some([192, 168, 0, third].into()),
+            public_ipv6: Some(format!("fd00:1::{third}").parse().unwrap()),
+            ..attrs
+        };
+        Record { id: id.clone(), lease: Ok(Lease { id, subnets, attrs: addresses, ..super::lease(third, 1) }) }
+    };
+    let mac = |third: u8| Some(format!(r#"{{"VNI":1,"VtepMAC":"02:00:00:00:00:0{third}"}}"#).into_boxed_str());
+    let vxlan = |third| Attrs {
+        backend_type: "vxlan".into(),
+        backend_data: mac(third),
+        backend_v6_data: mac(third),
+        ..Attrs::default()
+    };
+    let key = PublicKey([2; 32]);
+    let data = |port: u16| Some(format!(r#"{{"PublicKey":"{key}","Port":{port}}}"#).into_boxed_str());
+    let wireguard = Attrs {
+        backend_type: "wireguard".into(),
+        backend_data: data(51820),
+        backend_v6_data: data(51821),
+        ..Attrs::default()
+    };
+    let conf = ParsedConf::parse(&dual(r#""vxlan""#)).unwrap();
+    let uplink = Uplink { v6: "fd00:1::1".parse().ok(), ..plan().host().uplink.clone() };
+    let host = Host { public_v6: uplink.v6, uplink, ..plan().host().clone() };
+    let own = lease(1, vxlan(1)).lease.unwrap();
+    let mut plan = Plan::new(conf.net_conf, conf.backend, host.clone(), own);
+    plan.put(lease(2, vxlan(2)));
+    let host = Host { identities: KeyPair::of(Secret::new([1; 32])).both(), ..host };
+    plan.prepare(ExtraBackend::new(ParsedConf::parse(&dual(r#""wireguard","Mode":"auto""#)).unwrap(), host));
+    plan.switch_to_next(dual(r#""vxlan""#)).unwrap();
+    plan.send_current();
+    assert_eq!(in_clear_text(&plan), [2]);
+    // As flannel writes it in every mode, and as weft does with a device for each family.
+    plan.put(lease(2, wireguard));
+    assert_eq!(in_clear_text(&plan), [0_u8; 0]);
+    // Somebody writes the earlier lease again.
+    plan.put(lease(2, vxlan(2)));
+    assert_eq!(in_clear_text(&plan), [0_u8; 0]);
+}
+
 #[test]
 fn a_peer_that_has_followed_is_reached_the_earlier_way_until_peers_know_our_lease() {
     let mut plan = plan();
@@ -126,7 +177,7 @@ fn net_conf_may_allow_clear_text_and_forbid_it_again() {
 }
 
 #[test]
-fn other_options_of_the_backend_that_encrypts_allow_nothing_anew() {
+fn other_options_of_the_backend_that_encrypts_allow_nothing_more() {
     let mut plan = plan();
     plan.put(record(2, 1));
     plan.put(record(3, 1));
