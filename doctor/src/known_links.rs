@@ -5,6 +5,8 @@ use weft_backends::owner;
 use weft_cni::veth;
 use weft_netlink::rtnl::Link;
 
+use crate::finding::counted;
+
 /// The bridge of flannel's CNI plugin.
 pub const BRIDGE: &str = "cni0";
 /// The link to which kube-proxy gives the addresses of services, if IPVS carries them.
@@ -18,4 +20,9 @@ pub(crate) fn is_ours(link: &Link) -> bool {
 /// Returns true for the link of a routed pod, which the CNI plugin of weft made.
 pub(crate) fn is_of_routed_pod(link: &Link) -> bool {
     link.alias.split(' ').next() == Some(veth::ALIAS)
+}
+
+/// Returns a number of ports of the bridge, with the verb for one port or for several.
+pub(crate) fn ports_that(number: usize, one: &str, more: &str) -> String {
+    counted(number, &format!("port of {BRIDGE} {one}"), &format!("ports of {BRIDGE} {more}"))
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tokio::time::timeout;
 use weft_doctor::checks::CHECKS;
+use weft_doctor::finding::counted;
 use weft_doctor::sources::{
     AbsentAgent, AgentAnswer, AgentProblem, CertificateFile, Hint, LossyPeer, NodeSources, PeerAddress, StoreAlarm,
     StoreAnswer, StoreSources,
@@ -213,7 +214,8 @@ fn broken_peers(peers: &[Peer], uplink: &str) -> Vec<AgentProblem> {
     };
     let mut problems: Vec<AgentProblem> = broken.iter().take(MAX_PEERS).map(describe).collect();
     if broken.len() > MAX_PEERS {
-        problems.push(AgentProblem::new(format!("{} more peers are not reached", broken.len() - MAX_PEERS)));
+        let more = counted(broken.len() - MAX_PEERS, "more peer is", "more peers are");
+        problems.push(AgentProblem::new(format!("{more} not reached")));
     }
     problems
 }

@@ -13,7 +13,7 @@ use weft_subnet::env::gateway;
 use crate::facts::NodeFacts;
 use crate::facts::pod_links::{PodLink, PodLinks, Stray};
 use crate::finding::{MAX_NAMED, NodeFinding, finding, some_of};
-use crate::known_links::BRIDGE;
+use crate::known_links::{BRIDGE, ports_that};
 use crate::remedies::connect;
 use port_flags::port_flags;
 
@@ -86,8 +86,8 @@ fn ports_that_drop(pods: &PodLinks) -> Vec<NodeFinding> {
             ("", String::new())
         };
         let evidence = format!(
-            "{} ports of {BRIDGE} forward no packets (state {state}{by}): {}. These pods have no network",
-            stopped().count(),
+            "{} no packets (state {state}{by}): {}. These pods have no network",
+            ports_that(stopped().count(), "forwards", "forward"),
             some_of(stopped().map(|(name, _)| name))
         );
         let remedy = format!("{turn_off}bridge link set dev {first} state 3; and so on for each of these ports");
@@ -96,8 +96,8 @@ fn ports_that_drop(pods: &PodLinks) -> Vec<NodeFinding> {
     let deaf = || ports().filter(|(_, port)| !port.learning && !port.flood).map(|(name, _)| name);
     if let Some(first) = deaf().next() {
         let evidence = format!(
-            "{} ports of {BRIDGE} neither learn addresses nor get packets for unknown ones ({}): packets to these pods are dropped",
-            deaf().count(),
+            "{} packets for unknown ones ({}): packets to these pods are dropped",
+            ports_that(deaf().count(), "neither learns addresses nor gets", "neither learn addresses nor get"),
             some_of(deaf())
         );
         let remedy = format!("bridge link set dev {first} learning on flood on; and so on for each of these ports");
@@ -106,8 +106,8 @@ fn ports_that_drop(pods: &PodLinks) -> Vec<NodeFinding> {
     let locked = || ports().filter(|(_, port)| port.locked).map(|(name, _)| name);
     if let Some(first) = locked().next() {
         let evidence = format!(
-            "{} ports of {BRIDGE} are locked ({}): it drops what these pods send",
-            locked().count(),
+            "{} locked ({}): it drops what these pods send",
+            ports_that(locked().count(), "is", "are"),
             some_of(locked())
         );
         findings.push(finding(

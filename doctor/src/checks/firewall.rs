@@ -4,7 +4,7 @@
 use crate::facts::NodeFacts;
 use crate::facts::tunnel_nat::{Change, Translation};
 use crate::facts::tunnel_rules::DroppingRule;
-use crate::finding::{NodeFinding, finding};
+use crate::finding::{NodeFinding, counted, finding};
 
 /// A firewall drops packets of the tunnel, or forwarded packets of pods; or it translates addresses of the tunnel's packets.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -31,8 +31,8 @@ fn translations(facts: &NodeFacts) -> Vec<NodeFinding> {
                 let to = to.map_or_else(|| "another one".to_owned(), |to| to.to_string());
                 format!(
                     "replaces the source {from} of {what} by {to}: a guard of the peer or a firewall on the way may drop them (packets do not reach \
-                     {} peers)",
-                    facts.unreachable
+                     {})",
+                    counted(facts.unreachable, "peer", "peers")
                 )
             }
         };

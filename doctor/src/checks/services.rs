@@ -8,7 +8,7 @@ use weft_cni::iptables::{value, words};
 
 use crate::facts::NodeFacts;
 use crate::finding::{NodeFinding, finding, some_of};
-use crate::known_links::{BRIDGE, KUBE_IPVS};
+use crate::known_links::{KUBE_IPVS, ports_that};
 use crate::saved_rules::SavedRules;
 
 /// Services do not work as they should.
@@ -125,8 +125,8 @@ fn hairpin(facts: &NodeFacts) -> Option<NodeFinding> {
         || pods.links.iter().filter(|link| link.port.is_some_and(|port| !port.hairpin)).map(|link| link.name.as_str());
     without().next()?;
     let evidence = format!(
-        "{} ports of {BRIDGE} have no hairpin mode ({}): these pods do not reach themselves by the address of a service",
-        without().count(),
+        "{} no hairpin mode ({}): these pods do not reach themselves by the address of a service",
+        ports_that(without().count(), "has", "have"),
         some_of(without())
     );
     let remedy = "set `\"hairpinMode\": true` in the delegate of the CNI configuration, and delete these pods; until then, for each port: \

@@ -4,11 +4,12 @@
 use crate::facts::NodeFacts;
 use crate::facts::filters::{Harm, PodFilter};
 use crate::facts::path_links::{PathLink, Suspect};
-use crate::finding::{MAX_NAMED, NodeFinding, finding};
+use crate::finding::{MAX_NAMED, NodeFinding, counted, finding};
 
 /// Something drops or delays packets where neither routes nor firewalls show it.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let mut findings = Vec::new();
+    let lost = counted(facts.unreachable, "peer", "peers");
     for link in &facts.path_links.links {
         let name = &link.name;
         if link.suspects.contains(&Suspect::Netem) {
@@ -25,8 +26,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         findings.extend(link.suspects.iter().filter_map(|suspect| shaper(link, *suspect)));
         if link.suspects.contains(&Suspect::Xdp) {
             let evidence = format!(
-                "packets do not reach {} peers, and an XDP program on {name} sees all packets before the firewall and may drop those of the tunnel",
-                facts.unreachable
+                "packets do not reach {lost}, and an XDP program on {name} sees all packets before the firewall and may drop those of the tunnel"
             );
             let remedy = format!(
                 "`ip -d link show {name}` shows it; if nobody needs it (another network left it): ip link set {name} xdp off"
@@ -39,8 +39,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         };
         if let Some(kind) = link.suspects.iter().find_map(filters) {
             let evidence = format!(
-                "packets do not reach {} peers, and filters of tc on {name} see all packets before the firewall and may drop those of the tunnel",
-                facts.unreachable
+                "packets do not reach {lost}, and filters of tc on {name} see all packets before the firewall and may drop those of the tunnel"
             );
             let remedy = format!(
                 "`tc filter show dev {name} ingress` and `... egress` show them; if nobody needs them (Cilium leaves some): tc qdisc del dev {name} {kind}"
@@ -68,17 +67,17 @@ fn shaper(link: &PathLink, suspect: Suspect) -> Option<NodeFinding> {
 
 /// Filters that drop all packets of pods. Those that may drop some are named only while a peer is not reached.
 fn of_pods(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let lost = facts.unreachable;
-    let counts = |filter: &&PodFilter| filter.harm == Harm::Drops || lost > 0;
+    let lost = counted(facts.unreachable, "peer", "peers");
+    let counts = |filter: &&PodFilter| filter.harm == Harm::Drops || facts.unreachable > 0;
     let one = |filter: &PodFilter| {
         let PodFilter { link, qdisc, place, packets, harm } = filter;
         let evidence = match harm {
             Harm::Drops => format!("a filter of tc on {link} drops all packets {packets}"),
             Harm::Polices => format!(
-                "packets do not reach {lost} peers, and a filter of tc on {link} drops packets {packets} that are beyond a rate"
+                "packets do not reach {lost}, and a filter of tc on {link} drops packets {packets} that are beyond a rate"
             ),
             Harm::Program => format!(
-                "packets do not reach {lost} peers, and a program of tc (bpf, direct-action) on {link} may drop packets {packets}"
+                "packets do not reach {lost}, and a program of tc (bpf, direct-action) on {link} may drop packets {packets}"
             ),
         };
         let remedy = format!(

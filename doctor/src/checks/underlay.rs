@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use crate::facts::NodeFacts;
 use crate::facts::pod_way::PodWay;
 use crate::facts::underlay::{Fault, MAIN, OtherLink, OwnAddress, PeerFault, UplinkWay};
-use crate::finding::{NodeFinding, finding};
+use crate::finding::{NodeFinding, counted, finding};
 use crate::remedies::main_rule;
 
 /// A policy rule with this preference comes before those of VPNs.
@@ -29,7 +29,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
     let peer = peers[0];
-    let who = if peers.len() == 1 { peer.to_string() } else { format!("{peer} and {} more peers", peers.len() - 1) };
+    let more = || counted(peers.len() - 1, "more peer", "more peers");
+    let who = if peers.len() == 1 { peer.to_string() } else { format!("{peer} and {}", more()) };
     let ip = if peer.is_ipv6() { "ip -6" } else { "ip" };
     match fault {
         Fault::Own(Some(OwnAddress { link, len })) => finding(
@@ -124,9 +125,12 @@ fn silent_pods(facts: &NodeFacts) -> Option<NodeFinding> {
     let first = silent.first()?;
     let who = match silent.len() {
         1 => format!("{} answers", first.gateway),
-        more => format!("{} and {} more nodes answer", first.gateway, more - 1),
+        more => format!("{} and {} answer", first.gateway, counted(more - 1, "more node", "more nodes")),
     };
-    let others = if *answering > 0 { format!(", as {answering} other nodes do") } else { String::new() };
+    let others = match *answering {
+        0 => String::new(),
+        number => format!(", as {}", counted(number, "other node does", "other nodes do")),
+    };
     let evidence = format!(
         "{who} at the address of the node, and none of the packets for pods there ({}){others}: the network between the nodes seems to pass \
          only packets with addresses of nodes (source/destination check of a cloud, port security of a switch), or that node does not forward \

@@ -72,7 +72,7 @@ fn a_network_that_drops_addresses_of_pods_between_nodes_is_found_whether_they_ha
                 peer.run(&format!("nft 'table netdev cloud {{ chain i {{ {chain} {rules} }}; }}'"));
                 if is_found {
                     let words = [
-                        "192.0.2.9 and 1 more nodes answer at the address of the node",
+                        "192.0.2.9 and 1 more node answer at the address of the node",
                         "10.5.9.0/24",
                         "backend vxlan",
                     ];
@@ -95,7 +95,7 @@ fn nodes_that_answer_nothing_or_drop_in_silence_are_not_taken_for_a_cloud() {
         only_text(
             &sources(file),
             "underlay",
-            &["192.0.2.9 answers", "does not forward packets", "as 1 other nodes do"],
+            &["192.0.2.9 answers", "does not forward packets", "as 1 other node does"],
         );
         // --fail-closed answers, --ip-blackhole-route does not.
         ip("rule add pref 30201 lookup 90001");

@@ -362,7 +362,7 @@ fn a_port_without_hairpin_mode_is_found_only_beside_kube_proxy() {
         shell("iptables-nft -t nat -N KUBE-SERVICES && iptables-nft -t nat -A PREROUTING -j KUBE-SERVICES");
         assert_eq!(doctor(file, "services"), [], "nobody carries services");
         let mut process = super::kube_proxy(file);
-        only_text(&sources(file), "services", &["1 ports of cni0", "veth0a1b2c3d", "hairpinMode"]);
+        only_text(&sources(file), "services", &["1 port of cni0 has no hairpin mode", "veth0a1b2c3d", "hairpinMode"]);
         ip("link set cni0 promisc on");
         assert_eq!(doctor(file, "services"), [], "this works, too");
         ip("link set cni0 promisc off");

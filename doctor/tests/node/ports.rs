@@ -40,7 +40,7 @@ fn ports_that_keep_pods_of_one_node_from_each_other_are_found() {
         shell(&remedy(&text));
         assert_eq!(doctor(file, "bridge"), []);
         shell("bridge link set dev veth0a1b2c3e bcast_flood off");
-        let text = only_text(&sources(file), "bridge", &["1 ports of cni0 get no broadcasts", "veth0a1b2c3e"]);
+        let text = only_text(&sources(file), "bridge", &["1 port of cni0 gets no broadcasts", "veth0a1b2c3e"]);
         shell(&remedy(&text));
         assert_eq!(doctor(file, "bridge"), []);
     });

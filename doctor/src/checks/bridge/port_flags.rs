@@ -6,7 +6,7 @@ use weft_netlink::rtnl::BridgePort;
 use crate::facts::NodeFacts;
 use crate::facts::pod_links::PodLinks;
 use crate::finding::{NodeFinding, finding, some_of};
-use crate::known_links::BRIDGE;
+use crate::known_links::{BRIDGE, ports_that};
 
 /// Pods of this node that do not reach each other.
 pub(super) fn port_flags(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -41,8 +41,8 @@ fn no_broadcasts(pods: &PodLinks) -> Option<NodeFinding> {
     let ports = || with(pods, |port| port.no_broadcasts);
     let first = ports().next()?;
     let evidence = format!(
-        "{} ports of {BRIDGE} get no broadcasts of other pods ({}): other pods of this node ask in vain for the MAC addresses of these pods",
-        ports().count(),
+        "{} no broadcasts of other pods ({}): other pods of this node ask in vain for the MAC addresses of these pods",
+        ports_that(ports().count(), "gets", "get"),
         some_of(ports())
     );
     Some(finding(evidence, format!("bridge link set dev {first} bcast_flood on; and so on for each of these ports")))
