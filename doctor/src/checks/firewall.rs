@@ -21,10 +21,10 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// A rule loses packets of the tunnel, because it translates one of their addresses.
 fn translations(facts: &NodeFacts) -> Vec<NodeFinding> {
-    // Most peers accept packets from another address.
-    let matters = |one: &&Translation| one.change == Change::Destination || facts.unreachable > 0;
+    // Most peers accept packets from another address. If one that is reached gets them, the rule is not the reason why others are not.
+    let matters = |one: &&Translation| one.change == Change::Destination || (facts.unreachable > 0 && !one.of_reached);
     let one = |one: &Translation| {
-        let Translation { chain, rule, what, change, remedy } = one;
+        let Translation { chain, rule, what, change, remedy, .. } = one;
         let effect = match change {
             Change::Destination => format!("leads {what} to another address"),
             Change::Source { from, to } => {

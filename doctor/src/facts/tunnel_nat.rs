@@ -34,6 +34,8 @@ pub struct Translation {
     pub change: Change,
     /// The command that lets these packets pass the rule unchanged.
     pub remedy: String,
+    /// The rule translates packets of a peer that is reached, too.
+    pub of_reached: bool,
 }
 
 /// What a rule translates.
@@ -61,6 +63,10 @@ struct Flow {
     tests: [String; 2],
     /// The address that a masquerade would give it.
     masqueraded: Option<IpAddr>,
+    /// The command that makes connection tracking forget it. What was translated once stays translated as long as packets come.
+    forget: String,
+    /// The peer is reached.
+    of_reached: bool,
 }
 
 impl Flow {
@@ -94,8 +100,11 @@ impl Flow {
             }
             Fate::Accepted | Fate::Dropped => return None,
         };
-        let remedy = format!("{command}; then exclude the packets of the tunnel in the program that writes the rule");
-        Some(Translation { chain, rule, what: self.what.clone(), change, remedy })
+        let remedy = format!(
+            "{command}; {}; then exclude the packets of the tunnel in the program that writes the rule",
+            self.forget
+        );
+        Some(Translation { chain, rule, what: self.what.clone(), change, remedy, of_reached: self.of_reached })
     }
 }
 
@@ -140,8 +149,9 @@ pub(super) fn read(
     }
     let mut once: Vec<Translation> = Vec::new();
     for one in found {
-        if !once.iter().any(|known| known.chain == one.chain && known.rule == one.rule) {
-            once.push(one);
+        match once.iter_mut().find(|known| known.chain == one.chain && known.rule == one.rule) {
+            Some(known) => known.of_reached |= one.of_reached,
+            None => once.push(one),
         }
     }
     Ok(once)
@@ -165,6 +175,12 @@ fn of_peer(kernel: &mut Kernel, tables: &Tables<'_>, sources: &NodeSources, peer
         [format!("{option} {peer} {iptables}"), format!("{family} {field} {peer} {nft}")]
     };
     let name = Some(link.name.clone());
+    let of_reached = sources.peer_addresses.iter().any(|known| known.addr == peer && known.reached);
+    let forget = |option: &str| {
+        let of_ipv6 = if peer.is_ipv4() { "" } else { " -f ipv6" };
+        // The words of iptables for the protocol and the port are those of this program, too.
+        format!("conntrack -D{of_ipv6} {} {option} {peer}", tunnel.tests()[0])
+    };
     vec![
         Flow {
             packet: Packet { from: own, ..asked },
@@ -174,6 +190,8 @@ fn of_peer(kernel: &mut Kernel, tables: &Tables<'_>, sources: &NodeSources, peer
             what: format!("packets of the tunnel ({tunnel}) to {peer}"),
             tests: tests(["-d", "daddr"]),
             masqueraded: masqueraded(tables, link.index, own, route.gateway.unwrap_or(peer)),
+            forget: forget("-d"),
+            of_reached,
         },
         Flow {
             packet: Packet { from: peer, to: own, ..asked },
@@ -183,6 +201,8 @@ fn of_peer(kernel: &mut Kernel, tables: &Tables<'_>, sources: &NodeSources, peer
             what: format!("packets of the tunnel ({tunnel}) from {peer}"),
             tests: tests(["-s", "saddr"]),
             masqueraded: None,
+            forget: forget("-s"),
+            of_reached,
         },
     ]
 }

@@ -1,22 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of this node that translate addresses of the tunnel's own packets.
 
-use weft_doctor::sources::NodeSources;
+use weft_doctor::sources::{NodeSources, PeerAddress};
 
 use super::firewall::with_peer;
-use super::{doctor_with, in_namespace, ip, only_text, shell};
+use super::{doctor_with, in_namespace, ip, only_text, shell, shell_output};
 
 /// Runs the remedy of the only finding.
 fn is_found_and_helped(sources: &NodeSources, provoke: &str, words: &[&str]) {
     shell(provoke);
     let text = only_text(sources, "firewall", words);
-    shell(text.lines().nth(1).unwrap().split(';').next().unwrap());
+    // The kernel translates the packets of a connection as it did with the first one, as long as it remembers the connection.
+    for ends in ["-s 192.0.2.1 -d 192.0.2.9", "-s 192.0.2.9 -d 192.0.2.1", "-s 192.0.2.1 -d 192.0.2.7"] {
+        shell(&format!("conntrack -I {ends} -p udp --sport 1 --dport 8472 -t 600"));
+    }
+    let commands = text.lines().nth(1).unwrap().split("; then exclude").next().unwrap();
+    shell(commands);
     assert_eq!(doctor_with(sources, "firewall"), [], "after the remedy of {text}");
+    let is_to = text.contains(" to 192.0.2.9");
+    let known = shell_output("conntrack -L -p udp");
+    for (ends, is_left) in [
+        ("=192.0.2.1 dst=192.0.2.9 sport=1 ", !is_to),
+        ("=192.0.2.9 dst=192.0.2.1 sport=1 ", is_to),
+        ("dst=192.0.2.7", true),
+    ] {
+        assert_eq!(known.contains(ends), is_left, "{ends} after {commands}: {known}");
+    }
     clean();
 }
 
 fn clean() {
-    shell("iptables-nft -t nat -F; iptables-legacy -t nat -F; nft flush ruleset");
+    shell("iptables-nft -t nat -F; iptables-legacy -t nat -F; nft flush ruleset; conntrack -F");
+}
+
+/// The usual rule of a VPN or a cloud harms nobody, and another peer is powered off.
+#[test]
+fn another_source_that_a_reached_peer_accepts_is_not_named() {
+    in_namespace(|file| {
+        let addresses = ["192.0.2.9", "192.0.2.8"].map(|addr| addr.parse().unwrap());
+        let peer_addresses =
+            [false, true].into_iter().zip(addresses).map(|(reached, addr)| PeerAddress { addr, reached, port: None });
+        let sources = NodeSources {
+            unreachable: 1,
+            peers: addresses.to_vec(),
+            peer_addresses: peer_addresses.collect(),
+            ..with_peer(file)
+        };
+        shell("iptables-nft -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.66");
+        assert_eq!(doctor_with(&sources, "firewall"), []);
+        clean();
+        let words = ["to 192.0.2.9 by 192.0.2.66"];
+        is_found_and_helped(
+            &sources,
+            "iptables-nft -t nat -A POSTROUTING -d 192.0.2.9 -j SNAT --to-source 192.0.2.66",
+            &words,
+        );
+    });
 }
 
 #[test]
