@@ -56,7 +56,7 @@ pub async fn explanation(task: &ExplainTask) -> anyhow::Result<Explanation> {
     for way in &facts.ways {
         rules.push(rules::of(way, &task.subnet_file).await);
         outer.extend(rules::of_tunnel(way, &task.subnet_file, tunnel_port).await);
-        outer.extend(pod_rules::of(way));
+        outer.extend(pod_rules::of(way, task.packet));
     }
     let probes = if task.probe { probes::send(&facts).await } else { Vec::new() };
     let probes: Vec<Step> = outer.into_iter().chain(probes).collect();

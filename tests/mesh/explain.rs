@@ -479,6 +479,20 @@ fn a_service_is_followed_to_an_endpoint_and_a_packet_to_the_outside_is_masquerad
         ensure!(step.contains(&format!("-A KUBE-SVC-A -p tcp -j DNAT --to-destination {to}:8080")), "{step}");
         ensure!(explained.answer["to"] == to.to_string(), "{:#}", explained.answer);
         explained.step("fdb").map(drop)?;
+        // Inside of the pod, packets have the address and the port of the service, as its rules for egress expect.
+        let egress = format!(
+            "table ip egress {{
+                 chain o {{ type filter hook output priority 0; policy drop; ip daddr {service} tcp dport 80 accept; }}
+                 chain i {{ type filter hook input priority 0; policy drop; ip saddr {service} ct state established accept; }}
+             }}"
+        );
+        let pod = &node.pods[0].ns;
+        checked(pod.command("nft").arg(&egress)).await?;
+        explain(node, from, service, &["--port", "80"]).await?.ends(0, WORKS)?;
+        checked(pod.command("nft").arg("add rule ip egress o accept; insert rule ip egress o tcp dport 80 drop"))
+            .await?;
+        explain(node, from, service, &["--port", "80"]).await?.ends(2, "nft chain ip egress o drops the packet: ")?;
+        checked(pod.command("nft").arg("delete table ip egress")).await?;
         // These rules have the form of those of kube-proxy with nftables.
         let service: IpAddr = "10.96.0.11".parse()?;
         let rules = format!(

@@ -11,28 +11,40 @@ use weft_netlink::rtnl::in_netns;
 use weft_subnet::cidr::Family;
 
 use super::explanation::{State, Step};
-use super::facts::{Hop, Lookup, Pod, Route, RouteKind, Way};
+use super::facts::{Hop, Lookup, Packet, Pod, Route, RouteKind, Way};
 use super::rules::of_nftables;
 use crate::kernel::queues::readers;
+use crate::kernel::rules::Connection;
 
-/// Returns what is not in order with the rules inside of the pods that send and get the packet of a way.
-pub fn of(way: &Way) -> Vec<Step> {
-    let sends = way.from_pod.iter().flat_map(|pod| inside(pod, way.packet.from, &sent_by(pod, way)));
-    let gets = way.to_pod.iter().flat_map(|pod| inside(pod, way.packet.to, &received_by(pod, way)));
+/// Returns what is not in order with the rules inside of the pods that send and get the packet of a way. `asked` is the packet that the operator asked
+/// about. If a service translates it, the way is that to its endpoint, and the pod that uses the service sees the address and the port of the service.
+pub fn of(way: &Way, asked: Packet) -> Vec<Step> {
+    let (sent, received) = seen_by_pods(way, asked);
+    let sends = way.from_pod.iter().flat_map(|pod| inside(pod, sent.from, &sent_by(pod, way, sent)));
+    let gets = way.to_pod.iter().flat_map(|pod| inside(pod, received.to, &received_by(pod, way, received)));
     sends.chain(gets).collect()
 }
 
+/// Returns the packet of a way as the pod that sends it sees it, and as the pod that gets it sees it.
+fn seen_by_pods(way: &Way, asked: Packet) -> (Packet, Packet) {
+    match way.connection {
+        // This is the answer: the pod that used the service gets it.
+        Connection::Established => (way.packet, asked.answer()),
+        _ => (asked, way.packet),
+    }
+}
+
 /// The way of the packet inside of the pod that sends it.
-fn sent_by(pod: &Pod, way: &Way) -> Way {
+fn sent_by(pod: &Pod, way: &Way, packet: Packet) -> Way {
     let hop = Hop { lookup: pod.route.clone(), device: Some(pod.link.clone()), nexthop: None, neighbour: None };
-    Way { arrives: None, hop, tunnel: None, ..way.clone() }
+    Way { packet, arrives: None, hop, tunnel: None, ..way.clone() }
 }
 
 /// The way of the packet inside of the pod that gets it.
-fn received_by(pod: &Pod, way: &Way) -> Way {
+fn received_by(pod: &Pod, way: &Way, packet: Packet) -> Way {
     let local = Route { kind: RouteKind::Local, ..Route::default() };
     let hop = Hop { lookup: Lookup::Route(local), device: None, nexthop: None, neighbour: None };
-    Way { arrives: Some(pod.link.clone()), hop, tunnel: None, ..way.clone() }
+    Way { packet, arrives: Some(pod.link.clone()), hop, tunnel: None, ..way.clone() }
 }
 
 fn inside(pod: &Pod, address: IpAddr, way: &Way) -> Vec<Step> {
