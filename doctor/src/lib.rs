@@ -18,7 +18,7 @@ mod namespaces;
 pub mod pods;
 pub mod processes;
 mod programs;
-mod remedies;
+pub mod remedies;
 mod saved_rules;
 pub mod sources;
 mod subnet_file;

@@ -30,7 +30,7 @@ impl SubnetFile {
     }
 
     /// Returns the subnets of this node, if the file names them.
-    pub(crate) fn subnets(&self) -> Vec<IpNet> {
+    pub fn subnets(&self) -> Vec<IpNet> {
         self.env().map(|env| env.subnets.iter().collect()).unwrap_or_default()
     }
 }

@@ -969,6 +969,12 @@ fn a_network_that_drops_addresses_of_pods_is_found_by_a_probe() {
         let explained = pair.explain(&["--probe"]).await?;
         explained.ends(1, "192.168.77.12 answers at its own address, and no packet from 10.")?;
         ensure!(command(&explained, ";").contains("Network on the ports of the nodes"), "{:#}", explained.answer);
+        // With --ip-blackhole-route, nodes drop packets for unused addresses in silence.
+        for line in ["rule add pref 30201 lookup 90001", "route add blackhole 10.244.200.0/24 table 90001"] {
+            pair.ip(line).await?;
+        }
+        pair.explain(&["--probe"]).await?.ends(0, WORKS)?;
+        pair.ip("rule del pref 30201").await?;
         checked(pair.lab.fabric.command("nft").arg("delete table bridge cloud")).await?;
         pair.explain(&["--probe"]).await?.ends(0, WORKS)
     });

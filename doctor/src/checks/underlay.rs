@@ -10,7 +10,7 @@ use crate::facts::NodeFacts;
 use crate::facts::pod_way::PodWay;
 use crate::facts::underlay::{Fault, MAIN, OtherLink, OwnAddress, PeerFault, UplinkWay};
 use crate::finding::{NodeFinding, counted, finding};
-use crate::remedies::main_rule;
+use crate::remedies::{main_rule, without_addresses_of_pods};
 
 /// A policy rule with this preference comes before those of VPNs.
 const RULE: u32 = 100;
@@ -137,7 +137,10 @@ fn silent_pods(facts: &NodeFacts) -> Option<NodeFinding> {
          packets, or ICMP errors are filtered",
         first.subnet
     );
-    let remedy = "allow Network on the ports of the nodes (OpenStack: allowed address pairs; AWS: source/destination check off; or routes of the cloud \
-                  for the subnets), or choose the backend vxlan; on that node, `weft doctor` shows whether it forwards packets";
-    Some(finding(evidence, remedy.to_owned()))
+    let remedy = format!(
+        "allow Network on the ports of the nodes (OpenStack: allowed address pairs; AWS: source/destination check off; or routes of the cloud \
+         for the subnets), or {}; on that node, `weft doctor` shows whether it forwards packets",
+        without_addresses_of_pods(&facts.backend)
+    );
+    Some(finding(evidence, remedy))
 }

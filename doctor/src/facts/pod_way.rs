@@ -21,9 +21,10 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use weft_backends::owner::PROTOCOL;
-use weft_netlink::rtnl::Route;
+use weft_netlink::rtnl::{Addr, Route};
 use weft_subnet::env;
 
+use super::policy_rules::PolicyRules;
 use super::tables::Tables;
 use crate::kernel::Kernel;
 use crate::kernel::entries::RouteKind;
@@ -59,6 +60,16 @@ pub struct Direct {
     pub from: Option<IpAddr>,
 }
 
+impl Direct {
+    /// Returns the node behind this gateway that has this subnet. `own` are the subnets of this node, `bridge` is the index of its bridge, and `addrs` are
+    /// the addresses of its links. `None` if this node has no subnet of that family.
+    pub fn new(gateway: IpAddr, subnet: IpNet, own: &[IpNet], bridge: Option<u32>, addrs: &[Addr]) -> Option<Direct> {
+        let own = own.iter().find(|own| own.addr().is_ipv4() == subnet.addr().is_ipv4())?.trunc();
+        let mut of_bridge = addrs.iter().filter(|addr| Some(addr.index) == bridge).map(|addr| addr.addr);
+        Some(Direct { gateway, subnet, from: of_bridge.find(|addr| own.contains(addr)) })
+    }
+}
+
 /// What was found.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct PodWay {
@@ -88,24 +99,18 @@ enum Kind {
 /// There are no raw sockets, for example because the caller is not root.
 pub(super) fn read(tables: &Tables<'_>, own: &[IpNet]) -> io::Result<PodWay> {
     let mut found = PodWay::default();
-    let bridge = tables.links.iter().find(|link| link.name == BRIDGE);
+    let bridge = tables.links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
     let is_tunnel = |index: u32| tables.link(index).is_some_and(is_ours);
     let direct = |route: &Route| {
         let subnet = IpNet::new(route.dst?, route.len).ok()?;
-        let own = own.iter().find(|own| own.addr().is_ipv4() == subnet.addr().is_ipv4())?;
-        let of_bridge = tables.addrs.iter().filter(|addr| bridge.is_some_and(|bridge| bridge.index == addr.index));
-        let from = of_bridge.map(|addr| addr.addr).find(|addr| own.trunc().contains(addr));
-        Some(Direct { gateway: route.gateway?, subnet, from })
+        Direct::new(route.gateway?, subnet, own, bridge, tables.addrs)
     };
     let of_weft = tables.routes.iter().filter(|route| route.protocol == PROTOCOL && !is_tunnel(route.index));
     let (four, six): (Vec<Direct>, Vec<Direct>) =
         of_weft.filter_map(direct).partition(|direct| direct.gateway.is_ipv4());
     for nodes in [four, six] {
         let nodes = &nodes[..nodes.len().min(MAX_NODES)];
-        if nodes.first().is_none_or(|first| drops_in_silence(tables, first.gateway.is_ipv4())) {
-            continue;
-        }
-        for (node, answer) in nodes.iter().zip(ask(nodes)?) {
+        for (node, answer) in nodes.iter().zip(ask(tables.policy, nodes)?) {
             match answer {
                 Some(true) => found.answering += 1,
                 Some(false) => found.silent.push(*node),
@@ -117,22 +122,31 @@ pub(super) fn read(tables: &Tables<'_>, own: &[IpNet]) -> io::Result<PodWay> {
 }
 
 /// Returns true if the fence of this node, and so probably that of others, drops packets for unused addresses without an answer.
-fn drops_in_silence(tables: &Tables<'_>, is_ipv4: bool) -> bool {
+fn drops_in_silence(policy: &PolicyRules, is_ipv4: bool) -> bool {
     let blackhole = RouteKind::Refuses(libc::RTN_BLACKHOLE);
     let has_blackhole = |table: u32| {
         let routes = Kernel::open().and_then(|mut kernel| kernel.table(is_ipv4, table));
         routes.is_ok_and(|routes| routes.iter().any(|route| route.kind == blackhole))
     };
-    tables.policy.tables(is_ipv4, FENCES).any(has_blackhole)
+    policy.tables(is_ipv4, FENCES).any(has_blackhole)
 }
 
-/// Asks nodes of one family. Returns for each whether it answers packets for its pods, or `None` if it does not answer at its own address either.
+/// Asks one node. Returns whether it answers packets for its pods, or `None` if that cannot be known: it does not answer at its own address either, or such
+/// nodes may drop the packets in silence. This blocks for up to six seconds.
 ///
 /// # Errors
 /// There are no raw sockets, for example because the caller is not root.
-pub fn ask(nodes: &[Direct]) -> io::Result<Vec<Option<bool>>> {
+pub fn ask_one(node: Direct) -> io::Result<Option<bool>> {
+    Ok(ask(&PolicyRules::read()?, &[node])?.into_iter().next().flatten())
+}
+
+/// Asks nodes of one family. Returns the same as [`ask_one`] for each.
+fn ask(policy: &PolicyRules, nodes: &[Direct]) -> io::Result<Vec<Option<bool>>> {
     let mut answered = vec![[false; KINDS]; nodes.len()];
     let Some(first) = nodes.first() else { return Ok(Vec::new()) };
+    if drops_in_silence(policy, first.gateway.is_ipv4()) {
+        return Ok(vec![None; nodes.len()]);
+    }
     let receiver = open(first.gateway)?;
     for (round, (asks, wait)) in ROUNDS.into_iter().enumerate() {
         // That a node does not answer at its own address is another fault, which probes find.

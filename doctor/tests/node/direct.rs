@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use weft_doctor::facts;
+use weft_doctor::sources::NodeSources;
 
 use super::{ENV, ENV_V6, OtherNamespace, doctor, in_namespace, ip, only_text, shell, sources, until};
 
@@ -74,9 +75,11 @@ fn a_network_that_drops_addresses_of_pods_between_nodes_is_found_whether_they_ha
                     let words = [
                         "192.0.2.9 and 1 more node answer at the address of the node",
                         "10.5.9.0/24",
-                        "backend vxlan",
+                        "or choose the backend vxlan without DirectRouting;",
                     ];
                     only_text(&sources(file), "underlay", &words);
+                    let vxlan = NodeSources { backend: "vxlan".to_owned(), ..sources(file) };
+                    only_text(&vxlan, "underlay", &["or set DirectRouting to false in net-conf;"]);
                 } else {
                     assert_eq!(doctor(file, "underlay"), [], "this node has no address of a pod to send from");
                 }

@@ -4,9 +4,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use weft_doctor::explain::facts::{Facts, Place, Way};
+use weft_doctor::explain::facts::{Agent, Facts, Place, Way};
 use weft_doctor::explain::{State, Step};
 use weft_doctor::facts::pod_way::{self, Direct};
+use weft_doctor::remedies;
 
 use crate::probe::connection;
 use crate::probe::echo::{Echo, EchoError};
@@ -37,32 +38,33 @@ pub async fn send(facts: &Facts) -> Vec<Step> {
 
 /// Asks a node that is reached without a tunnel whether packets for its pods get to it, after it has answered at its own address.
 async fn pod_step(facts: &Facts, way: &Way, place: &Place) -> Option<Step> {
-    let (to, gateway) = (way.packet.to, way.hop.nexthop?);
     let Place::Peer(peer) = place else { return None };
+    // Another router answers for itself, and not for the node.
+    let (to, gateway) = (way.packet.to, way.hop.nexthop.filter(|gateway| peer.public.contains(gateway))?);
     let subnet = *peer.subnets.iter().find(|net| net.contains(&to)).filter(|_| way.tunnel.is_none())?;
-    let own = facts.bridge.as_ref().map(|bridge| bridge.index);
-    let of_bridge = facts.addrs.iter().filter(|addr| own == Some(addr.index)).map(|addr| addr.addr);
-    let is_link_local = |addr: &IpAddr| matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local());
-    let from = of_bridge.filter(|addr| addr.is_ipv4() == to.is_ipv4()).find(|addr| !is_link_local(addr));
-    let direct = Direct { gateway, subnet, from };
-    let answer = tokio::task::spawn_blocking(move || pod_way::ask(&[direct])).await.ok()?.ok()?;
-    let sender = from.map_or_else(String::new, |from| format!(" from {from}"));
-    match answer.first()? {
-        Some(true) => Some(Step::ok(NAME, format!("{gateway} gets packets{sender} for its pods"))),
-        Some(false) => Some(Step {
+    let bridge = facts.bridge.as_ref().map(|bridge| bridge.index);
+    let direct = Direct::new(gateway, subnet, &facts.subnet_file.subnets(), bridge, &facts.addrs)?;
+    let answers = tokio::task::spawn_blocking(move || pod_way::ask_one(direct)).await.ok()?.ok()?;
+    let sender = direct.from.map_or_else(String::new, |from| format!(" from {from}"));
+    let backend = match &facts.agent {
+        Agent::Answers(agent) => agent.backend.as_str(),
+        Agent::Silent(_) => "",
+    };
+    match answers? {
+        true => Some(Step::ok(NAME, format!("{gateway} gets packets{sender} for its pods"))),
+        false => Some(Step {
             state: State::Doubt,
             because: Some(format!(
                 "{gateway} answers at its own address, and no packet{sender} for its pods: the network between the nodes seems to pass only packets \
                  with addresses of nodes"
             )),
-            remedy: Some(
-                "allow Network on the ports of the nodes (source/destination check of a cloud, port security of a switch), or choose the backend \
-                 vxlan; `weft doctor` there shows whether that node forwards packets"
-                    .to_owned(),
-            ),
+            remedy: Some(format!(
+                "allow Network on the ports of the nodes (source/destination check of a cloud, port security of a switch), or {}; `weft doctor` \
+                 there shows whether that node forwards packets",
+                remedies::without_addresses_of_pods(backend)
+            )),
             ..Step::ok(NAME, format!("{gateway} answers no packet{sender} for its pods"))
         }),
-        None => None,
     }
 }
 
