@@ -3,6 +3,7 @@
 //! for a queue that no program reads, unless the rule says "bypass" (`nf_queue` in net/netfilter/nf_queue.c).
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 /// The queues that programs read, one on each line, of this network namespace. The first word is the number of the queue.
@@ -24,11 +25,18 @@ pub struct Queue {
 
 /// Returns the numbers of the queues that programs read. `None` if they are not known.
 pub fn readers() -> Option<Vec<u16>> {
-    let numbers = |text: &str| text.lines().filter_map(number).collect();
-    match fs::read_to_string(READERS) {
-        Ok(text) => Some(numbers(&text)),
+    let has_netfilter = Path::new(READERS).parent().is_some_and(Path::is_dir);
+    numbers(fs::read_to_string(READERS), has_netfilter)
+}
+
+/// Returns the numbers in the list. `has_netfilter` says whether its directory is there.
+fn numbers(list: io::Result<String>, has_netfilter: bool) -> Option<Vec<u16>> {
+    match list {
+        Ok(text) => Some(text.lines().filter_map(number).collect()),
         // Without the module that hands packets to programs, the rest of netfilter is there.
-        Err(_) => Path::new(READERS).parent().filter(|dir| dir.is_dir()).map(|_| Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && has_netfilter => Some(Vec::new()),
+        // Only root may read the list.
+        Err(_) => None,
     }
 }
 
@@ -94,6 +102,17 @@ mod tests {
         assert_eq!(Queue::of_target(&bytes(&[7, 3, 1])), Some(Queue { first: 7, last: 9, bypass: true }));
         assert_eq!(Queue::of_target(&bytes(&[7, 1, 2])), Some(Queue { first: 7, last: 7, bypass: false }));
         assert_eq!(Queue::of_target(&[7]), None);
+    }
+
+    #[test]
+    fn a_list_that_may_not_be_read_says_nothing() {
+        let list =
+            "    5   4213     0 2 65535     0     0        0  1\n    7   4213     0 2 65535     0     0        0  1\n";
+        assert_eq!(numbers(Ok(list.to_owned()), true), Some(vec![5, 7]));
+        let failed = |kind: io::ErrorKind, has_netfilter| numbers(Err(kind.into()), has_netfilter);
+        assert_eq!(failed(io::ErrorKind::NotFound, true), Some(Vec::new()), "the module is not loaded");
+        assert_eq!(failed(io::ErrorKind::NotFound, false), None);
+        assert_eq!(failed(io::ErrorKind::PermissionDenied, true), None);
     }
 
     #[test]
