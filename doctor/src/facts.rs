@@ -36,6 +36,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use ipnet::IpNet;
@@ -73,6 +74,9 @@ use ways::WayFacts;
 
 /// What the check `duplicate-address` asks other hosts.
 const OTHER_HOSTS: &str = "whether another host has an IPv4 address of this node";
+
+/// What the check `agent` looks for in the log of the kernel.
+const KILLS: &str = "whether the kernel killed an agent for memory (/dev/kmsg)";
 
 /// Everything that was read.
 #[derive(Debug, Default, Clone)]
@@ -145,6 +149,8 @@ pub struct NodeFacts {
     pub store: StoreFacts,
     /// What the agent answered.
     pub agent: AgentAnswer,
+    /// How long the process of the agent has run, if it answers and its process is visible.
+    pub agent_age: Option<Duration>,
     /// The agent that the kernel killed last, if that was not long ago.
     pub memory_kill: Option<MemoryKill>,
     /// The socket on which the agent was asked.
@@ -230,7 +236,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         ways,
         store: store::read(&sources.store),
         agent: sources.agent.clone(),
-        memory_kill: memory_kills::read(&memory_kills::AGENTS),
+        agent_age: sources.agent_age,
+        memory_kill: known("agent", KILLS, memory_kills::read(&memory_kills::AGENTS), &mut not_examined),
         socket: sources.socket.clone(),
         absent_agent: sources.absent_agent.clone(),
         own_device: own_device(&sources.subnet_file, &links),

@@ -8,6 +8,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{SysconfVar, sysconf};
 
 /// The host's PID namespace, whose number is fixed in the kernel (PROC_PID_INIT_INO of linux/proc_ns.h). A process in
 /// another PID namespace does not see every process.
@@ -131,7 +135,41 @@ pub fn unreadable() -> Option<String> {
         .then(|| "processes of the host: run weft doctor on the host itself, or with hostPID".to_owned())
 }
 
+/// Returns how long a process has run: see `starttime` in proc_pid_stat(5).
+pub fn age(pid: u32) -> Option<Duration> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
+    let ticks_per_second = u64::try_from(sysconf(SysconfVar::CLK_TCK).ok()??).ok()?;
+    let start = start(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    Some(now.saturating_sub(Duration::from_millis(start.checked_mul(1000)? / ticks_per_second)))
+}
+
+/// Returns when a process has started, in ticks since the boot. The name of the process may contain spaces and parentheses.
+fn start(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
+}
+
 /// Returns true if one of these programs runs in our PID namespace.
 pub fn is_running(names: &[&str]) -> bool {
     all().is_ok_and(|all| all.iter().any(|process| names.contains(&process.name().as_str())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_as_old_as_its_start_says() {
+        let stat = "42 (a (b) c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 8675309 1 2 3";
+        assert_eq!(start(stat), Some(8_675_309));
+        assert_eq!(start("42 (weft) S 1"), None);
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let (older, younger) = (age(std::process::id()), age(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(younger.is_some() && older >= younger, "{older:?}, {younger:?}");
+        assert_eq!(age(u32::MAX), None);
+    }
 }

@@ -16,6 +16,8 @@ pub struct NodeSources {
     pub socket: PathBuf,
     /// What the agent answered.
     pub agent: AgentAnswer,
+    /// How long the process of the agent has run, if it answers and its process is visible.
+    pub agent_age: Option<Duration>,
     /// What is known about the agent if it does not answer.
     pub absent_agent: AbsentAgent,
     /// The backend of the agent; empty if this is not known.

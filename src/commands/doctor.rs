@@ -9,6 +9,7 @@ use anyhow::Context;
 use tokio::time::timeout;
 use weft_doctor::checks::CHECKS;
 use weft_doctor::finding::counted;
+use weft_doctor::processes;
 use weft_doctor::sources::{
     AbsentAgent, AgentAnswer, AgentProblem, CertificateFile, Hint, LossyPeer, NodeSources, PeerAddress, StoreAlarm,
     StoreAnswer, StoreSources,
@@ -80,6 +81,7 @@ async fn ask_agent(sources: &mut NodeSources) {
         }
     };
     sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
+    sources.agent_age = socket::agent_pid(&sources.socket).and_then(processes::age);
     sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
     sources.lossy = lossy_peers(&status.peers);

@@ -311,10 +311,15 @@ pub async fn rotate_key(socket: &Path) -> anyhow::Result<String> {
 
 /// Returns the process ID of the agent that holds this socket, if its process is stopped (SIGSTOP). This blocks for a moment.
 pub fn stopped_agent(socket: &Path) -> Option<u32> {
+    agent_pid(socket).filter(|pid| is_stopped(*pid))
+}
+
+/// Returns the process ID of the agent that holds this socket, if it is in our PID namespace. This blocks for a moment.
+pub fn agent_pid(socket: &Path) -> Option<u32> {
     let stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
     let pid = getsockopt(&stream, PeerCredentials).ok()?.pid().cast_unsigned();
     // In another PID namespace the kernel says 0.
-    (pid != 0 && is_stopped(pid)).then_some(pid)
+    Some(pid).filter(|pid| *pid != 0)
 }
 
 /// Returns why an agent that holds this socket does not answer.

@@ -3,7 +3,7 @@
 
 use crate::facts::NodeFacts;
 use crate::facts::memory_kills::MemoryKill;
-use crate::finding::{NodeFinding, finding};
+use crate::finding::{NodeFinding, counted, finding};
 use crate::sources::{AgentAnswer, AgentProblem, Hint, LossyPeer};
 
 /// flannel's program. weft may run under this name, too.
@@ -101,10 +101,14 @@ fn absent(facts: &NodeFacts) -> Option<NodeFinding> {
     Some(finding(evidence, remedy.to_owned()))
 }
 
-/// The kernel killed an agent not long ago.
+/// The kernel killed an agent not long ago. If the agent of this node has run for longer, that was another one: the log of the kernel belongs to the
+/// whole machine, which may be several nodes (kind, k3d).
 fn killed(facts: &NodeFacts) -> Option<NodeFinding> {
     let MemoryKill { name, pid, age, of_group } = facts.memory_kill.as_ref()?;
-    let minutes = age.as_secs() / 60;
+    if facts.agent_age.is_some_and(|running| running > *age) {
+        return None;
+    }
+    let minutes = counted(age.as_secs() / 60, "minute", "minutes");
     let (why, remedy) = if *of_group {
         (
             "it had reached the memory limit of its control group",
@@ -118,7 +122,7 @@ fn killed(facts: &NodeFacts) -> Option<NodeFinding> {
         )
     };
     let evidence = format!(
-        "the kernel killed {name} (pid {pid}) {minutes} minutes ago, because {why}: this is why the agent ended or began again"
+        "the kernel killed {name} (pid {pid}) {minutes} ago, because {why}: this may be why the agent ended or began again"
     );
     Some(finding(evidence, remedy.to_owned()))
 }
@@ -184,5 +188,11 @@ mod tests {
         );
         assert!(named(kill(false)).unwrap().remedy.contains("rss"));
         assert_eq!(named(None), None);
+        let beside = |seconds| {
+            let agent_age = Some(Duration::from_secs(seconds));
+            killed(&NodeFacts { memory_kill: kill(true), agent_age, ..NodeFacts::default() })
+        };
+        assert_eq!(beside(131), None, "the agent of this node has run for longer");
+        assert_eq!(beside(129), Some(group), "this agent has begun after the other one was killed");
     }
 }

@@ -3,7 +3,7 @@
 //! knows nothing of it, and goes on as if nothing had happened.
 
 use std::fs::OpenOptions;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
@@ -36,10 +36,13 @@ pub struct MemoryKill {
     pub of_group: bool,
 }
 
-/// Returns the last process with one of these names that the kernel killed in the last hour. Without the right to read the log, nothing is known.
-pub fn read(names: &[&str]) -> Option<MemoryKill> {
-    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).ok()?);
-    let mut log = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(LOG).ok()?;
+/// Returns the last process with one of these names that the kernel killed in the last hour, on the whole machine.
+///
+/// # Errors
+/// There is no log, or this process may not read it.
+pub fn read(names: &[&str]) -> io::Result<Option<MemoryKill>> {
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+    let mut log = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(LOG)?;
     let (mut record, mut last) = (vec![0; MAX_RECORD], None);
     for _ in 0..MAX_RECORDS {
         match log.read(&mut record) {
@@ -49,7 +52,7 @@ pub fn read(names: &[&str]) -> Option<MemoryKill> {
             Err(_) => break,
         }
     }
-    last.filter(|kill| kill.age < RECENT)
+    Ok(last.filter(|kill| kill.age < RECENT))
 }
 
 /// Reads a record such as `3,1234,5678901,-;Out of memory: Killed process 42 (weft) total-vm:...`. The third number is its time in microseconds since

@@ -40,18 +40,18 @@ fn a_process_that_was_killed_for_memory_is_found_in_the_log_of_the_kernel() {
     let program = dir.path().join(&name);
     // It wants to read a whole line before it prints anything.
     symlink("/usr/bin/tail", &program).unwrap();
-    assert_eq!(memory_kills::read(&[&name]), None);
+    assert_eq!(memory_kills::read(&[&name]).unwrap(), None);
     let line = format!("echo $$ > {}/cgroup.procs && exec {} /dev/zero", group.0.display(), program.display());
     let mut hungry = Command::new("setpriv").args(["--pdeathsig", "KILL", "sh", "-c", &line]).spawn().unwrap();
     let pid = hungry.id();
     assert!(!hungry.wait().unwrap().success(), "the kernel kills it");
     let mut found = None;
     until("the log to say so", || {
-        found = memory_kills::read(&[&name]);
+        found = memory_kills::read(&[&name]).unwrap();
         found.is_some()
     });
     let found = found.unwrap();
     assert_eq!((found.name, found.pid, found.of_group), (name, pid, true));
     assert!(found.age.as_secs() < 60, "{:?}", found.age);
-    assert_eq!(memory_kills::read(&["another"]), None);
+    assert_eq!(memory_kills::read(&["another"]).unwrap(), None);
 }
