@@ -164,11 +164,19 @@ async fn examine_store(store: &Store, found: &mut StoreSources) -> Vec<Record> {
         Ok(Err(error)) => StoreAnswer::Failed(format!("{:#}", anyhow::Error::new(error))),
         Err(_) => StoreAnswer::Failed(format!("no answer within {} s", STORE_TIMEOUT.as_secs())),
     };
-    // A store that does not answer this question has answered the others.
-    let alarm = timeout(STORE_TIMEOUT, source.alarm()).await.ok().and_then(|alarm| alarm.ok().flatten());
-    let alarm = alarm.map(|alarm| StoreAlarm { what: alarm.what, remedy: alarm.remedy });
+    let alarm = alarm(&*source, &answer).await;
     *found = StoreSources { place: source.describe(), answer, certificates, alarm };
     leases
+}
+
+/// Asks a store that answered why it refuses writes. One that did not answer is not waited for a second time.
+async fn alarm(store: &dyn Source, answer: &StoreAnswer) -> Option<StoreAlarm> {
+    if !matches!(answer, StoreAnswer::Answered { .. } | StoreAnswer::NoNetConf { .. }) {
+        return None;
+    }
+    // A store that does not answer this question has answered the others.
+    let alarm = timeout(STORE_TIMEOUT, store.alarm()).await.ok()?.ok()??;
+    Some(StoreAlarm { what: alarm.what, remedy: alarm.remedy })
 }
 
 /// Returns net-conf, the leases, and how long the slower one of the two answers took.
@@ -262,8 +270,75 @@ pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<A
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use tokio::sync::mpsc;
+    use weft_subnet::attrs::Attrs;
+    use weft_subnet::cidr::Subnets;
+    use weft_subnet::evidence::Evidence;
+    use weft_subnet::lease::Lease;
+    use weft_subnet::source::{Alarm, Capabilities, Event, LeaseRequest, Local};
+
     use super::*;
     use crate::observe::status::{PeerProbe, PeerSession};
+
+    /// A store that has no space left. It counts how often it is asked for that.
+    #[derive(Default)]
+    struct FullStore(Cell<usize>);
+
+    fn unused<T>() -> Local<'static, Result<T, Error>> {
+        Box::pin(async { Err(Error::Missing("the test does not use this call".into())) })
+    }
+
+    impl Source for FullStore {
+        fn describe(&self) -> String {
+            "full".into()
+        }
+        fn capabilities(&self) -> Capabilities {
+            Capabilities { expires: false, assigned: false }
+        }
+        fn config(&self) -> Local<'_, Result<String, Error>> {
+            unused()
+        }
+        fn own<'a>(&'a self, _: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
+            unused()
+        }
+        fn acquire<'a>(&'a self, _: &'a LeaseRequest) -> Local<'a, Result<Lease, Error>> {
+            unused()
+        }
+        fn retake<'a>(&'a self, _: &'a Subnets, _: &'a Attrs, _: &'a Attrs) -> Local<'a, Result<Lease, Error>> {
+            unused()
+        }
+        fn release<'a>(&'a self, _: &'a Lease) -> Local<'a, Result<(), Error>> {
+            unused()
+        }
+        fn list(&self) -> Local<'_, Result<Vec<Record>, Error>> {
+            unused()
+        }
+        fn alarm(&self) -> Local<'_, Result<Option<Alarm>, Error>> {
+            self.0.set(self.0.get() + 1);
+            Box::pin(async { Ok(Some(Alarm { what: "no space".into(), remedy: "defrag".into() })) })
+        }
+        fn remove<'a>(&'a self, _: &'a str) -> Local<'a, Result<(), Error>> {
+            unused()
+        }
+        fn watch(&self, _: mpsc::Sender<Event>) -> Local<'_, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_did_not_answer_is_not_asked_again() {
+        let store = FullStore::default();
+        let failed = StoreAnswer::Failed("no answer within 15 s".to_owned());
+        assert_eq!((alarm(&store, &failed).await, store.0.get()), (None, 0));
+        let lacks = StoreAnswer::NoNetConf { place: "full".to_owned(), remedy: "write it".to_owned() };
+        let answered = StoreAnswer::Answered { slowest: Duration::ZERO, net_conf: "{}".to_owned() };
+        for (answer, times) in [(lacks, 1), (answered, 2)] {
+            let wanted = Some(StoreAlarm { what: "no space".to_owned(), remedy: "defrag".to_owned() });
+            assert_eq!((alarm(&store, &answer).await, store.0.get()), (wanted, times));
+        }
+    }
 
     fn peer(public: &str, state: PeerState) -> Peer {
         Peer {
