@@ -131,14 +131,25 @@ mod tests {
         assert!(refusal.contains("(--agent): No such file"), "{refusal}");
     }
 
+    /// Starts a program that was just written. Another test may begin a process meanwhile, which has our open files until it executes its
+    /// program. As long as that lasts, the kernel says that the file is being written.
+    fn spawn(command: &mut Command) -> std::process::Child {
+        loop {
+            match command.spawn() {
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+                child => return child.unwrap(),
+            }
+        }
+    }
+
     #[test]
     fn a_running_plugin_is_replaced_and_continues() {
         let home = tempfile::tempdir().unwrap();
         install(Path::new("/bin/cat"), home.path()).unwrap();
         let path = home.path().join("flannel");
-        let mut runs = Command::new(&path).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut runs = spawn(Command::new(&path).stdin(Stdio::piped()).stdout(Stdio::null()));
         assert_eq!(written(Path::new("/bin/true"), home.path()), [true, true]);
-        assert!(Command::new(&path).status().unwrap().success());
+        assert!(spawn(&mut Command::new(&path)).wait().unwrap().success());
         drop(runs.stdin.take());
         assert!(runs.wait().unwrap().success());
     }

@@ -231,7 +231,7 @@ fn pods_lose_their_bridge() {
         run(node, &back).await?;
         gone(node, "bridge").await?;
         run(node, &format!("bridge link set dev {port} state 0")).await?;
-        named(node, "bridge", &["forward no packets", port]).await?;
+        named(node, "bridge", &["of cni0 forwards no packets", port]).await?;
         run(node, &format!("bridge link set dev {port} state 3")).await?;
         gone(node, "bridge").await?;
         run(node, "ip link set cni0 mtu 1300").await?;
