@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::ops::Range;
 
 use ipnet::IpNet;
 use weft_subnet::allocate;
@@ -18,6 +19,9 @@ use crate::state::{Key, Name, ObservedValue, Route, Value, metric};
 pub const PROTOCOL: u8 = 90;
 /// What the alias of every device that weft makes begins with. The path of the agent's subnet file follows.
 pub const ALIAS: &str = "weft ";
+
+/// The routing tables of fences. Each agent of a host has two of them (src/kernel/fence.rs).
+pub const FENCE_TABLES: Range<u32> = 90_000..2_090_000;
 
 /// RTPROT_UNSPEC and RTPROT_BOOT, which flannel's routes have.
 const FLANNEL_PROTOCOLS: [u8; 2] = [0, 3];

@@ -24,7 +24,7 @@ use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use weft_backends::diff::Op;
-use weft_backends::owner::ALIAS;
+use weft_backends::owner::{ALIAS, FENCE_TABLES};
 use weft_backends::state::{Fence, Key, ObservedValue, Value};
 use weft_subnet::cidr::Family;
 
@@ -38,9 +38,8 @@ use super::{Outcome, decode, errno};
 /// on one host.
 const FIRST_PREF: u32 = 30_200;
 const AGENTS: u64 = 640;
-/// The lowest table of a fence.
-const FIRST_TABLE: u32 = 90_000;
-const TABLES: u64 = 1_000_000;
+/// Number of pairs of tables, of which each agent has one.
+const PAIRS: u32 = (FENCE_TABLES.end - FENCE_TABLES.start) / 2;
 
 /// The preferences and tables of one agent. Another agent of the host has others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +65,7 @@ impl Numbers {
         let number = |below: u64, hash: u64| if usual { 0 } else { 1 + u32::try_from(hash % (below - 1)).unwrap_or(0) };
         Numbers {
             pref: FIRST_PREF + 4 * number(AGENTS, hash),
-            table: FIRST_TABLE + 2 * number(TABLES, hash.rotate_left(32)),
+            table: FENCE_TABLES.start + 2 * number(PAIRS.into(), hash.rotate_left(32)),
         }
     }
 

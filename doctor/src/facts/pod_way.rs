@@ -9,7 +9,6 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
-use weft_backends::owner::PROTOCOL;
+use weft_backends::owner::{FENCE_TABLES, PROTOCOL};
 use weft_netlink::rtnl::{Addr, Route};
 use weft_subnet::env;
 
@@ -43,8 +42,6 @@ const SHORT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(2);
 /// Maximum number of nodes that are asked, for each family.
 const MAX_NODES: usize = 8;
-/// The tables of weft's fences (src/kernel/fence.rs).
-const FENCES: Range<u32> = 90_000..1_090_000;
 /// Bytes of the headers of ICMP and of IPv6.
 const ICMP: usize = 8;
 const IPV6: usize = 40;
@@ -128,7 +125,7 @@ fn drops_in_silence(policy: &PolicyRules, is_ipv4: bool) -> bool {
         let routes = Kernel::open().and_then(|mut kernel| kernel.table(is_ipv4, table));
         routes.is_ok_and(|routes| routes.iter().any(|route| route.kind == blackhole))
     };
-    policy.tables(is_ipv4, FENCES).any(has_blackhole)
+    policy.tables(is_ipv4, FENCE_TABLES).any(has_blackhole)
 }
 
 /// Asks one node. Returns whether it answers packets for its pods, or `None` if that cannot be known: it does not answer at its own address either, or such

@@ -50,6 +50,19 @@ fn two_agents_have_different_numbers_and_the_usual_file_has_the_first() {
     assert!(other.pref >= usual.pref + 4 && other.pref + 3 < 32_766 && other.table >= usual.table + 2, "{other:?}");
 }
 
+/// `weft doctor` finds the tables of all agents by this range.
+#[test]
+fn every_table_of_a_fence_is_in_the_range_of_fences() {
+    let tables = (0..100).flat_map(|at| {
+        let numbers = Numbers::of_alias(&format!("weft /run/{at}/subnet.env"));
+        [Zone::Own, Zone::Network].map(|zone| numbers.table(zone))
+    });
+    let tables: Vec<u32> = tables.collect();
+    assert!(tables.iter().all(|table| FENCE_TABLES.contains(table)), "{tables:?}");
+    let middle = FENCE_TABLES.start.midpoint(FENCE_TABLES.end);
+    assert!(tables.iter().any(|table| *table > middle), "half of the range would be enough: {tables:?}");
+}
+
 /// The policy rules and tables of a kernel, as far as a fence needs them, for IPv4. The main table has the routes of `PEERS` and a
 /// default route.
 #[derive(Debug, Clone, Default)]
