@@ -2,6 +2,7 @@
 //! What the packets between nodes look like on the underlay.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use weft_backends::register::device_kind;
 use weft_backends::{ipip, vxlan};
@@ -54,6 +55,22 @@ impl Tunnel {
             Tunnel::Udp(port) => [format!("-p udp --dport {port}"), format!("udp dport {port}")],
             Tunnel::Ipip => ["-p 4".to_owned(), "ip protocol 4".to_owned()],
         }
+    }
+
+    /// Returns the tests that match the packets to this peer, for iptables and for nftables.
+    pub(super) fn tests_to(self, peer: IpAddr) -> [String; 2] {
+        self.tests_with(["-d", "daddr"], peer)
+    }
+
+    /// Returns the tests that match the packets from this peer, for iptables and for nftables.
+    pub(super) fn tests_from(self, peer: IpAddr) -> [String; 2] {
+        self.tests_with(["-s", "saddr"], peer)
+    }
+
+    fn tests_with(self, [option, field]: [&str; 2], peer: IpAddr) -> [String; 2] {
+        let [iptables, nft] = self.tests();
+        let family = if peer.is_ipv4() { "ip" } else { "ip6" };
+        [format!("{option} {peer} {iptables}"), format!("{family} {field} {peer} {nft}")]
     }
 }
 

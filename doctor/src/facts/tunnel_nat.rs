@@ -169,11 +169,6 @@ fn of_peer(kernel: &mut Kernel, tables: &Tables<'_>, sources: &NodeSources, peer
     else {
         return Vec::new();
     };
-    let family = if peer.is_ipv4() { "ip" } else { "ip6" };
-    let tests = |[option, field]: [&str; 2]| {
-        let [iptables, nft] = tunnel.tests();
-        [format!("{option} {peer} {iptables}"), format!("{family} {field} {peer} {nft}")]
-    };
     let name = Some(link.name.clone());
     let of_reached = sources.peer_addresses.iter().any(|known| known.addr == peer && known.reached);
     let forget = |option: &str| {
@@ -188,7 +183,7 @@ fn of_peer(kernel: &mut Kernel, tables: &Tables<'_>, sources: &NodeSources, peer
             output: name.clone(),
             hooks: &[Hook::Output, Hook::Postrouting],
             what: format!("packets of the tunnel ({tunnel}) to {peer}"),
-            tests: tests(["-d", "daddr"]),
+            tests: tunnel.tests_to(peer),
             masqueraded: masqueraded(tables, link.index, own, route.gateway.unwrap_or(peer)),
             forget: forget("-d"),
             of_reached,
@@ -199,7 +194,7 @@ fn of_peer(kernel: &mut Kernel, tables: &Tables<'_>, sources: &NodeSources, peer
             output: None,
             hooks: &[Hook::Prerouting],
             what: format!("packets of the tunnel ({tunnel}) from {peer}"),
-            tests: tests(["-s", "saddr"]),
+            tests: tunnel.tests_from(peer),
             masqueraded: None,
             forget: forget("-s"),
             of_reached,

@@ -179,11 +179,6 @@ fn of_tunnel(kernel: &mut Kernel, tables: &Tables<'_>, peer: IpAddr, tunnel: Tun
     let asked = Packet { from: unspecified(peer), to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
     let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
     let (Some(own), Some(link)) = (route.source, tables.link(route.device)) else { return Vec::new() };
-    let family = if peer.is_ipv4() { "ip" } else { "ip6" };
-    let tests = |[option, field]: [&str; 2]| {
-        let [iptables, nft] = tunnel.tests();
-        [format!("{option} {peer} {iptables}"), format!("{family} {field} {peer} {nft}")]
-    };
     let link = || link.name.clone();
     let incoming = Flow {
         kind: Kind::Tunnel,
@@ -195,7 +190,7 @@ fn of_tunnel(kernel: &mut Kernel, tables: &Tables<'_>, peer: IpAddr, tunnel: Tun
         connection: Connection::New,
         hooks: &[Hook::Prerouting, Hook::Input],
         what: format!("packets of the tunnel ({tunnel}) from {peer}"),
-        tests: tests(["-s", "saddr"]),
+        tests: tunnel.tests_from(peer),
         points: vec![Point::Arrives(link())],
         queues: None,
     };
@@ -209,7 +204,7 @@ fn of_tunnel(kernel: &mut Kernel, tables: &Tables<'_>, peer: IpAddr, tunnel: Tun
         connection: Connection::New,
         hooks: &[Hook::Output, Hook::Postrouting],
         what: format!("packets of the tunnel ({tunnel}) to {peer}"),
-        tests: tests(["-d", "daddr"]),
+        tests: tunnel.tests_to(peer),
         points: vec![Point::Leaves(link())],
         queues: None,
     };
