@@ -100,12 +100,8 @@ impl<K: Kernel> Node<K> {
         backend.serves(&self.plan.net_conf().backend_type) && !self.plan.is_understood_by(backend)
     }
 
-    /// As [`Node::apply_net_conf`], when it is the turn of this node.
-    pub(super) fn apply_net_conf_at_once(&mut self, text: &str) -> NetConfChange {
-        self.apply(text, false)
-    }
-
-    fn apply(&mut self, text: &str, may_wait: bool) -> NetConfChange {
+    /// Applies this net-conf. With `may_wait`, one that changes a port waits for the turn of this node.
+    pub(super) fn apply(&mut self, text: &str, may_wait: bool) -> NetConfChange {
         if self.change.wanted.as_deref() == Some(text) {
             return NetConfChange::None;
         }

@@ -68,7 +68,7 @@ impl<K: Kernel> Node<K> {
 
     /// Applies the net-conf that has waited.
     pub(super) fn end_turn(&mut self, turn: &Turn, now: Instant) {
-        if self.apply_net_conf_at_once(&turn.text) == NetConfChange::Applied {
+        if self.apply(&turn.text, false) == NetConfChange::Applied {
             self.schedule.audit_by(now, NET_CONF);
         }
     }
