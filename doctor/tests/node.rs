@@ -90,6 +90,21 @@ fn only_text(sources: &NodeSources, check: &str, words: &[&str]) -> String {
     text
 }
 
+/// The links of two pods on this host, and their other ends.
+const TWO_PODS: [(&str, &str); 2] = [("veth0a1b2c3d", "a0"), ("veth0a1b2c3e", "a1")];
+
+/// Makes the bridge with the links of two pods, which are both in one other namespace.
+fn two_pods() -> OtherNamespace {
+    let pods = OtherNamespace::new();
+    ip("link add cni0 up type bridge");
+    ip("addr add 10.5.7.1/24 dev cni0");
+    for (name, inside) in TWO_PODS {
+        ip(&format!("link add {name} up type veth peer name {inside} netns {}", pods.pid()));
+        ip(&format!("link set {name} master cni0"));
+    }
+    pods
+}
+
 /// Another network namespace, which ends with this value.
 struct OtherNamespace(std::process::Child);
 

@@ -8,7 +8,9 @@ use nix::sched::{CloneFlags, unshare};
 use weft_doctor::examine_node;
 use weft_doctor::sources::{LossyPeer, NodeSources};
 
-use super::{ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources};
+use super::{
+    ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_finding, only_text, shell, sources, two_pods,
+};
 
 /// A node with an uplink and a peer.
 pub(super) fn with_peer(file: &Path) -> NodeSources {
@@ -377,13 +379,7 @@ fn a_port_without_hairpin_mode_is_found_only_beside_kube_proxy() {
 fn with_pods(file: &Path) -> (NodeSources, OtherNamespace) {
     let sources = with_peer(file);
     fs::write(file, ENV).unwrap();
-    let pods = OtherNamespace::new();
-    ip("link add cni0 up type bridge");
-    ip("addr add 10.5.7.1/24 dev cni0");
-    for (name, inside) in [("veth0a1b2c3d", "a0"), ("veth0a1b2c3e", "a1")] {
-        ip(&format!("link add {name} up type veth peer name {inside} netns {}", pods.pid()));
-        ip(&format!("link set {name} master cni0"));
-    }
+    let pods = two_pods();
     ip("link add flannel.1 up type vxlan id 1 dstport 8472");
     ip("route add 10.5.9.0/24 dev flannel.1 proto 90");
     (sources, pods)

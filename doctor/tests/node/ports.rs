@@ -6,19 +6,15 @@ use std::fs;
 use weft_doctor::sources::{CniSources, NodeSources};
 
 use super::{
-    ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, only_text, shell, shell_output, sources, until,
+    ENV, TWO_PODS, doctor, doctor_with, in_namespace, only_text, shell, shell_output, sources, two_pods, until,
 };
 
 #[test]
 fn ports_that_keep_pods_of_one_node_from_each_other_are_found() {
     in_namespace(|file| {
         fs::write(file, ENV).unwrap();
-        let pods = OtherNamespace::new();
-        ip("link add cni0 up type bridge");
-        ip("addr add 10.5.7.1/24 dev cni0");
-        for (name, inside) in [("veth0a1b2c3d", "a0"), ("veth0a1b2c3e", "a1")] {
-            ip(&format!("link add {name} up type veth peer name {inside} netns {}", pods.pid()));
-            ip(&format!("link set {name} master cni0"));
+        let pods = two_pods();
+        for (name, inside) in TWO_PODS {
             pods.run(&format!("ip link set {inside} up"));
             let is_up = || shell_output(&format!("bridge link show dev {name}")).contains("state forwarding");
             until("the port to forward packets", is_up);
