@@ -212,7 +212,8 @@ impl Place<'_> {
             self.most(Row::Restart, writes, self.weft(writes), Some(0.0)),
             self.most(Row::Restart, "end after SIGTERM, ms", self.weft(end), Some(1000.0)),
         ];
-        let faster = [(("vxlan", 5000), 30.0), (("host-gw", 5000), 300.0)].into_iter().find(|bound| bound.0 == self.at);
+        // flanneld's own time differs between machines: 3.5 s and 6.0 s were measured for vxlan, with one time of weft (135 and 137 ms).
+        let faster = [(("vxlan", 5000), 20.0), (("host-gw", 5000), 200.0)].into_iter().find(|bound| bound.0 == self.at);
         // Without flanneld there is nothing to compare with, so there is no promise.
         if let (Some((_, bound)), Some(other)) = (faster, self.run.cell(self.at, "cold start", Who::Flanneld)) {
             let took = match other {
@@ -315,7 +316,7 @@ mod tests {
             all,
             [
                 row("cold start, ms", 100.0, false),
-                row("cold start, times faster than flanneld", 30.0, true),
+                row("cold start, times faster than flanneld", 20.0, true),
                 row("add p50, ms", 1.3, false),
                 row("add p99, ms", 3.0, true),
                 row("change p50, ms", 1.3, false),
@@ -398,7 +399,7 @@ mod tests {
     /// If flanneld was cut, it took at least this time.
     #[test]
     fn a_cut_flanneld_counts_with_the_time_it_was_given() {
-        for (seconds, kept) in [(120.0, true), (2.0, false)] {
+        for (seconds, kept) in [(120.0, true), (1.5, false)] {
             let mut run = cold(Cell::Value(99.0));
             run.note(AT, "cold start", Who::Flanneld, Cell::Cut(seconds));
             let verdict = check(&run).into_iter().find(|v| v.at_least).unwrap();
