@@ -225,7 +225,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         unreachable: sources.unreachable,
         lossy: sources.lossy.clone(),
-        dropping: tunnel_rules::read(&tables, tunnel, &sources.peers, &subnets, &rules.iptables)?,
+        dropping: tunnel_rules::read(&tables, sources, tunnel, &subnets, &rules.iptables)?,
         translations: tunnel_nat::read(&tables, sources, tunnel, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The tables of the kernel, as they were read at the start of an examination.
 
+use std::net::IpAddr;
+
 use weft_netlink::rtnl::{Addr, Link, Neigh, Route};
 
 use super::policy_rules::PolicyRules;
@@ -24,6 +26,13 @@ impl<'a> Tables<'a> {
     /// Returns the link with this index.
     pub(super) fn link(&self, index: u32) -> Option<&'a Link> {
         self.links.iter().find(|link| link.index == index)
+    }
+
+    /// Returns the first of the published addresses that a link of this node has, of the same family as another address. An address of the other side
+    /// of a NAT is none of this node.
+    pub(super) fn published_here(&self, published: &[IpAddr], like: IpAddr) -> Option<IpAddr> {
+        let is_here = |own: &IpAddr| self.addrs.iter().any(|addr| addr.addr == *own);
+        published.iter().copied().find(|own| own.is_ipv4() == like.is_ipv4() && is_here(own))
     }
 
     /// Returns true if a link is up and has a carrier. The kernel may leave out the routes of others.

@@ -6,9 +6,12 @@ use std::net::IpAddr;
 
 use weft_backends::register::device_kind;
 use weft_backends::{ipip, vxlan};
+use weft_netlink::rtnl::Link;
 
+use super::tables::Tables;
 use super::ways::WayFacts;
-use crate::kernel::entries::Proto;
+use crate::kernel::Kernel;
+use crate::kernel::entries::{Lookup, Packet, Proto, RouteKind, unspecified};
 use crate::sources::NodeSources;
 
 /// The packets of the tunnel between nodes, as rules of firewalls see them.
@@ -18,6 +21,34 @@ pub enum Tunnel {
     Udp(u16),
     /// IPv4 packets in IPv4 packets, protocol 4.
     Ipip,
+}
+
+/// A packet of the tunnel, as the chains of this node see it.
+#[derive(Debug, Clone)]
+pub(super) struct TunnelPacket {
+    /// The packet.
+    pub packet: Packet,
+    /// The link by which it arrives, if the peer sends it.
+    pub input: Option<String>,
+    /// The link by which it leaves, if this node sends it.
+    pub output: Option<String>,
+    /// What it is, for people.
+    pub what: String,
+    /// Tests that match it, for iptables and for nftables.
+    pub tests: [String; 2],
+}
+
+/// The packets of the tunnel between this node and a peer.
+#[derive(Debug, Clone)]
+pub(super) struct PeerPackets<'a> {
+    /// The link by which they leave and arrive.
+    pub link: &'a Link,
+    /// The next hop to the peer, which is the peer itself on the same link.
+    pub nexthop: IpAddr,
+    /// A packet to the peer.
+    pub to_peer: TunnelPacket,
+    /// A packet from the peer.
+    pub from_peer: TunnelPacket,
 }
 
 impl Tunnel {
@@ -57,16 +88,49 @@ impl Tunnel {
         }
     }
 
-    /// Returns the tests that match the packets to this peer, for iptables and for nftables.
-    pub(super) fn tests_to(self, peer: IpAddr) -> [String; 2] {
-        self.tests_with(["-d", "daddr"], peer)
+    /// Returns the packets between this node and a peer. `None` if this node sends none to that address. `published` are the addresses that this
+    /// node publishes, if they are known.
+    ///
+    /// The own address in them is the published one. Peers send to it, and it is also the source: the devices of vxlan and ipip, and the socket
+    /// of the agent for udp, have it as their local address, and WireGuard answers from the address to which the peer sent. Behind a NAT, no link
+    /// of this node has it. Then the source that the kernel chooses is taken, which is usually the address of the uplink.
+    pub(super) fn packets<'a>(
+        self,
+        kernel: &mut Kernel,
+        tables: &Tables<'a>,
+        published: &[IpAddr],
+        peer: IpAddr,
+    ) -> Option<PeerPackets<'a>> {
+        if peer.is_ipv6() && self == Tunnel::Ipip {
+            return None;
+        }
+        let published = tables.published_here(published, peer);
+        let from = published.unwrap_or_else(|| unspecified(peer));
+        let asked = Packet { from, to: peer, proto: Some(self.proto()), port: self.port() };
+        let Lookup::Route(route) = kernel.route(&asked, None) else { return None };
+        let (own, link) = (published.or(route.source)?, tables.link(route.device)?);
+        let name = || Some(link.name.clone());
+        (route.kind == RouteKind::Unicast).then(|| PeerPackets {
+            link,
+            nexthop: route.gateway.unwrap_or(peer),
+            to_peer: TunnelPacket {
+                packet: Packet { from: own, ..asked },
+                input: None,
+                output: name(),
+                what: format!("packets of the tunnel ({self}) to {peer}"),
+                tests: self.tests_with(["-d", "daddr"], peer),
+            },
+            from_peer: TunnelPacket {
+                packet: Packet { from: peer, to: own, ..asked },
+                input: name(),
+                output: None,
+                what: format!("packets of the tunnel ({self}) from {peer}"),
+                tests: self.tests_with(["-s", "saddr"], peer),
+            },
+        })
     }
 
-    /// Returns the tests that match the packets from this peer, for iptables and for nftables.
-    pub(super) fn tests_from(self, peer: IpAddr) -> [String; 2] {
-        self.tests_with(["-s", "saddr"], peer)
-    }
-
+    /// Returns the tests that match the packets to or from this peer, for iptables and for nftables.
     fn tests_with(self, [option, field]: [&str; 2], peer: IpAddr) -> [String; 2] {
         let [iptables, nft] = self.tests();
         let family = if peer.is_ipv4() { "ip" } else { "ip6" };

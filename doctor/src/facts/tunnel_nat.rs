@@ -13,9 +13,9 @@ use weft_netlink::rtnl::Addr;
 use weft_netlink::socket::absent;
 
 use super::tables::Tables;
-use super::tunnel::Tunnel;
+use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
-use crate::kernel::entries::{Lookup, Packet, RouteKind, unspecified};
+use crate::kernel::entries::Packet;
 use crate::kernel::nft;
 use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
 use crate::saved_rules::{SavedRules, is_listed};
@@ -52,15 +52,10 @@ pub enum Change {
     },
 }
 
-/// A packet of the tunnel.
+/// A packet of the tunnel, and what is to be known about its translation.
 struct Flow {
-    packet: Packet,
-    input: Option<String>,
-    output: Option<String>,
+    of_tunnel: TunnelPacket,
     hooks: &'static [Hook],
-    what: String,
-    /// Tests that match it, for iptables and for nftables.
-    tests: [String; 2],
     /// The address that a masquerade would give it.
     masqueraded: Option<IpAddr>,
     /// The command that makes connection tracking forget it. What was translated once stays translated as long as packets come.
@@ -71,8 +66,13 @@ struct Flow {
 
 impl Flow {
     fn tested(&self) -> Tested<'_> {
-        let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
-        Tested { connection: Connection::New, to_local: Some(self.input.is_some()), ..tested }
+        let TunnelPacket { packet, input, output, .. } = &self.of_tunnel;
+        let tested = Tested::new(packet, input.as_deref(), output.as_deref());
+        Tested { connection: Connection::New, to_local: Some(input.is_some()), ..tested }
+    }
+
+    fn is_ipv4(&self) -> bool {
+        self.of_tunnel.packet.to.is_ipv4()
     }
 
     /// Returns the rule that certainly translates an address of the packet to another one. `command` comes before it.
@@ -91,12 +91,12 @@ impl Flow {
             Fate::DestinationTranslated => Change::Destination,
             Fate::SourceTranslated => {
                 let to = if is_source(&rule) { source_of(&rule) } else { self.masqueraded };
-                let is_kept = to.is_some_and(|to| to == self.packet.from || published.contains(&to));
+                let is_kept = to.is_some_and(|to| to == self.of_tunnel.packet.from || published.contains(&to));
                 // Of a link without an address it is not known what a masquerade does.
                 if is_kept || (to.is_none() && !is_source(&rule)) {
                     return None;
                 }
-                Change::Source { from: self.packet.from, to }
+                Change::Source { from: self.of_tunnel.packet.from, to }
             }
             Fate::Accepted | Fate::Dropped => return None,
         };
@@ -104,7 +104,8 @@ impl Flow {
             "{command}; {}; then exclude the packets of the tunnel in the program that writes the rule",
             self.forget
         );
-        Some(Translation { chain, rule, what: self.what.clone(), change, remedy, of_reached: self.of_reached })
+        let what = self.of_tunnel.what.clone();
+        Some(Translation { chain, rule, what, change, remedy, of_reached: self.of_reached })
     }
 }
 
@@ -138,8 +139,9 @@ pub(super) fn read(
 ) -> io::Result<Vec<Translation>> {
     let Some(tunnel) = tunnel else { return Ok(Vec::new()) };
     let mut kernel = Kernel::open()?;
-    let peers = sources.peers.iter().filter(|peer| peer.is_ipv4() || tunnel != Tunnel::Ipip);
-    let flows: Vec<Flow> = peers.flat_map(|peer| of_peer(&mut kernel, tables, sources, *peer, tunnel)).collect();
+    let packets = |peer: &IpAddr| tunnel.packets(&mut kernel, tables, &sources.published, *peer);
+    let of_peers = sources.peers.iter().filter_map(packets);
+    let flows: Vec<Flow> = of_peers.flat_map(|packets| of_tunnel(packets, tables, sources, tunnel)).collect();
     let mut found = of_iptables(&flows, iptables, &sources.published);
     match of_nftables(&flows, iptables, &sources.published) {
         Ok(rules) => found.extend(rules),
@@ -157,44 +159,27 @@ pub(super) fn read(
     Ok(once)
 }
 
-/// Returns the packets of the tunnel to a peer and from it.
-fn of_peer(kernel: &mut Kernel, tables: &Tables<'_>, sources: &NodeSources, peer: IpAddr, tunnel: Tunnel) -> Vec<Flow> {
-    let is_here = |own: &&IpAddr| own.is_ipv4() == peer.is_ipv4() && tables.addrs.iter().any(|addr| addr.addr == **own);
-    let published = sources.published.iter().copied().find(|own| is_here(&own));
-    let from = published.unwrap_or_else(|| unspecified(peer));
-    let asked = Packet { from, to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
-    let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
-    let link = tables.link(route.device);
-    let (Some(own), Some(link)) = (published.or(route.source), link.filter(|_| route.kind == RouteKind::Unicast))
-    else {
-        return Vec::new();
-    };
-    let name = Some(link.name.clone());
+/// Returns what is to be known about the translation of the packets to a peer and from it.
+fn of_tunnel(packets: PeerPackets<'_>, tables: &Tables<'_>, sources: &NodeSources, tunnel: Tunnel) -> [Flow; 2] {
+    let PeerPackets { link, nexthop, to_peer, from_peer } = packets;
+    let Packet { from: own, to: peer, .. } = to_peer.packet;
     let of_reached = sources.peer_addresses.iter().any(|known| known.addr == peer && known.reached);
     let forget = |option: &str| {
         let of_ipv6 = if peer.is_ipv4() { "" } else { " -f ipv6" };
         // The words of iptables for the protocol and the port are those of this program, too.
         format!("conntrack -D{of_ipv6} {} {option} {peer}", tunnel.tests()[0])
     };
-    vec![
+    [
         Flow {
-            packet: Packet { from: own, ..asked },
-            input: None,
-            output: name.clone(),
+            of_tunnel: to_peer,
             hooks: &[Hook::Output, Hook::Postrouting],
-            what: format!("packets of the tunnel ({tunnel}) to {peer}"),
-            tests: tunnel.tests_to(peer),
-            masqueraded: masqueraded(tables, link.index, own, route.gateway.unwrap_or(peer)),
+            masqueraded: masqueraded(tables, link.index, own, nexthop),
             forget: forget("-d"),
             of_reached,
         },
         Flow {
-            packet: Packet { from: peer, to: own, ..asked },
-            input: name,
-            output: None,
+            of_tunnel: from_peer,
             hooks: &[Hook::Prerouting],
-            what: format!("packets of the tunnel ({tunnel}) from {peer}"),
-            tests: tunnel.tests_from(peer),
             masqueraded: None,
             forget: forget("-s"),
             of_reached,
@@ -218,11 +203,11 @@ fn of_iptables(flows: &[Flow], iptables: &[SavedRules], published: &[IpAddr]) ->
     let mut found = Vec::new();
     for saved in iptables {
         let Some(nat) = saved.tables.table("nat") else { continue };
-        for flow in flows.iter().filter(|flow| flow.packet.to.is_ipv4() != saved.program.starts_with("ip6")) {
+        for flow in flows.iter().filter(|flow| flow.is_ipv4() != saved.program.starts_with("ip6")) {
             for hook in flow.hooks {
                 let chain = builtin_chain(*hook);
                 let outcome = follow(nat, chain, flow.tested().at(*hook));
-                let command = format!("{} -t nat -I {chain} {} -j ACCEPT", saved.program, flow.tests[0]);
+                let command = format!("{} -t nat -I {chain} {} -j ACCEPT", saved.program, flow.of_tunnel.tests[0]);
                 found.extend(flow.translated(
                     outcome,
                     format!("{chain} of {} (table nat)", saved.program),
@@ -243,9 +228,9 @@ fn of_nftables(flows: &[Flow], iptables: &[SavedRules], published: &[IpAddr]) ->
             if !chain.is_nat || is_listed(iptables, &chain) {
                 continue;
             }
-            for flow in flows.iter().filter(|flow| flow.hooks.contains(&hook) && chain.sees(flow.packet.to.is_ipv4())) {
+            for flow in flows.iter().filter(|flow| flow.hooks.contains(&hook) && chain.sees(flow.is_ipv4())) {
                 let outcome = nft::follow(&mut netlink, &chain, flow.tested().at(hook))?;
-                let command = format!("nft insert rule {} {} accept", chain.path(), flow.tests[1]);
+                let command = format!("nft insert rule {} {} accept", chain.path(), flow.of_tunnel.tests[1]);
                 found.extend(flow.translated(outcome, format!("{} of nftables", chain.path()), command, published));
             }
         }

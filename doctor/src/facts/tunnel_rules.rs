@@ -13,15 +13,16 @@ use weft_netlink::socket::{Netlink, absent};
 
 use super::host_firewalls::HostFirewall;
 use super::tables::Tables;
-use super::tunnel::Tunnel;
+use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
-use crate::kernel::entries::{Lookup, Packet, Proto, unspecified};
+use crate::kernel::entries::{Packet, Proto};
 use crate::kernel::links::{Point, drops};
 use crate::kernel::nft;
 use crate::kernel::queues;
 use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
 use crate::known_links::BRIDGE;
 use crate::saved_rules::{FILTER, SavedRules, is_listed};
+use crate::sources::NodeSources;
 
 /// The tables of weft. Its guard drops packets of strangers on purpose.
 const OURS: &str = "weft";
@@ -127,27 +128,27 @@ impl Flow {
     }
 }
 
-/// Follows packets of the tunnel between this node and each of these peers, and those between pods of this node and of peers, through all
-/// firewalls. `tunnel` says what the packets to peers are, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this
-/// node.
+/// Follows packets of the tunnel between this node and some peers, and those between pods of this node and of peers, through all firewalls.
+/// `tunnel` says what the packets to peers are, if the backend has a tunnel. Each rule is reported once. `subnets` are those of this node.
 ///
 /// # Errors
 /// The kernel does not answer.
 pub(super) fn read(
     tables: &Tables<'_>,
+    sources: &NodeSources,
     tunnel: Option<Tunnel>,
-    peers: &[IpAddr],
     subnets: &[IpNet],
     iptables: &[SavedRules],
 ) -> io::Result<Vec<DroppingRule>> {
     let mut flows = Vec::new();
     if let Some(tunnel) = tunnel {
         let mut kernel = Kernel::open()?;
-        // ipip carries nothing over IPv6.
-        for peer in peers.iter().filter(|peer| peer.is_ipv4() || tunnel != Tunnel::Ipip) {
-            flows.extend(of_tunnel(&mut kernel, tables, *peer, tunnel));
+        for peer in &sources.peers {
+            let packets = tunnel.packets(&mut kernel, tables, &sources.published, *peer);
+            flows.extend(packets.into_iter().flat_map(of_tunnel));
         }
-        flows.extend(tunnel.port().filter(|_| peers.is_empty()).and_then(|port| from_any_node(tables, port)));
+        let port = tunnel.port().filter(|_| sources.peers.is_empty());
+        flows.extend(port.and_then(|port| from_any_node(tables, port)));
     }
     if let Some(bridge) = tables.links.iter().find(|link| link.name == BRIDGE) {
         let ports: Vec<&Link> = tables.links.iter().filter(|link| link.master == bridge.index).collect();
@@ -174,41 +175,27 @@ pub(super) fn read(
     Ok(once)
 }
 
-/// Returns the packets of the tunnel to a peer and from it.
-fn of_tunnel(kernel: &mut Kernel, tables: &Tables<'_>, peer: IpAddr, tunnel: Tunnel) -> Vec<Flow> {
-    let asked = Packet { from: unspecified(peer), to: peer, proto: Some(tunnel.proto()), port: tunnel.port() };
-    let Lookup::Route(route) = kernel.route(&asked, None) else { return Vec::new() };
-    let (Some(own), Some(link)) = (route.source, tables.link(route.device)) else { return Vec::new() };
-    let link = || link.name.clone();
-    let incoming = Flow {
+/// Returns the ways of the packets from a peer and to it.
+fn of_tunnel(packets: PeerPackets<'_>) -> [Flow; 2] {
+    let PeerPackets { link, to_peer, from_peer, .. } = packets;
+    let flow = |one: TunnelPacket, hooks: &'static [Hook], point: Point| Flow {
         kind: Kind::Tunnel,
-        packet: Packet { from: peer, to: own, ..asked },
+        packet: one.packet,
         known_bits: None,
-        to_local: true,
-        input: Some(link()),
-        output: None,
+        to_local: one.input.is_some(),
+        input: one.input,
+        output: one.output,
         connection: Connection::New,
-        hooks: &[Hook::Prerouting, Hook::Input],
-        what: format!("packets of the tunnel ({tunnel}) from {peer}"),
-        tests: tunnel.tests_from(peer),
-        points: vec![Point::Arrives(link())],
+        hooks,
+        what: one.what,
+        tests: one.tests,
+        points: vec![point],
         queues: None,
     };
-    let outgoing = Flow {
-        kind: Kind::Tunnel,
-        packet: Packet { from: own, ..asked },
-        known_bits: None,
-        to_local: false,
-        input: None,
-        output: Some(link()),
-        connection: Connection::New,
-        hooks: &[Hook::Output, Hook::Postrouting],
-        what: format!("packets of the tunnel ({tunnel}) to {peer}"),
-        tests: tunnel.tests_to(peer),
-        points: vec![Point::Leaves(link())],
-        queues: None,
-    };
-    vec![incoming, outgoing]
+    [
+        flow(from_peer, &[Hook::Prerouting, Hook::Input], Point::Arrives(link.name.clone())),
+        flow(to_peer, &[Hook::Output, Hook::Postrouting], Point::Leaves(link.name.clone())),
+    ]
 }
 
 /// Returns a packet of the tunnel that any node may have sent, over the link of the default route: that of IPv4, if there is one. As long

@@ -114,10 +114,7 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, tunnel: Option<Tu
     let (mut found, mut silent) = (Vec::new(), Vec::new());
     for peer in others {
         let to = peer.addr;
-        // An address of the other side of a NAT is none of this node.
-        let is_here = |own: &&IpAddr| tables.addrs.iter().any(|addr| addr.addr == **own);
-        let own = sources.published.iter().filter(is_here).find(|own| own.is_ipv4() == to.is_ipv4());
-        let from = own.copied().unwrap_or_else(|| unspecified(to));
+        let from = tables.published_here(&sources.published, to).unwrap_or_else(|| unspecified(to));
         let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
         match tables.fault(peer, &lookup, sources) {
             Some(fault) => found.push(PeerFault { peer: to, fault }),

@@ -117,6 +117,27 @@ fn a_rule_for_this_host_and_a_policy_behind_a_doubtful_drop_are_certain() {
     });
 }
 
+/// The tunnel has an address that is not that of the uplink, as with a routing daemon on the host.
+#[test]
+fn rules_are_asked_about_the_published_address_and_not_about_the_source_that_the_kernel_would_choose() {
+    in_namespace(|file| {
+        let unknown = with_peer(file);
+        ip("addr add 198.51.100.1/32 dev lo");
+        let published = NodeSources { published: vec!["198.51.100.1".parse().unwrap()], ..unknown.clone() };
+        for (addr, found, other) in [("198.51.100.1", &published, &unknown), ("192.0.2.1", &unknown, &published)] {
+            for (rule, direction) in [
+                (format!("INPUT -d {addr} -p udp -j DROP"), "from 192.0.2.9"),
+                (format!("OUTPUT -s {addr} -p udp -j DROP"), "to 192.0.2.9"),
+            ] {
+                shell(&format!("iptables-nft -A {rule}"));
+                only_text(found, "firewall", &[addr, direction]);
+                assert_eq!(doctor_with(other, "firewall"), [], "{rule}");
+                shell("iptables-nft -F");
+            }
+        }
+    });
+}
+
 /// `ufw allow from 192.0.2.0/24 to any port 8472 proto udp`, with the chains that matter here.
 const UFW: [&str; 14] = [
     "-N ufw-before-input",
