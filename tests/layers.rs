@@ -88,7 +88,7 @@ impl Layers {
     fn prefixes(&self, depth: usize) -> [String; 3] {
         let (name, below) = self.dir.split_once("src").unwrap();
         let below = below.trim_start_matches('/');
-        let below = if below.is_empty() { String::new() } else { format!("{below}::") };
+        let below = if below.is_empty() { String::new() } else { format!("{}::", below.replace('/', "::")) };
         // A program names its library by the name of the crate.
         let library = match name.trim_end_matches('/') {
             "" => "weft".to_owned(),
@@ -168,6 +168,8 @@ fn imports_are_found_in_every_form_and_those_of_comments_and_tests_are_not() {
                 fn f() { crate::part::g::h() }\nfn j() { weft::part::k() }\n#[cfg(test)]\nmod tests {\n    use super::i;\n}\n";
     assert_eq!(names(text, 1), ["a", "b", "g", "k"]);
     assert_eq!(names("use super::a;\nuse super::super::b;\n", 2), ["b"], "its parent is no other module");
+    let inner = Layers { dir: "src/part/inner", ..layers };
+    assert_eq!(Vec::from_iter(inner.names("use crate::part::inner::a; use crate::part::b;", 1)), ["a"]);
 }
 
 #[test]

@@ -78,6 +78,13 @@ pub const ALL: &[Layers] = &[
         ",
     },
     Layers {
+        dir: "doctor/src/kernel/nft",
+        parent_is_above: true,
+        order: "
+            attributes instruction chance decode set registers text walk read tests
+        ",
+    },
+    Layers {
         dir: "doctor/src/pods",
         parent_is_above: true,
         order: "

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the rules of nftables do with a packet: [`read`] asks the kernel for rules and sets, [`instruction`] decodes them, and [`walk`]
+//! What the rules of nftables do with a packet: [`read`] asks the kernel for rules and sets, [`decode`] makes each an [`instruction`], and [`walk`]
 //! follows the packet as the kernel does (`nft_do_chain` in net/netfilter/nf_tables_core.c).
 //!
 //! A rule is a list of small instructions that load parts of the packet into registers and test them. What the kernel knows and this program does
@@ -7,8 +7,10 @@
 
 mod attributes;
 mod chance;
+mod decode;
 mod instruction;
 mod read;
+mod registers;
 mod set;
 #[cfg(test)]
 mod tests;

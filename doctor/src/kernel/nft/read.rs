@@ -16,7 +16,8 @@ use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{Writer, attr, attr_after, attrs, attrs_after, messages};
 
 use super::attributes::{elements, set};
-use super::instruction::{self, Rule};
+use super::decode;
+use super::instruction::Rule;
 use super::set::{Data, Element, Set};
 use super::walk::{self, Table};
 use crate::kernel::rules::{Outcome, Tested};
@@ -79,7 +80,7 @@ impl Table for KernelTable<'_> {
             for (kind, value) in attrs_after(payload, NFGENMSG) {
                 match kind {
                     RULE_HANDLE => read.handle = handle_of(value),
-                    RULE_EXPRESSIONS => read.instructions = instruction::list(value),
+                    RULE_EXPRESSIONS => read.instructions = decode::list(value),
                     _ => {}
                 }
             }
@@ -114,12 +115,12 @@ fn has_flag(flags: Option<&[u8]>, flag: i32) -> bool {
 fn element(bytes: &[u8]) -> Element {
     let get = |kind: u16| attr(bytes, kind);
     let data = get(elements::DATA).and_then(|data| {
-        let verdict = instruction::verdict(data).map(Data::Verdict);
-        verdict.or_else(|| instruction::value(data).map(Data::Value))
+        let verdict = decode::verdict(data).map(Data::Verdict);
+        verdict.or_else(|| decode::value(data).map(Data::Value))
     });
     Element {
-        key: get(ELEMENT_KEY).and_then(instruction::value),
-        last: get(elements::KEY_END).and_then(instruction::value),
+        key: get(ELEMENT_KEY).and_then(decode::value),
+        last: get(elements::KEY_END).and_then(decode::value),
         is_end: has_flag(get(elements::FLAGS), libc::NFT_SET_ELEM_INTERVAL_END),
         data: data.unwrap_or(Data::Nothing),
     }

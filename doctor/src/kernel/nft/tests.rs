@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 
-use super::super::entries::{Packet, Proto};
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
 use super::set::{Data, Element, Found, Set};
 use super::walk::{Table, follow};
+use crate::kernel::entries::{Packet, Proto};
 use crate::kernel::rules::{Fate, Outcome, Tested};
 
 fn element(key: &[u8]) -> Element {

@@ -4,9 +4,9 @@
 use ipnet::IpNet;
 use weft_netlink::wire;
 
-use super::super::entries::Packet;
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
-use super::walk::Registers;
+use super::registers::Registers;
+use crate::kernel::entries::Packet;
 
 /// What a register contains while a rule is written down.
 #[derive(Clone)]

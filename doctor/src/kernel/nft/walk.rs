@@ -7,11 +7,12 @@ use std::rc::Rc;
 
 use weft_netlink::wire::octets;
 
-use super::super::entries::{Packet, Proto};
 use super::chance;
-use super::instruction::{Comparison, Destination, Field, Instruction, REGISTERS, Rule, Verdict};
+use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
+use super::registers::Registers;
 use super::set::{Data, Found, Set};
 use super::text;
+use crate::kernel::entries::{Packet, Proto};
 use crate::kernel::queues::UNREAD;
 use crate::kernel::rules::{Connection, End, Fate, MAX_DEPTH, MAX_RULES, Matches, Outcome, Tested};
 
@@ -79,7 +80,7 @@ impl Walk<'_> {
                 return Ok(End::Goes);
             }
             self.left -= 1;
-            let mut registers = Registers([None; REGISTERS]);
+            let mut registers = Registers::unknown();
             let (is_match, action) = self.rule(rule, &mut registers)?;
             let is_match = is_match.and(certain);
             if is_match == Matches::No {
@@ -134,7 +135,7 @@ impl Walk<'_> {
     /// Returns true if a rule has tests of a rate or a random number, and all its other tests match.
     fn is_only_by_chance(&mut self, rule: &Rule) -> io::Result<bool> {
         let Some(others) = chance::without(rule) else { return Ok(false) };
-        Ok(self.rule(&others, &mut Registers([None; REGISTERS]))?.0 == Matches::Yes)
+        Ok(self.rule(&others, &mut Registers::unknown())?.0 == Matches::Yes)
     }
 
     /// Runs the instructions of a rule. Returns whether all its tests match, and what it does then.
@@ -304,69 +305,4 @@ fn protocol(packet: &Packet) -> Option<u8> {
         Proto::Icmp => 58,
         Proto::Ipip => 4,
     })
-}
-
-/// The registers, byte by byte. `None` is a byte that is not known.
-pub(super) struct Registers([Option<u8>; REGISTERS]);
-
-impl Registers {
-    /// Returns the bytes at a place. A place outside has no bytes.
-    pub(super) fn get(&self, at: usize, len: usize) -> &[Option<u8>] {
-        self.0.get(at..at + len).unwrap_or_default()
-    }
-
-    /// Returns the bytes at a place, if all of them are known.
-    pub(super) fn known(&self, at: usize, len: usize) -> Option<Vec<u8>> {
-        self.0.get(at..at + len)?.iter().copied().collect()
-    }
-
-    /// Writes bytes, and zeros up to the next multiple of four.
-    fn put(&mut self, at: usize, len: usize, data: Option<&[u8]>) {
-        let data: Option<Vec<Option<u8>>> = data.map(|data| data.iter().copied().map(Some).collect());
-        self.put_some(at, len, data.as_deref());
-    }
-
-    /// As [`Registers::put`], with bytes of which some may not be known.
-    fn put_some(&mut self, at: usize, len: usize, data: Option<&[Option<u8>]>) {
-        let places = self.0.iter_mut().skip(at).take(len.next_multiple_of(4));
-        for (number, place) in places.enumerate() {
-            *place = data.and_then(|data| data.get(number).copied().unwrap_or(Some(0)));
-        }
-    }
-
-    fn mask(&mut self, from: usize, to: usize, mask: &[u8], xor: &[u8]) {
-        let masked = |(number, mask): (usize, &u8)| {
-            let xor = xor.get(number).copied().unwrap_or(0);
-            // A byte that is masked away is known.
-            let byte = self.0.get(from + number).copied().flatten();
-            if *mask == 0 { Some(xor) } else { byte.map(|byte| (byte & mask) ^ xor) }
-        };
-        let bytes: Vec<Option<u8>> = mask.iter().enumerate().map(masked).collect();
-        for (place, byte) in self.0.iter_mut().skip(to).zip(bytes) {
-            *place = byte;
-        }
-    }
-
-    fn reverse(&mut self, from: usize, to: usize, len: usize, size: usize) {
-        let mut bytes = self.get(from, len).to_vec();
-        if cfg!(target_endian = "little") && size > 0 {
-            bytes.chunks_mut(size).for_each(<[Option<u8>]>::reverse);
-        }
-        for (place, byte) in self.0.iter_mut().skip(to).zip(bytes) {
-            *place = byte;
-        }
-    }
-
-    fn compare(&self, at: usize, comparison: Comparison, data: &[u8]) -> Matches {
-        if let Some(known) = self.known(at, data.len()) {
-            return Matches::from(comparison.holds(known.as_slice().cmp(data)));
-        }
-        let differs =
-            self.get(at, data.len()).iter().zip(data).any(|(byte, wanted)| byte.is_some_and(|b| b != *wanted));
-        match comparison {
-            Comparison::Equal if differs => Matches::No,
-            Comparison::NotEqual if differs => Matches::Yes,
-            _ => Matches::Unknown,
-        }
-    }
 }
