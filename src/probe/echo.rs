@@ -17,17 +17,13 @@ use std::pin::pin;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, connect, recvmsg, send, sendto, socket,
-};
+use nix::sys::socket::{MsgFlags, SockFlag, SockType, SockaddrStorage, connect, recvmsg, send, sendto};
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, timeout_at};
-use weft_udp::packet::checksum;
+use weft_udp::echo::{self, HEADER};
 
 use crate::async_socket::wait_on;
 
-/// Bytes of the ICMP header.
-const HEADER: usize = 8;
 /// Bytes of the random number.
 const NONCE: usize = 8;
 /// The largest IPv4 header.
@@ -91,7 +87,7 @@ impl Echo {
         let (socket, kind) = open(self.to)?;
         let mut random = [0; 4 + NONCE];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
-        let request = self.request(&random, kind);
+        let request = self.request(&random);
         let remote = SockaddrStorage::from(SocketAddr::new(self.to, 0));
         let began = Instant::now();
         // There may be no route, or the packet may be larger than the MTU, or a rule of this host may drop it.
@@ -130,17 +126,13 @@ impl Echo {
     }
 
     /// Returns the ICMP message. `random` is the identifier, the sequence number and the random number.
-    fn request(&self, random: &[u8; 4 + NONCE], kind: Kind) -> Vec<u8> {
-        let (type_, ip_header) = if self.to.is_ipv4() { (8, 20) } else { (128, 40) };
-        let mut message = vec![0; usize::from(self.size).saturating_sub(ip_header).max(HEADER + NONCE)];
-        message[0] = type_;
-        message[4..HEADER + NONCE].copy_from_slice(random);
-        // For the others, the kernel computes the checksum.
-        if self.to.is_ipv4() && kind == Kind::Raw {
-            let sum = checksum(&message).to_be_bytes();
-            message[2..4].copy_from_slice(&sum);
-        }
-        message
+    fn request(&self, random: &[u8; 4 + NONCE]) -> Vec<u8> {
+        let ip_header = if self.to.is_ipv4() { 20 } else { 40 };
+        let size = usize::from(self.size).saturating_sub(ip_header).max(HEADER + NONCE);
+        // The type, the code and the checksum precede it.
+        let mut content = vec![0; size - 4];
+        content[..random.len()].copy_from_slice(random);
+        echo::request(self.to.is_ipv4(), &content)
     }
 
     /// Returns true when the answer has come, and false after too many other packets. Without a request of ours (`sent` is empty), it returns
@@ -184,12 +176,8 @@ fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<(usize, Option<IpA
 
 /// Opens an ICMP socket for this address.
 fn open(address: IpAddr) -> Result<(OwnedFd, Kind), EchoError> {
-    let (family, protocol) = match address {
-        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
-        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
-    };
     for (kind, of_kind) in [(Kind::Raw, SockType::Raw), (Kind::Ping, SockType::Datagram)] {
-        match socket(family, of_kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, protocol) {
+        match echo::open(address, of_kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
             Ok(socket) => return Ok((socket, kind)),
             Err(Errno::EPERM | Errno::EACCES) => {}
             Err(error) => return Err(EchoError::Socket(error.into())),
@@ -205,9 +193,9 @@ async fn hear(from: Option<IpAddr>) {
         connect(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, 0))).ok()?;
         Some((Echo { to: from, size: 0, wait: Duration::ZERO, listen: None }, wait_on(socket).ok()?))
     });
-    if let Some((echo, socket)) = listener {
+    if let Some((silent, socket)) = listener {
         let mut answer = Answer::default();
-        echo.wait_for(&socket, (&[], Kind::Raw), &mut answer).await;
+        silent.wait_for(&socket, (&[], Kind::Raw), &mut answer).await;
         if answer.heard {
             return;
         }
@@ -229,10 +217,10 @@ fn judge(packet: &[u8], size: usize, from: Option<IpAddr>, sent: (IpAddr, &[u8],
     let (to, request, kind) = sent;
     // Before a socket was connected, it may have received packets of others.
     let is_of_peer = from == Some(to);
-    // Only raw IPv4 sockets hand out the IP header.
-    let ip_header = if to.is_ipv4() && kind == Kind::Raw { usize::from(packet.first()? & 15) * 4 } else { 0 };
-    let message = packet.get(ip_header..)?;
-    let (asks, answers) = if to.is_ipv4() { (8, 0) } else { (128, 129) };
+    // Ping sockets hand out no IP header.
+    let message = if kind == Kind::Raw { echo::message(packet, to.is_ipv4())? } else { packet };
+    let ip_header = packet.len() - message.len();
+    let (asks, answers) = (echo::request_type(to.is_ipv4()), echo::answer_type(to.is_ipv4()));
     // With a ping socket, the identifier is that of the kernel, which has compared it.
     let compared = if kind == Kind::Raw { 4 } else { 6 };
     let is_ours = || message.get(compared..HEADER + NONCE) == request.get(compared..HEADER + NONCE);
@@ -247,6 +235,8 @@ fn judge(packet: &[u8], size: usize, from: Option<IpAddr>, sent: (IpAddr, &[u8],
 
 #[cfg(test)]
 mod tests {
+    use weft_udp::packet::checksum;
+
     use super::*;
 
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 5, 2, 0));
@@ -261,7 +251,7 @@ mod tests {
 
     #[test]
     fn only_the_answer_to_our_request_counts() {
-        let request = ECHO.request(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], Kind::Raw);
+        let request = ECHO.request(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         assert_eq!((request.len(), checksum(&request)), (64, 0));
         let judged = |packet: &[u8]| judge(packet, packet.len(), Some(PEER), (PEER, &request, Kind::Raw));
         let good = answer(&request);
@@ -285,7 +275,7 @@ mod tests {
 
     #[test]
     fn with_a_ping_socket_the_kernel_compares_the_identifier() {
-        let request = ECHO.request(&[1; 12], Kind::Ping);
+        let request = ECHO.request(&[1; 12]);
         let mut message = request.clone();
         (message[0], message[4]) = (0, 9);
         assert_eq!(judge(&message, 64, Some(PEER), (PEER, &request, Kind::Ping)), Some(Received::Answer));
@@ -296,7 +286,7 @@ mod tests {
     #[test]
     fn an_answer_of_ipv6_may_come_from_another_address_and_a_request_of_the_peer_may_not() {
         let (peer, other): (IpAddr, IpAddr) = ("fd00:5:0:2::".parse().unwrap(), "fd00::2".parse().unwrap());
-        let request = Echo { to: peer, ..ECHO }.request(&[1; 12], Kind::Raw);
+        let request = Echo { to: peer, ..ECHO }.request(&[1; 12]);
         let mut answer = request.clone();
         answer[0] = 129;
         for (packet, from, is) in [

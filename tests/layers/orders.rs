@@ -154,7 +154,7 @@ pub const ALL: &[Layers] = &[
         dir: "udp/src",
         parent_is_above: false,
         order: "
-            counters packet icmp routes error device shared outgoing incoming tunnel lib
+            counters packet icmp echo routes error device shared outgoing incoming tunnel lib
         ",
     },
 ];

@@ -9,7 +9,8 @@ use super::packet::{Header, ICMP, MIN_HEADER, checksum};
 const TTL: u8 = 8;
 /// The number of payload bytes that an answer repeats after the header (RFC 792).
 const REPEATED: usize = 8;
-const ICMP_HEADER: usize = 8;
+/// The number of bytes in the header of a message, which includes the identifier and the sequence number of an echo request.
+pub const HEADER: usize = 8;
 
 /// Why a packet was not forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,7 @@ impl Answer {
             return None;
         }
         let repeated = packet.get(..header.total_length.min(header.header_length + REPEATED))?;
-        let length = u16::try_from(MIN_HEADER + ICMP_HEADER + repeated.len()).ok()?;
+        let length = u16::try_from(MIN_HEADER + HEADER + repeated.len()).ok()?;
         let mut answer = Vec::with_capacity(usize::from(length));
         answer.extend([0x45, 0]);
         answer.extend(length.to_be_bytes());
@@ -52,7 +53,8 @@ impl Answer {
     }
 }
 
-fn put_checksum(bytes: &mut [u8], at: usize) {
+/// Writes the checksum of bytes into them, where zeros are.
+pub(super) fn put_checksum(bytes: &mut [u8], at: usize) {
     let sum = checksum(bytes);
     bytes[at..at + 2].copy_from_slice(&sum.to_be_bytes());
 }

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, recvfrom, sendto, setsockopt,
-    socket, sockopt,
+    MsgFlags, SockFlag, SockType, SockaddrStorage, bind, recvfrom, sendto, setsockopt, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use weft_backends::owner::{FENCE_TABLES, PROTOCOL};
 use weft_netlink::rtnl::{Addr, Route};
 use weft_subnet::env;
+use weft_udp::echo::{self, HEADER};
 
 use super::policy_rules::PolicyRules;
 use super::tables::Tables;
@@ -42,8 +42,7 @@ const SHORT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(2);
 /// Maximum number of nodes that are asked, for each family.
 const MAX_NODES: usize = 8;
-/// Bytes of the headers of ICMP and of IPv6.
-const ICMP: usize = 8;
+/// Bytes of the header of IPv6.
 const IPV6: usize = 40;
 
 /// A node that is reached without a tunnel.
@@ -169,11 +168,7 @@ fn ask(policy: &PolicyRules, nodes: &[Direct]) -> io::Result<Vec<Option<bool>>> 
 }
 
 fn open(like: IpAddr) -> nix::Result<OwnedFd> {
-    let (family, protocol) = match like {
-        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
-        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
-    };
-    socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
+    echo::open(like, SockType::Raw, SockFlag::SOCK_CLOEXEC)
 }
 
 /// Sends one packet. What this host itself does not send is a fault that other checks find.
@@ -201,19 +196,9 @@ fn send_to(from: Option<IpAddr>, to: IpAddr, message: &[u8], expires: bool) -> n
 }
 
 /// Returns an echo request. The identifier is that of this process, and the sequence number says which node and what is asked.
-fn request(is_ipv4: bool, number: usize, kind: Kind) -> [u8; ICMP] {
-    let [id_high, id_low] = identifier();
-    let sequence = number * KINDS + kind as usize;
-    let [high, low] = u16::try_from(sequence).unwrap_or(u16::MAX).to_be_bytes();
-    let mut message = [if is_ipv4 { 8 } else { 128 }, 0, 0, 0, id_high, id_low, high, low];
-    // For ICMPv6 the kernel computes the checksum.
-    if is_ipv4 {
-        let word = |at: usize| u32::from(u16::from_be_bytes([message[at], message[at + 1]]));
-        let sum: u32 = (0..ICMP).step_by(2).map(word).sum();
-        let [high, low] = (!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes();
-        (message[2], message[3]) = (high, low);
-    }
-    message
+fn request(is_ipv4: bool, number: usize, kind: Kind) -> Vec<u8> {
+    let sequence = u16::try_from(number * KINDS + kind as usize).unwrap_or(u16::MAX);
+    echo::request(is_ipv4, &[identifier(), sequence.to_be_bytes()].concat())
 }
 
 fn identifier() -> [u8; 2] {
@@ -231,24 +216,21 @@ fn receive(socket: &OwnedFd, is_ipv4: bool) -> Option<(usize, usize)> {
 
 /// Returns what a packet answers. An error contains the beginning of the packet that it is about.
 fn answered(packet: &[u8], is_ipv4: bool) -> Option<(usize, usize)> {
-    // A raw socket for IPv4 hands out the header of the packet.
-    let behind = |packet: &[u8]| Some(usize::from(packet.first()? & 15) * 4);
-    let message = if is_ipv4 { packet.get(behind(packet)?..)? } else { packet };
+    let message = echo::message(packet, is_ipv4)?;
     let inner = || {
-        let about = message.get(ICMP..)?;
-        about.get(if is_ipv4 { behind(about)? } else { IPV6 }..)
+        let about = message.get(HEADER..)?;
+        if is_ipv4 { echo::message(about, true) } else { about.get(IPV6..) }
     };
-    let (of_ours, is_error) = match (message.first()?, is_ipv4) {
-        (0, true) | (129, false) => (message, false),
+    let (of_ours, is_error) = match (*message.first()?, is_ipv4) {
+        (kind, _) if kind == echo::answer_type(is_ipv4) => (message, false),
         // It cannot be delivered, or its time is exceeded.
         (3 | 11, true) | (1 | 3, false) => (inner()?, true),
         _ => return None,
     };
-    let asks = if is_ipv4 { 8 } else { 128 };
-    if of_ours.get(4..6)? != identifier() || (is_error && *of_ours.first()? != asks) {
+    if of_ours.get(4..6)? != identifier() || (is_error && *of_ours.first()? != echo::request_type(is_ipv4)) {
         return None;
     }
-    let sequence = usize::from(u16::from_be_bytes(of_ours.get(6..ICMP)?.try_into().ok()?));
+    let sequence = usize::from(u16::from_be_bytes(of_ours.get(6..HEADER)?.try_into().ok()?));
     // An error about the address of the node itself is no answer of it.
     let (number, kind) = (sequence / KINDS, sequence % KINDS);
     (!is_error || kind != Kind::Node as usize).then_some((number, kind))
@@ -266,9 +248,7 @@ mod tests {
     fn answers_and_errors_about_our_requests_count_and_no_others() {
         for kind in [Kind::Node, Kind::Expires, Kind::Bridge] {
             let asked = request(true, 5, kind);
-            let sum: u32 = asked.chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]]))).sum();
-            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the checksum");
-            let mut echo = asked;
+            let mut echo = asked.clone();
             echo[0] = 0;
             assert_eq!(answered(&ipv4(&echo), true), Some((5, kind as usize)));
             let error = |number| ipv4(&[&[number, 0, 0, 0, 0, 0, 0, 0][..], &ipv4(&asked)].concat());
