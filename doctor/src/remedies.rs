@@ -9,6 +9,21 @@ use weft_backends::{ipip, vxlan};
 
 use crate::known_links::BRIDGE;
 
+/// Returns the program with which entries for an address are changed, with the option for its family.
+pub(crate) fn ip(of: IpAddr) -> &'static str {
+    if of.is_ipv4() { "ip" } else { "ip -6" }
+}
+
+/// Returns how to remove a rule from a chain of nftables, given by its family, its table and its name.
+pub(crate) fn remove_nft_rule(chain: &str) -> String {
+    format!("`nft -a list chain {chain}` shows the rule with its handle: remove it with `nft delete rule`")
+}
+
+/// Returns how a bridge is replaced that pods use.
+pub(crate) fn replace_bridge() -> String {
+    format!("drain the node, `ip link del {BRIDGE}`, and let its pods be made again")
+}
+
 /// Returns the command that makes the route of the subnet over the bridge, as the kernel makes it for the address of the bridge.
 pub(crate) fn connect(subnet: IpNet, address: IpAddr) -> String {
     match address {
@@ -17,9 +32,9 @@ pub(crate) fn connect(subnet: IpNet, address: IpAddr) -> String {
     }
 }
 
-/// Returns the command that adds the rule for the main table as the kernel makes it. `family` is an option of the command, with a space.
-pub(crate) fn main_rule(family: &str) -> String {
-    format!("ip {family}rule add lookup main pref 32766; then find the program that deleted this rule")
+/// Returns the command that adds the rule for the main table as the kernel makes it, for the family of this address.
+pub(crate) fn main_rule(family_of: IpAddr) -> String {
+    format!("{} rule add lookup main pref 32766; then find the program that deleted this rule", ip(family_of))
 }
 
 /// Returns what makes the packets between nodes have addresses of nodes alone. `backend` is that of the agent; empty if it is not known.

@@ -4,6 +4,7 @@
 
 use crate::facts::NodeFacts;
 use crate::finding::{NodeFinding, finding};
+use crate::remedies::remove_nft_rule;
 
 /// The verdicts behind which other rules, or the policy, may not see every packet.
 const PASSES: [&str; 4] = ["accept", "jump", "goto", "return"];
@@ -71,9 +72,7 @@ fn of_nftables(text: &str) -> Vec<Drops> {
         } else if let Some(ArpHook { arriving, .. }) = open {
             let words: Vec<&str> = line.split_whitespace().collect();
             if drops_all(&words) {
-                let remedy = format!(
-                    "`nft -a list chain {path}` shows the rule with its handle: remove it with `nft delete rule`"
-                );
+                let remedy = remove_nft_rule(&path);
                 found.push(Drops { chain: path, rule: "drop", arriving, remedy });
                 open = None;
             } else if words.iter().any(|word| PASSES.contains(word)) {

@@ -4,6 +4,7 @@
 use crate::facts::NodeFacts;
 use crate::finding::{NodeFinding, finding};
 use crate::known_links::BRIDGE;
+use crate::remedies::replace_bridge;
 
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let (Some(env), Some(bridge)) = (facts.subnet_file.env(), &facts.bridge) else { return Vec::new() };
@@ -14,8 +15,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         if !addrs.is_empty() && !same_family.clone().any(|addr| subnet.contains(addr)) {
             let evidence =
                 format!("{BRIDGE} has {}, but the subnet of this node is {}", addrs.join(", "), subnet.trunc());
-            let remedy = format!("drain the node, `ip link del {BRIDGE}`, and let its pods be made again");
-            findings.push(finding(evidence, remedy));
+            findings.push(finding(evidence, replace_bridge()));
         }
     }
     findings

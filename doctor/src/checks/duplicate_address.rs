@@ -7,6 +7,7 @@ use crate::facts::NodeFacts;
 use crate::facts::duplicates::{Duplicate, SameMac};
 use crate::facts::path_links::DuplicateV6;
 use crate::finding::{NodeFinding, finding};
+use crate::remedies::ip;
 
 /// Another host has an address of this node, or its MAC address.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -37,9 +38,9 @@ fn cloned(SameMac { link, mac, addr, more }: &SameMac) -> NodeFinding {
     let evidence = format!(
         "{who} the MAC address of this node's {link} ({mac}): one of the two is a cloned machine, and the switch sends packets for both to one of them"
     );
-    let family = if addr.is_ipv6() { "-6 " } else { "" };
     let remedy = format!(
-        "give one of them another MAC address (in the hypervisor, or `ip link set {link} address` with a free one); then ip {family}neigh del {addr} dev {link}"
+        "give one of them another MAC address (in the hypervisor, or `ip link set {link} address` with a free one); then {} neigh del {addr} dev {link}",
+        ip(*addr)
     );
     finding(evidence, remedy)
 }

@@ -4,6 +4,7 @@
 use crate::facts::NodeFacts;
 use crate::finding::{NodeFinding, finding};
 use crate::known_links::BRIDGE;
+use crate::remedies::replace_bridge;
 
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let (Some(env), Some(bridge)) = (facts.subnet_file.env(), &facts.bridge) else {
@@ -15,8 +16,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         return large_pods(facts).or_else(|| small_bridge(facts, bridge.mtu)).into_iter().collect();
     }
     let evidence = format!("{BRIDGE} has MTU {}, but the way to other nodes has {}", bridge.mtu, env.mtu);
-    let remedy = format!("drain the node, `ip link del {BRIDGE}`, and let its pods be made again");
-    vec![finding(evidence, remedy)]
+    vec![finding(evidence, replace_bridge())]
 }
 
 /// Pods send packets that are larger than what the way to other nodes carries.

@@ -9,7 +9,7 @@ use crate::facts::NodeFacts;
 use crate::facts::policy_rules::Marked;
 use crate::facts::ways::{Bypass, Instead, OtherRoute, RefusingRoute};
 use crate::finding::{NodeFinding, finding};
-use crate::remedies::main_rule;
+use crate::remedies::{ip, main_rule};
 use crate::sources::AgentAnswer;
 
 /// Routes and addresses of other programs in the address range of pods.
@@ -46,7 +46,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 /// A policy rule comes before all routes of the main table, however specific they are.
 fn bypass(bypass: &Bypass) -> NodeFinding {
     let Bypass { instead, of_pods, example, count } = bypass;
-    let family = if example.addr().is_ipv6() { "-6 " } else { "" };
+    let ip = ip(example.addr());
     let whose = if *of_pods { "packets of pods" } else { "packets" };
     let subnets = format!("{count} of the subnets of peers, such as {example}");
     match instead {
@@ -54,17 +54,17 @@ fn bypass(bypass: &Bypass) -> NodeFinding {
             format!(
                 "a policy rule refuses {whose} to {subnets} (blackhole, prohibit or unreachable), before any route is asked"
             ),
-            format!("`ip {family}rule` shows the rule; `ip {family}rule del` with its preference"),
+            format!("`{ip} rule` shows the rule; `{ip} rule del` with its preference"),
         ),
         Instead::NoRule => finding(
             format!("no policy rule asks the main table, so {whose} to {subnets} find no route"),
-            main_rule(family),
+            main_rule(example.addr()),
         ),
         Instead::Local { table, prefix } => {
             let route = prefix.map_or_else(|| example.to_string(), |prefix| prefix.to_string());
             finding(
                 format!("a local route ({route}, table {table}) keeps {whose} to {subnets} on this node"),
-                format!("ip {family}route del local {route} table {table}; then find the program that writes it"),
+                format!("{ip} route del local {route} table {table}; then find the program that writes it"),
             )
         }
         Instead::Table { table, link } => {
@@ -74,8 +74,8 @@ fn bypass(bypass: &Bypass) -> NodeFinding {
                     "a policy rule asks table {table} before the main table: for {whose} to {subnets}, it {way} instead of to the peer"
                 ),
                 format!(
-                    "exclude Network in the configuration of the program that made the rule (a VPN): `ip {family}rule` shows the rule, \
-                     `ip {family}route show table {table}` its routes"
+                    "exclude Network in the configuration of the program that made the rule (a VPN): `{ip} rule` shows the rule, \
+                     `{ip} route show table {table}` its routes"
                 ),
             )
         }
@@ -84,7 +84,7 @@ fn bypass(bypass: &Bypass) -> NodeFinding {
 
 /// A firewall may give packets to peers a mark with which they are routed elsewhere.
 fn marked(Marked { mark, mask, table, link, example }: &Marked) -> NodeFinding {
-    let family = if example.addr().is_ipv6() { "-6 " } else { "" };
+    let ip = ip(example.addr());
     let mark = if *mask == u32::MAX { format!("{mark:#x}") } else { format!("{mark:#x}/{mask:#x}") };
     let way = link.as_ref().map_or_else(|| "refuses".to_owned(), |link| format!("sends over {link}"));
     let evidence = format!(
@@ -92,7 +92,7 @@ fn marked(Marked { mark, mask, table, link, example }: &Marked) -> NodeFinding {
          a rule of a firewall gives this mark"
     );
     let remedy = format!(
-        "`ip {family}rule` shows the rule, `ip {family}route show table {table}` its routes; exclude Network in the configuration of the program \
+        "`{ip} rule` shows the rule, `{ip} route show table {table}` its routes; exclude Network in the configuration of the program \
          that made them (a VPN)"
     );
     finding(evidence, remedy)
@@ -109,9 +109,9 @@ fn refusal(RefusingRoute { dst, protocol }: RefusingRoute, own: &[IpNet]) -> Opt
         "{} has a route that refuses packets to {dst} (blackhole, unreachable or prohibit), which is inside the subnet {whose}",
         self::protocol(protocol)
     );
-    let family = if dst.addr().is_ipv6() { "-6 " } else { "" };
+    let ip = ip(dst.addr());
     let remedy = format!(
-        "`ip {family}route show {dst}` shows it, `ip {family}route del` with that line removes it; find the program that writes it"
+        "`{ip} route show {dst}` shows it, `{ip} route del` with that line removes it; find the program that writes it"
     );
     Some(finding(evidence, remedy))
 }
@@ -137,9 +137,9 @@ fn other_route(route: &OtherRoute, network: IpNet) -> NodeFinding {
     let evidence = format!(
         "{writer} has a route to {dst} over {link}, inside Network {network}: packets to pods there leave the cluster"
     );
-    let family = if dst.addr().is_ipv6() { "-6 " } else { "" };
+    let ip = ip(dst.addr());
     let remedy = format!(
-        "`ip {family}route del {dst} dev {link}`, and exclude {network} in the configuration of the program (a VPN, a routing daemon)"
+        "`{ip} route del {dst} dev {link}`, and exclude {network} in the configuration of the program (a VPN, a routing daemon)"
     );
     finding(evidence, remedy)
 }
@@ -156,8 +156,8 @@ fn led_away(facts: &NodeFacts, own: &[IpNet]) -> Vec<NodeFinding> {
         let evidence = format!(
             "{writer} has a route to {dst} over {link}, inside the subnet {subnet} of this node: packets to its pods there leave this node"
         );
-        let family = if dst.addr().is_ipv6() { "-6 " } else { "" };
-        Some(finding(evidence, format!("ip {family}route del {dst} dev {link}; then find the program that writes it")))
+        let ip = ip(dst.addr());
+        Some(finding(evidence, format!("{ip} route del {dst} dev {link}; then find the program that writes it")))
     };
     let away = facts.ways.other_routes.iter().filter(leads_away).filter(|route| !may_be_of_flannel(facts, route));
     away.filter_map(one).collect()

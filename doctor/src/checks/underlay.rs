@@ -10,7 +10,7 @@ use crate::facts::NodeFacts;
 use crate::facts::pod_way::PodWay;
 use crate::facts::underlay::{Fault, MAIN, OtherLink, OwnAddress, PeerFault, UplinkWay};
 use crate::finding::{NodeFinding, counted, finding};
-use crate::remedies::{main_rule, without_addresses_of_pods};
+use crate::remedies::{ip, main_rule, without_addresses_of_pods};
 
 /// A policy rule with this preference comes before those of VPNs.
 const RULE: u32 = 100;
@@ -31,7 +31,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
     let peer = peers[0];
     let more = || counted(peers.len() - 1, "more peer", "more peers");
     let who = if peers.len() == 1 { peer.to_string() } else { format!("{peer} and {}", more()) };
-    let ip = if peer.is_ipv6() { "ip -6" } else { "ip" };
+    let ip = ip(peer);
     match fault {
         Fault::Own(Some(OwnAddress { link, len })) => finding(
             format!(
@@ -73,7 +73,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
         ),
         Fault::NoRule => finding(
             format!("no policy rule asks the main table, which has a route to {who}"),
-            main_rule(if peer.is_ipv6() { "-6 " } else { "" }),
+            main_rule(peer),
         ),
         Fault::OtherLink(other) => other_link(other, peer, &who, ip),
         Fault::Permanent { nexthop, link, mac } => finding(

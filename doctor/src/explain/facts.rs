@@ -124,6 +124,13 @@ pub struct Pod {
     pub gateway: Option<PodGateway>,
 }
 
+impl Pod {
+    /// Returns the beginning of a command that works inside of the pod.
+    pub fn enter(&self) -> String {
+        format!("nsenter --net={}", self.netns.display())
+    }
+}
+
 /// The gateway of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodGateway {

@@ -62,7 +62,7 @@ fn inside(pod: &Pod, address: IpAddr, way: &Way) -> Vec<Step> {
         }
         _ => return Vec::new(),
     };
-    let enter = format!("nsenter --net={}", pod.netns.display());
+    let enter = pod.enter();
     let of_pod = |step: Step| Step {
         step: "pod rules".to_owned(),
         because: step.because.map(|because| format!("inside of the pod {address}, {because}")),

@@ -11,6 +11,7 @@ use super::explanation::{State, Step};
 use super::facts::{Device, DeviceKind, Facts, Lookup, Place, Pod, PodGateway, Read, Way};
 use super::rule_steps::TRANSLATED;
 use super::shared_steps::down;
+use crate::remedies::ip;
 use crate::subnet_file::SubnetFile;
 
 /// The pod that sends the packet: its link, its route, its gateway, and the port of the bridge.
@@ -18,8 +19,8 @@ pub(super) fn sends(facts: &Facts, way: &Way) -> Option<Step> {
     let pod = way.from_pod.as_ref()?;
     let (from, to, name) = (way.packet.from, way.packet.to, &pod.link.name);
     let step = Step::ok("pod", format!("{name} of the pod, over {}", pod.host_link.name));
-    let inside = format!("nsenter --net={}", pod.netns.display());
-    let ip = if from.is_ipv4() { "ip" } else { "ip -6" };
+    let inside = pod.enter();
+    let ip = ip(from);
     if let Some(step) = link(&step, pod, from, way.arrives.as_ref()) {
         return Some(step);
     }
@@ -74,10 +75,10 @@ fn wrong_gateway(facts: &Facts, step: &Step, pod: &Pod, from: IpAddr, bridge: &D
         _ => None,
     };
     let destination = destination.map_or_else(|| "default".to_owned(), |net| net.to_string());
-    let ip = if from.is_ipv4() { "ip" } else { "ip -6" };
+    let ip = ip(from);
     let remedy = format!(
-        "nsenter --net={} {ip} route replace {destination} via {right} dev {name}, or delete the pod, so that it is made again",
-        pod.netns.display()
+        "{} {ip} route replace {destination} via {right} dev {name}, or delete the pod, so that it is made again",
+        pod.enter()
     );
     Some(step.clone().broken(because, remedy))
 }
@@ -142,7 +143,7 @@ pub(super) fn gets(way: &Way) -> Option<Step> {
 fn link(step: &Step, pod: &Pod, address: IpAddr, through: Option<&Device>) -> Option<Step> {
     let (inside, host) = (&pod.link, &pod.host_link);
     if !inside.up {
-        let remedy = format!("nsenter --net={} ip link set {} up", pod.netns.display(), inside.name);
+        let remedy = format!("{} ip link set {} up", pod.enter(), inside.name);
         return Some(step.clone().broken(format!("{} of the pod {address} is down", inside.name), remedy));
     }
     if !host.up {

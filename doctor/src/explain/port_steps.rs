@@ -35,7 +35,7 @@ pub(super) fn small_link(way: &Way) -> Option<Step> {
         "{} drops packets of the pod {} with more than {} bytes, which {} of the pod sends; smaller packets pass",
         host.name, way.packet.from, host.mtu, inside.name
     );
-    let remedy = format!("nsenter --net={} ip link set {} mtu {}", pod.netns.display(), inside.name, host.mtu);
+    let remedy = format!("{} ip link set {} mtu {}", pod.enter(), inside.name, host.mtu);
     Some(step.broken(because, remedy))
 }
 
@@ -59,6 +59,6 @@ pub(super) fn no_arp(way: &Way) -> Option<Step> {
     let because = format!(
         "{name} of the pod {address} has the flag NOARP, so the pod asks nobody for a MAC address, and answers nobody"
     );
-    let remedy = format!("nsenter --net={} ip link set {name} arp on", pod.netns.display());
+    let remedy = format!("{} ip link set {name} arp on", pod.enter());
     Some(Step::ok("pod", format!("{name} of the pod, over {}", pod.host_link.name)).broken(because, remedy))
 }

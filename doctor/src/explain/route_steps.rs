@@ -15,6 +15,7 @@ use super::facts::{
 };
 use super::read::leads_to_pods;
 use super::shared_steps::{REWRITE, down, no_device, planned, publics};
+use crate::remedies::ip;
 
 /// The kernel's answer to the question for a route, and whether it is the route that should be there.
 pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
@@ -124,10 +125,10 @@ fn leads_past_pod(facts: &Facts, way: &Way, route: &Route) -> bool {
 
 fn past_pod(way: &Way, route: &Route) -> Step {
     let (to, text) = (way.packet.to, text(route, way.hop.device.as_ref()));
-    let family = if to.is_ipv4() { "ip" } else { "ip -6" };
+    let ip = ip(to);
     Step::ok("route", text.clone()).broken(
         format!("the route {text} of another program leads packets for the pod {to} of this node elsewhere"),
-        format!("{family} route del {text}; then find the program that writes it"),
+        format!("{ip} route del {text}; then find the program that writes it"),
     )
 }
 
@@ -137,11 +138,11 @@ fn foreign(facts: &Facts, way: &Way, route: &Route, step: Step) -> Step {
     let text = text(route, way.hop.device.as_ref());
     if let Some(own) = &way.route_of_weft {
         let own_prefix = own.prefix.map(|net| net.to_string()).unwrap_or_default();
-        let family = if to.is_ipv4() { "ip" } else { "ip -6" };
+        let ip = ip(to);
         let which = if route.table == u32::from(libc::RT_TABLE_MAIN) { "" } else { ", chosen by a policy rule" };
         return step.broken(
             format!("the route {text}{which} of another program is used instead of the route of weft for {own_prefix}"),
-            format!("find the program that writes it; then {family} route del {text}"),
+            format!("find the program that writes it; then {ip} route del {text}"),
         );
     }
     if let Some(device) = facts.down.first() {
@@ -329,9 +330,9 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
     };
     let step = Step::ok(name, text(route, through));
     if let (RouteKind::Refuses(kind), Some(prefix)) = (route.kind, route.prefix) {
-        let family = if remote.is_ipv4() { "ip" } else { "ip -6" };
+        let ip = ip(remote);
         let because = format!("the route {} drops the packets of the tunnel to {remote}", text(route, None));
-        return step.broken(because, format!("{family} route del {} {prefix}", refusal(kind)));
+        return step.broken(because, format!("{ip} route del {} {prefix}", refusal(kind)));
     }
     let Some(through) = through else {
         return step.broken(

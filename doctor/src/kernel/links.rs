@@ -8,6 +8,7 @@ use weft_netlink::socket::Netlink;
 
 use super::nft;
 use crate::kernel::rules::{Fate, Tested};
+use crate::remedies::remove_nft_rule;
 
 /// A place where such chains may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,12 +103,7 @@ pub fn drops(
             // A rule that is not evaluated may accept the packet before.
             let is_certain = outcome.may_pass.is_none() && outcome.some_pass.is_none();
             let (rule, remedy) = match outcome.fate {
-                Some((Fate::Dropped, rule)) => {
-                    let list = format!(
-                        "`nft -a list chain {path}` shows the rule with its handle: remove it with `nft delete rule`"
-                    );
-                    (rule, list)
-                }
+                Some((Fate::Dropped, rule)) => (rule, remove_nft_rule(&path)),
                 None if at.chain.drops => {
                     ("policy drop".to_owned(), format!("nft add chain {path} '{{ policy accept; }}'"))
                 }
