@@ -44,7 +44,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use crate::facts::NodeFacts;
-use crate::finding::NodeFinding;
+use crate::finding::{NodeFinding, counted};
 
 /// One check: its name for `--only`, what it looks for, and the function that decides.
 pub struct Check {
@@ -142,8 +142,7 @@ impl NodeReport {
         for finding in &self.findings {
             let _ = writeln!(text, "{}: {}\n    {}", finding.check, finding.evidence, finding.remedy);
         }
-        let count = self.findings.len();
-        let _ = writeln!(text, "{count} {}", if count == 1 { "finding" } else { "findings" });
+        let _ = writeln!(text, "{}", counted(self.findings.len(), "finding", "findings"));
         for what in &self.not_examined {
             let _ = writeln!(text, "not examined: {what}");
         }

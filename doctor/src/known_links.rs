@@ -12,6 +12,11 @@ pub const BRIDGE: &str = "cni0";
 /// The link to which kube-proxy gives the addresses of services, if IPVS carries them.
 pub(crate) const KUBE_IPVS: &str = "kube-ipvs0";
 
+/// Returns the bridge of the pods, if there is one.
+pub(crate) fn bridge(links: &[Link]) -> Option<&Link> {
+    links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge")
+}
+
 /// Returns true for a device that weft or flannel made.
 pub(crate) fn is_ours(link: &Link) -> bool {
     link.alias.starts_with(owner::ALIAS) || link.name.starts_with("flannel")

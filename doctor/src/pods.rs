@@ -20,6 +20,7 @@ use weft_cni::env::{Request, Verb};
 use weft_cni::{flannel, hostlocal, plugin};
 use weft_netlink::rtnl::Rtnl;
 
+use crate::finding::counted;
 pub use facts::Sources;
 pub use findings::{Finding, Leak, Verdict};
 
@@ -40,12 +41,11 @@ pub struct Report {
 /// A directory or the kernel's tables cannot be read, so that nothing is known.
 pub fn examine(sources: &Sources) -> anyhow::Result<Report> {
     let facts = facts::read(sources)?;
-    let count = |n: usize, one: &str, many: &str| format!("{n} {}", if n == 1 { one } else { many });
     let examined = [
-        count(facts.addresses.len(), "address", "addresses"),
-        count(facts.records.len(), "record", "records"),
-        count(facts.veth_pairs.len(), "veth pair", "veth pairs"),
-        count(facts.namespaces.len(), "network namespace", "network namespaces"),
+        counted(facts.addresses.len(), "address", "addresses"),
+        counted(facts.records.len(), "record", "records"),
+        counted(facts.veth_pairs.len(), "veth pair", "veth pairs"),
+        counted(facts.namespaces.len(), "network namespace", "network namespaces"),
     ];
     Ok(Report {
         findings: findings::findings(&facts, sources.min_age),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::facts::NodeFacts;
 use crate::facts::cni_files::Reserved;
-use crate::finding::{MAX_NAMED, NodeFinding, finding};
+use crate::finding::{NodeFinding, finding, some_of};
 
 /// A network of host-local is reported from this share of its addresses, in percent.
 const FULL: usize = 95;
@@ -46,12 +46,11 @@ fn shared(facts: &NodeFacts) -> Vec<NodeFinding> {
     // Where host-local reserved none of these addresses, something else gives them to pods.
     let (kept, lost): (Vec<&IpAddr>, Vec<&IpAddr>) = pods.keys().partition(|addr| is_reserved(addr));
     if !kept.is_empty() && !lost.is_empty() {
-        let named: Vec<String> = lost.iter().take(MAX_NAMED).map(ToString::to_string).collect();
-        let more = if lost.len() > MAX_NAMED { ", ..." } else { "" };
+        let lost: Vec<String> = lost.into_iter().map(ToString::to_string).collect();
         let evidence = format!(
-            "pods have {} addresses that host-local has not reserved ({}{more}), so it gives them to new pods, too: somebody removed its files",
+            "pods have {} addresses that host-local has not reserved ({}), so it gives them to new pods, too: somebody removed its files",
             lost.len(),
-            named.join(", ")
+            some_of(lost.iter().map(String::as_str))
         );
         findings.push(finding(evidence, "delete these pods, so that they get addresses that are reserved".to_owned()));
     }

@@ -146,10 +146,10 @@ fn other_route(route: &OtherRoute, network: IpNet) -> NodeFinding {
 
 /// Routes of other programs inside the subnet of this node that lead to other hosts. A route over the link of a pod does not.
 fn led_away(facts: &NodeFacts, own: &[IpNet]) -> Vec<NodeFinding> {
-    let is_uplink = |name: &str| facts.path_links.links.iter().any(|link| link.is_uplink && link.name == name);
     // The networks of links are findings of the check `bridge`.
-    let leads_away =
-        |route: &&OtherRoute| route.has_gateway || route.protocol != libc::RTPROT_KERNEL && is_uplink(&route.link);
+    let is_by_uplink =
+        |route: &OtherRoute| route.protocol != libc::RTPROT_KERNEL && facts.path_links.is_uplink(&route.link);
+    let leads_away = |route: &&OtherRoute| route.has_gateway || is_by_uplink(route);
     let one = |route: &OtherRoute| {
         let subnet = own.iter().map(IpNet::trunc).find(|subnet| subnet.contains(&route.dst))?;
         let (dst, link, writer) = (route.dst, &route.link, protocol(route.protocol));

@@ -8,6 +8,7 @@ use weft_cni::iptables::{value, words};
 
 use crate::facts::NodeFacts;
 use crate::finding::{NodeFinding, finding, some_of};
+use crate::kernel::rules::net;
 use crate::known_links::{KUBE_IPVS, ports_that};
 use crate::saved_rules::SavedRules;
 
@@ -61,11 +62,6 @@ fn service_lines(facts: &NodeFacts) -> impl Iterator<Item = &str> {
     let tables = facts.rules.nft.iter().flat_map(|nft| nft.split("\ntable "));
     let of_kube_proxy = tables.filter(|table| table.lines().next().is_some_and(|head| head.ends_with(" kube-proxy {")));
     of_kube_proxy.flat_map(str::lines)
-}
-
-/// Returns the range of a word that is an address range or an address.
-fn net(word: &str) -> Option<IpNet> {
-    word.parse().ok().or_else(|| word.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 /// kube-proxy has another range for pods than this cluster, so it takes pods for strangers.

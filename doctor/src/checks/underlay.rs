@@ -8,8 +8,9 @@ use nix::errno::Errno;
 
 use crate::facts::NodeFacts;
 use crate::facts::pod_way::PodWay;
-use crate::facts::underlay::{Fault, MAIN, OtherLink, OwnAddress, PeerFault, UplinkWay};
+use crate::facts::underlay::{Fault, OtherLink, OwnAddress, PeerFault, UplinkWay};
 use crate::finding::{NodeFinding, counted, finding};
+use crate::kernel::entries::MAIN;
 use crate::remedies::{ip, main_rule, without_addresses_of_pods};
 
 /// A policy rule with this preference comes before those of VPNs.

@@ -51,17 +51,11 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
         agent: walk.agent,
         ways,
         down,
-        forwarding: forwarding(packet.to),
+        forwarding: sysctl::forwarding(packet.to.is_ipv4()).map(|value| value != 0),
         bridge: walk.bridge,
         addrs,
         absent: walk.pods.into_iter().filter(|(_, looked)| looked.is_absent).map(|(address, _)| address).collect(),
     })
-}
-
-/// Returns whether the kernel forwards packets of this family.
-fn forwarding(to: IpAddr) -> Option<bool> {
-    let name = if to.is_ipv4() { "ipv4/ip_forward" } else { "ipv6/conf/all/forwarding" };
-    sysctl::number(name).map(|value| value != 0)
 }
 
 struct Walk {
@@ -76,7 +70,7 @@ struct Walk {
 
 impl Walk {
     fn place(&mut self, address: IpAddr) -> Place {
-        let to_it = Packet { from: unspecified(address), to: address, proto: None, port: None };
+        let to_it = Packet { from: unspecified(address.is_ipv4()), to: address, proto: None, port: None };
         let found = self.kernel.route(&to_it, None);
         if let Lookup::Route(route) = &found
             && route.kind == RouteKind::Local
@@ -108,7 +102,7 @@ impl Walk {
         if *place == Place::Host {
             return None;
         }
-        let back = Packet { from: unspecified(from), to: from, proto: None, port: None };
+        let back = Packet { from: unspecified(from.is_ipv4()), to: from, proto: None, port: None };
         match self.kernel.route(&back, None) {
             // A pod whose device is gone is not behind the device of the default route.
             Lookup::Route(route)
@@ -191,7 +185,7 @@ impl Walk {
             _ => peer.and_then(|peer: &Peer| peer.endpoint.or_else(|| peer.public.first().copied())),
         };
         let outer = remote.map(|remote| {
-            let packet = Packet { from: unspecified(remote), to: remote, proto: None, port: None };
+            let packet = Packet { from: unspecified(remote.is_ipv4()), to: remote, proto: None, port: None };
             let hop = self.hop(&packet, None);
             // The kernel does not say which route refuses a packet of this host.
             match (&hop.lookup, self.kernel.route_of_main(remote)) {

@@ -15,6 +15,7 @@ use super::facts::{
 };
 use super::read::leads_to_pods;
 use super::shared_steps::{REWRITE, down, no_device, planned, publics};
+use crate::kernel::entries::MAIN;
 use crate::remedies::ip;
 
 /// The kernel's answer to the question for a route, and whether it is the route that should be there.
@@ -139,7 +140,7 @@ fn foreign(facts: &Facts, way: &Way, route: &Route, step: Step) -> Step {
     if let Some(own) = &way.route_of_weft {
         let own_prefix = own.prefix.map(|net| net.to_string()).unwrap_or_default();
         let ip = ip(to);
-        let which = if route.table == u32::from(libc::RT_TABLE_MAIN) { "" } else { ", chosen by a policy rule" };
+        let which = if route.table == MAIN { "" } else { ", chosen by a policy rule" };
         return step.broken(
             format!("the route {text}{which} of another program is used instead of the route of weft for {own_prefix}"),
             format!("find the program that writes it; then {ip} route del {text}"),
@@ -173,7 +174,7 @@ fn text(route: &Route, device: Option<&Device>) -> String {
         text.push_str(&format!(" dev {}", device.name));
     }
     text.push_str(&format!(" proto {}", protocol(route.protocol)));
-    if route.table != u32::from(libc::RT_TABLE_MAIN) && route.table != 0 {
+    if route.table != MAIN && route.table != 0 {
         text.push_str(&format!(" table {}", route.table));
     }
     text

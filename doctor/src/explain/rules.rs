@@ -13,7 +13,7 @@ use super::facts::{DeviceKind, Hop, Packet, Pod, Proto, Way};
 use super::legacy_tables::Examined;
 use crate::kernel::links::{Drops, Point, drops};
 use crate::kernel::nft;
-use crate::kernel::rules::{Connection, Fate, Outcome, follow};
+use crate::kernel::rules::{Connection, Fate, Outcome, follow, new_destination};
 use crate::saved_rules::{SIDE, is_of_iptables};
 
 /// The rules of iptables of one family, as its programs list them. The tables other than filter and nat are read from nftables, or are in
@@ -186,20 +186,11 @@ pub fn service(way: &Way, listed: &Listed) -> Option<(Step, Option<Endpoint>)> {
 fn translated(outcome: Outcome, place: &str, to: IpAddr) -> Option<(Step, Option<Endpoint>)> {
     let mut all = [outcome.fate, outcome.not_evaluated].into_iter().flatten();
     let (_, rule) = all.find(|(fate, _)| *fate == Fate::DestinationTranslated)?;
-    let target = destination(&rule);
+    let target = new_destination(&rule).map(|new| (new.addr, new.port));
     let becomes = target.map_or_else(|| "another address".to_owned(), |(address, _)| address.to_string());
     let text = format!("{place}: {to} becomes {becomes}, one of its endpoints: {rule}");
     let step = if target.is_some() { Step::ok("service", text) } else { Step::unknown("service", text) };
     Some((step, target))
-}
-
-/// Returns the address and port of a rule that translates the destination, of iptables (`--to-destination 10.5.2.3:53`) or of nftables
-/// (`dnat to 10.5.2.3:53`).
-fn destination(rule: &str) -> Option<Endpoint> {
-    let (_, rest) = rule.split_once("--to-destination ").or_else(|| rule.split_once("dnat to "))?;
-    let value = rest.split([' ', '-']).next()?;
-    let with_port = value.parse::<std::net::SocketAddr>().map(|at| (at.ip(), Some(at.port())));
-    with_port.ok().or_else(|| Some((value.trim_matches(['[', ']']).parse().ok()?, None)))
 }
 
 /// Follows the packet through the base chains of these hooks that concern its family, and hands each to `visit`. The tables that the program of
@@ -264,19 +255,4 @@ pub(super) fn of_nftables(way: &Way, family: Family, instance: &str, has_iptable
         steps.push(outcome.step(&name, &remedy));
     })?;
     Ok(steps)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::destination;
-
-    #[test]
-    fn the_target_of_a_dnat_rule_is_read_with_and_without_a_port() {
-        let of = |target: &str| destination(&format!("-A KUBE-SEP-X -p udp -j DNAT --to-destination {target}"));
-        assert_eq!(of("10.5.2.3:53"), Some(("10.5.2.3".parse().unwrap(), Some(53))));
-        assert_eq!(of("[fd00::3]:53"), Some(("fd00::3".parse().unwrap(), Some(53))));
-        assert_eq!(of("10.5.2.3 --random"), Some(("10.5.2.3".parse().unwrap(), None)));
-        assert_eq!(of("somewhere"), None);
-        assert_eq!(destination("dnat to 10.5.2.3:53 (handle 4)"), Some(("10.5.2.3".parse().unwrap(), Some(53))));
-    }
 }

@@ -56,14 +56,13 @@ pub struct SameMac {
 /// Returns the MAC addresses of uplinks that other hosts have, too, as the neighbours of the kernel show them.
 pub(super) fn same_macs(tables: &Tables<'_>, path: &PathLinks) -> Vec<SameMac> {
     let is_own = |addr: IpAddr| tables.addrs.iter().any(|own| own.addr == addr);
-    let is_uplink = |link: &&Link| path.links.iter().any(|one| one.is_uplink && one.name == link.name);
     let same_mac = |link: &Link| {
         let mac = link.mac?;
         let of_link = tables.neighbours.iter().filter(|neigh| neigh.index == link.index && neigh.mac == mac);
         let mut others = of_link.map(|neigh| neigh.addr).filter(|addr| !is_own(*addr));
         Some(SameMac { link: link.name.clone(), mac, addr: others.next()?, more: others.count() })
     };
-    tables.links.iter().filter(is_uplink).filter_map(same_mac).collect()
+    tables.links.iter().filter(|link| path.is_uplink(&link.name)).filter_map(same_mac).collect()
 }
 
 /// Asks for the addresses of the uplinks.
@@ -75,8 +74,7 @@ pub(super) fn read(tables: &Tables<'_>, path: &PathLinks) -> io::Result<Vec<Dupl
     // A link of this host may answer for an address of another one.
     let own: BTreeSet<Mac> = links.iter().filter_map(|link| link.mac).collect();
     let mut found = BTreeSet::new();
-    let uplinks = links.iter().filter(|link| path.links.iter().any(|one| one.is_uplink && one.name == link.name));
-    for link in uplinks.filter(|link| link.up) {
+    for link in links.iter().filter(|link| link.up && path.is_uplink(&link.name)) {
         let (Some(mac), of_link) = (link.mac, addrs.iter().filter(|addr| addr.index == link.index && addr.global))
         else {
             continue;

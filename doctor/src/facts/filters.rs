@@ -8,7 +8,7 @@ use weft_netlink::rtnl::{Link, Qdisc};
 use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{attr, attr_after, attrs, i32_at, messages, text, u8_at, u32_at};
 
-use crate::known_links::{BRIDGE, is_of_routed_pod};
+use crate::known_links::{bridge, is_of_routed_pod};
 
 /// Maximum number of links whose filters are read.
 const MAX_LINKS: usize = 64;
@@ -70,7 +70,7 @@ pub struct PodFilter {
 /// # Errors
 /// The kernel does not answer.
 pub(super) fn read(links: &[Link], qdiscs: &[Qdisc]) -> io::Result<Vec<PodFilter>> {
-    let bridge = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge").map(|link| link.index);
+    let bridge = bridge(links).map(|link| link.index);
     let is_of_pods = |link: &&Link| {
         is_of_routed_pod(link) || bridge.is_some_and(|bridge| link.index == bridge || link.master == bridge)
     };

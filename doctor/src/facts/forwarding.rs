@@ -26,8 +26,8 @@ pub(super) fn read(tables: &Tables<'_>) -> Forwarding {
     let names = wanted.map(|link| link.name.as_str()).chain(["default"]);
     let is_off = |name: &&str| sysctl::number(&format!("ipv4/conf/{name}/forwarding")) == Some(0);
     Forwarding {
-        v4: sysctl::number("ipv4/ip_forward"),
-        v6: sysctl::number("ipv6/conf/all/forwarding"),
+        v4: sysctl::forwarding(true),
+        v6: sysctl::forwarding(false),
         off: names.filter(is_off).map(str::to_owned).collect(),
     }
 }

@@ -3,13 +3,12 @@
 //! The layout of the messages is that of linux/xfrm.h.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use netlink_sys::protocols::NETLINK_XFRM;
 use nix::libc;
 use weft_netlink::socket::{Netlink, absent};
-use weft_netlink::wire::{attr_after, i32_at, messages, u8_at, u16_at, u32_at};
+use weft_netlink::wire::{attr_after, i32_at, ip, messages, u8_at, u16_at, u32_at};
 
 const XFRM_MSG_NEWPOLICY: u16 = 0x13;
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
@@ -113,12 +112,12 @@ fn policy(info: &[u8]) -> Option<Policy> {
         || is_set(XFRMA_IF_ID);
     let family = i32::from(u16_at(info, FAMILY));
     let net = |at: usize, length: usize| {
-        let addr: IpAddr = match family {
-            libc::AF_INET => Ipv4Addr::from(<[u8; 4]>::try_from(info.get(at..at + 4)?).ok()?).into(),
-            libc::AF_INET6 => Ipv6Addr::from(<[u8; 16]>::try_from(info.get(at..at + 16)?).ok()?).into(),
+        let size = match family {
+            libc::AF_INET => 4,
+            libc::AF_INET6 => 16,
             _ => return None,
         };
-        IpNet::new(addr, u8_at(info, length)).ok()
+        IpNet::new(ip(info.get(at..at + size)?)?, u8_at(info, length)).ok()
     };
     let takes = u8_at(info, ACTION) == XFRM_POLICY_BLOCK || has(XFRMA_TMPL).is_some();
     let (from, to) = (net(SOURCE, SOURCE_LENGTH)?, net(0, DESTINATION_LENGTH)?);

@@ -57,7 +57,8 @@ pub struct Limits {
 /// Reads the limits. `dirs` contains directories that are written; those that do not exist are left out.
 pub(super) fn read(dirs: &[&Path]) -> Limits {
     let (instances, watches) = inotify().unzip();
-    let fill = |max: &str, entries: Option<u64>| Some(Fill { entries: entries?, max: number(max)? });
+    let max_of = |what: &str| sysctl::number_in(&Path::new("/proc/sys/fs/inotify").join(what));
+    let fill = |what: &str, entries: Option<u64>| Some(Fill { entries: entries?, max: max_of(what)? });
     let text = fs::read_to_string("/proc/sys/fs/file-nr").unwrap_or_default();
     let words: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let files = match words[..] {
@@ -69,17 +70,12 @@ pub(super) fn read(dirs: &[&Path]) -> Limits {
     let unwritable =
         written.filter_map(|dir| Some(UnwritableDir { dir: dir.to_path_buf(), why: unwritable(&dir.join("file"))? }));
     Limits {
-        inotify: fill("/proc/sys/fs/inotify/max_user_instances", instances),
-        watches: fill("/proc/sys/fs/inotify/max_user_watches", watches),
+        inotify: fill("max_user_instances", instances),
+        watches: fill("max_user_watches", watches),
         files,
         threads: threads(),
         unwritable: unwritable.collect(),
     }
-}
-
-/// Returns the number in a file.
-fn number(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// Counts the inotify instances of root's processes, and what they watch. Each watch is a line of `/proc/PID/fdinfo/FD`
@@ -103,7 +99,8 @@ fn inotify() -> Option<(u64, u64)> {
 fn threads() -> Option<Fill> {
     let text = fs::read_to_string("/proc/loadavg").ok()?;
     let (_, all) = text.split_whitespace().nth(3)?.split_once('/')?;
-    let max = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
+    let number = |name: &str| sysctl::number_in(&Path::new("/proc/sys/kernel").join(name));
+    let max = number("pid_max")?.min(number("threads-max")?);
     Some(Fill { entries: all.parse().ok()?, max })
 }
 

@@ -98,9 +98,7 @@ fn nft_masquerades(subnets: &[IpNet], to_peers: &[WayToPeers], iptables: &[Saved
             let packet = Packet { from, to, proto: None, port: None };
             let tested = Tested::new(&packet, Some(BRIDGE), Some(link));
             let outcome = nft::follow(&mut netlink, chain, tested)?;
-            // The packet may never come to a rule behind one that is not evaluated.
-            let is_certain = outcome.not_evaluated.is_none_or(|(fate, _)| fate == Fate::SourceTranslated);
-            if let Some((Fate::SourceTranslated, rule)) = outcome.fate.filter(|_| is_certain) {
+            if let Some((Fate::SourceTranslated, rule)) = outcome.certain() {
                 found.push(NftRule { chain: chain.path(), rule });
             }
         }

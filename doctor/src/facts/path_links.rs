@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use weft_netlink::rtnl::{Addr, Link, Qdisc};
 
 use super::tables::Tables;
-use crate::known_links::{BRIDGE, is_ours};
+use crate::known_links::{BRIDGE, bridge, is_ours};
 use crate::sysctl;
 
 /// The queueing discipline that delays and drops packets, for tests.
@@ -94,11 +94,18 @@ pub struct PathLinks {
     pub duplicates: Vec<DuplicateV6>,
 }
 
+impl PathLinks {
+    /// Returns true for the name of an uplink.
+    pub(crate) fn is_uplink(&self, name: &str) -> bool {
+        self.links.iter().any(|link| link.is_uplink && link.name == name)
+    }
+}
+
 /// Reads from the tables of the kernel. `published` contains the addresses that this node publishes, if they are known.
 pub(super) fn read(tables: &Tables<'_>, qdiscs: &[Qdisc], published: &[IpAddr]) -> PathLinks {
     let Tables { links, addrs, routes, .. } = *tables;
     let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
-    let bridge = links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
+    let bridge = bridge(links).map(|link| link.index);
     let of_link = |link: &Link| qdiscs.iter().filter(|qdisc| qdisc.index == link.index).collect::<Vec<_>>();
     let suspects = |link: &Link| {
         let qdiscs = of_link(link);

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use weft_netlink::rtnl::{Addr, BridgePort, Link, Route};
 
 use super::tables::Tables;
-use crate::known_links::{BRIDGE, is_of_routed_pod, is_ours};
+use crate::known_links::{self, is_of_routed_pod, is_ours};
 
 /// The bridge plugin names the host's end of a pod's veth pair so, followed by eight hexadecimal digits.
 const VETH: &str = "veth";
@@ -77,7 +77,7 @@ pub struct Bridge {
 
 /// Reads the bridge of the CNI plugin, if there is one.
 pub(super) fn bridge(tables: &Tables<'_>) -> Option<Bridge> {
-    let link = tables.links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge")?;
+    let link = known_links::bridge(tables.links)?;
     let of_link = tables.addrs.iter().filter(|addr| addr.index == link.index && addr.global);
     Some(Bridge { mtu: link.mtu, addrs: of_link.map(|addr| addr.addr).collect() })
 }
@@ -85,7 +85,7 @@ pub(super) fn bridge(tables: &Tables<'_>) -> Option<Bridge> {
 /// Reads from the tables of the kernel what concerns pods.
 pub(super) fn read(tables: &Tables<'_>) -> PodLinks {
     let Tables { links, addrs, routes, .. } = *tables;
-    let bridge = links.iter().find(|link| link.name == BRIDGE && link.kind == "bridge");
+    let bridge = known_links::bridge(links);
     let of_bridge = |link: &Link| bridge.is_some_and(|bridge| link.master == bridge.index);
     let of_pods = links.iter().filter(|link| of_bridge(link) || is_of_routed_pod(link));
     let pod_link = |link: &Link| PodLink {

@@ -27,7 +27,7 @@ use super::policy_rules::PolicyRules;
 use super::tables::Tables;
 use crate::kernel::Kernel;
 use crate::kernel::entries::RouteKind;
-use crate::known_links::{BRIDGE, is_ours};
+use crate::known_links::{bridge, is_ours};
 
 /// What is sent before the silence of a node counts, and how long answers are waited for each time. The kernel of a node sends few messages about errors:
 /// where it has no route, one costs two seconds (`ip_error` and `icmpv4_xrlim_allow`), and a request that comes earlier costs one of them again.
@@ -95,7 +95,7 @@ enum Kind {
 /// There are no raw sockets, for example because the caller is not root.
 pub(super) fn read(tables: &Tables<'_>, own: &[IpNet]) -> io::Result<PodWay> {
     let mut found = PodWay::default();
-    let bridge = tables.links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
+    let bridge = bridge(tables.links).map(|link| link.index);
     let is_tunnel = |index: u32| tables.link(index).is_some_and(is_ours);
     let direct = |route: &Route| {
         let subnet = IpNet::new(route.dst?, route.len).ok()?;

@@ -11,9 +11,8 @@ use weft_netlink::socket::{Netlink, absent};
 use weft_netlink::wire::{attrs_after, messages, u8_at, u32_at};
 
 use crate::kernel::Kernel;
-use crate::kernel::entries::{Route, RouteKind};
+use crate::kernel::entries::{MAIN, Route, RouteKind};
 
-const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// Size of `struct fib_rule_hdr` in bytes.
 const HEADER: usize = 12;
 /// Attributes of rules (linux/fib_rules.h).

@@ -105,7 +105,7 @@ impl Tunnel {
             return None;
         }
         let published = tables.published_here(published, peer);
-        let from = published.unwrap_or_else(|| unspecified(peer));
+        let from = published.unwrap_or_else(|| unspecified(peer.is_ipv4()));
         let asked = Packet { from, to: peer, proto: Some(self.proto()), port: self.port() };
         let Lookup::Route(route) = kernel.route(&asked, None) else { return None };
         let (own, link) = (published.or(route.source)?, tables.link(route.device)?);

@@ -17,7 +17,7 @@ use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
 use crate::kernel::entries::Packet;
 use crate::kernel::nft;
-use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
+use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow, names_source, new_source};
 use crate::saved_rules::{SavedRules, is_listed};
 use crate::sources::NodeSources;
 
@@ -83,17 +83,16 @@ impl Flow {
         command: String,
         published: &[IpAddr],
     ) -> Option<Translation> {
-        let (fate, rule) = outcome.fate?;
-        if outcome.not_evaluated.is_some_and(|(other, _)| other != fate) {
-            return None;
-        }
+        let (fate, rule) = outcome.certain()?;
         let change = match fate {
             Fate::DestinationTranslated => Change::Destination,
             Fate::SourceTranslated => {
-                let to = if is_source(&rule) { source_of(&rule) } else { self.masqueraded };
+                let is_named = names_source(&rule);
+                let named = new_source(&rule).filter(|new| new.is_only).map(|new| new.addr);
+                let to = if is_named { named } else { self.masqueraded };
                 let is_kept = to.is_some_and(|to| to == self.of_tunnel.packet.from || published.contains(&to));
                 // Of a link without an address it is not known what a masquerade does.
-                if is_kept || (to.is_none() && !is_source(&rule)) {
+                if is_kept || (to.is_none() && !is_named) {
                     return None;
                 }
                 Change::Source { from: self.of_tunnel.packet.from, to }
@@ -107,24 +106,6 @@ impl Flow {
         let what = self.of_tunnel.what.clone();
         Some(Translation { chain, rule, what, change, remedy, of_reached: self.of_reached })
     }
-}
-
-/// Returns true if a rule names the new source, which may be one of several.
-fn is_source(rule: &str) -> bool {
-    rule.contains("--to-source ") || rule.contains("snat to ")
-}
-
-/// Returns the new source that a rule names, if it is one address.
-fn source_of(rule: &str) -> Option<IpAddr> {
-    let (_, rest) = rule.split_once("--to-source ").or_else(|| rule.split_once("snat to "))?;
-    let word = rest.split(' ').next()?;
-    // Ports may follow, behind an IPv6 address in brackets.
-    let address = match word.strip_prefix('[') {
-        Some(rest) => rest.split(']').next()?,
-        None if word.contains('.') => word.split(':').next()?,
-        None => word,
-    };
-    address.parse().ok()
 }
 
 /// Follows the packets of the tunnel between this node and some peers through the chains that translate addresses.
@@ -236,26 +217,4 @@ fn of_nftables(flows: &[Flow], iptables: &[SavedRules], published: &[IpAddr]) ->
         }
     }
     Ok(found)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_new_source_of_a_rule_is_read_if_it_is_one_address() {
-        for (rule, wanted) in [
-            ("-A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.5", Some("192.0.2.5")),
-            ("-A POSTROUTING -p udp -j SNAT --to-source 192.0.2.5:4000 --random", Some("192.0.2.5")),
-            ("-A POSTROUTING -j SNAT --to-source fd00::5", Some("fd00::5")),
-            ("-A POSTROUTING -p udp -j SNAT --to-source [fd00::5]:4000-5000", Some("fd00::5")),
-            ("-A POSTROUTING -p udp -j SNAT --to-source 192.0.2.5:4000-5000", Some("192.0.2.5")),
-            ("-A POSTROUTING -j SNAT --to-source 192.0.2.5-192.0.2.9", None),
-            ("oifname eth0 snat to 192.0.2.5 (handle 4)", Some("192.0.2.5")),
-            ("oifname eth0 snat to <address> (handle 4)", None),
-            ("-A POSTROUTING -j MASQUERADE", None),
-        ] {
-            assert_eq!(source_of(rule), wanted.map(|addr| addr.parse().unwrap()), "{rule}");
-        }
-    }
 }

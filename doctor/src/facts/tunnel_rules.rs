@@ -2,7 +2,6 @@
 //! Rules of firewalls on this node that drop packets between nodes: those of the tunnel itself, and forwarded packets of pods.
 
 use std::io;
-use std::net::IpAddr;
 
 use ipnet::IpNet;
 use weft_backends::owner::PROTOCOL;
@@ -15,12 +14,12 @@ use super::host_firewalls::HostFirewall;
 use super::tables::Tables;
 use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
-use crate::kernel::entries::{Packet, Proto};
+use crate::kernel::entries::{Packet, Proto, unspecified};
 use crate::kernel::links::{Point, drops};
 use crate::kernel::nft;
 use crate::kernel::queues;
 use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
-use crate::known_links::BRIDGE;
+use crate::known_links::{BRIDGE, bridge};
 use crate::saved_rules::{FILTER, SavedRules, is_listed};
 use crate::sources::NodeSources;
 
@@ -150,7 +149,7 @@ pub(super) fn read(
         let port = tunnel.port().filter(|_| sources.peers.is_empty());
         flows.extend(port.and_then(|port| from_any_node(tables, port)));
     }
-    if let Some(bridge) = tables.links.iter().find(|link| link.name == BRIDGE) {
+    if let Some(bridge) = bridge(tables.links) {
         let ports: Vec<&Link> = tables.links.iter().filter(|link| link.master == bridge.index).collect();
         for own in subnets.iter().map(IpNet::trunc) {
             flows.extend(of_pods(tables, &ports, own));
@@ -211,7 +210,7 @@ fn from_any_node(tables: &Tables<'_>, port: u16) -> Option<Flow> {
 }
 
 fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
-    let any = if is_ipv4 { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0; 16]) };
+    let any = unspecified(is_ipv4);
     Flow {
         kind: Kind::AnyNode,
         packet: Packet { from: any, to: any, proto: Some(Proto::Udp), port: Some(port) },

@@ -14,11 +14,10 @@ use super::peer_port::{self, Question};
 use super::tables::Tables;
 use super::tunnel::Tunnel;
 use crate::kernel::Kernel;
-use crate::kernel::entries::{self, Lookup, Packet, RouteKind, unspecified};
+use crate::kernel::entries::{self, Lookup, MAIN, Packet, RouteKind, unspecified};
 use crate::known_links::is_ours;
 use crate::sources::{NodeSources, PeerAddress};
 
-pub(crate) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// The device of the tunnel, where this node has none.
 const USUAL_DEVICE: &str = "flannel.1";
 
@@ -114,7 +113,7 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, tunnel: Option<Tu
     let (mut found, mut silent) = (Vec::new(), Vec::new());
     for peer in others {
         let to = peer.addr;
-        let from = tables.published_here(&sources.published, to).unwrap_or_else(|| unspecified(to));
+        let from = tables.published_here(&sources.published, to).unwrap_or_else(|| unspecified(to.is_ipv4()));
         let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
         match tables.fault(peer, &lookup, sources) {
             Some(fault) => found.push(PeerFault { peer: to, fault }),
@@ -190,7 +189,7 @@ impl Tables<'_> {
 
     /// Returns the routes of the main table that lead to this address.
     fn routes_to(&self, to: IpAddr) -> impl Iterator<Item = (IpNet, &Route)> {
-        let any = unspecified(to);
+        let any = unspecified(to.is_ipv4());
         let of_family = self.routes.iter().filter(move |route| route.v6 == to.is_ipv6());
         let net = move |route: &Route| IpNet::new(route.dst.unwrap_or(any), route.len).ok();
         of_family.filter_map(move |route| Some((net(route)?, route))).filter(move |(net, _)| net.contains(&to))

@@ -15,8 +15,8 @@ use weft_netlink::rtnl::{Link, Route, Vxlan};
 use super::policy_rules::{Marked, RouteOfWeft};
 use super::tables::Tables;
 use crate::kernel::Kernel;
-use crate::kernel::entries::{Lookup, Packet, RouteKind, unspecified};
-use crate::known_links::{BRIDGE, is_of_routed_pod, is_ours};
+use crate::kernel::entries::{Lookup, MAIN, Packet, RouteKind, unspecified};
+use crate::known_links::{BRIDGE, bridge, is_of_routed_pod, is_ours};
 use crate::sysctl;
 
 /// A vxlan device.
@@ -192,7 +192,7 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFact
     let of_weft = routes.iter().filter(|route| route.protocol == PROTOCOL && route.index != 0);
     let of_weft = of_weft.filter_map(|route| Some(RouteOfWeft { dst: destination(route)?, route }));
     let of_weft: Vec<RouteOfWeft<'_>> = of_weft.collect();
-    let bridge = links.iter().find(|link| link.name == BRIDGE && link.up).map(|link| link.index);
+    let bridge = bridge(links).filter(|link| link.up).map(|link| link.index);
     facts.bypasses = bypasses(tables, &of_weft, subnets, bridge)?;
     facts.marked = tables.policy.marked(&of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
     facts.managed = managed(links, Path::new("/run"));
@@ -224,7 +224,7 @@ fn bypasses(
         let pod = subnets.iter().find(|subnet| subnet.addr().is_ipv4() == to.is_ipv4());
         let pod = pod.and_then(|subnet| subnet.trunc().hosts().nth(1));
         let of_pod = pod.zip(bridge).map(|(pod, bridge)| asked(pod, Some(bridge)));
-        for asked in [asked(unspecified(to), None)].into_iter().chain(of_pod) {
+        for asked in [asked(unspecified(to.is_ipv4()), None)].into_iter().chain(of_pod) {
             let of_pods = asked.arrives.is_some();
             let lookup = kernel.route(&asked.packet, asked.arrives);
             let Some(instead) = instead(tables, &asked, &lookup) else { continue };
@@ -250,7 +250,7 @@ fn instead(tables: &Tables<'_>, asked: &Asked<'_>, lookup: &Lookup) -> Option<In
             (!is_address).then_some(Instead::Local { table: taken.table, prefix: taken.prefix })
         }
         Lookup::Route(taken) => {
-            let is_usual = [libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from).contains(&taken.table);
+            let is_usual = [MAIN, libc::RT_TABLE_LOCAL.into()].contains(&taken.table);
             let link = || {
                 let device = tables.link(taken.device);
                 device.filter(|_| taken.kind == RouteKind::Unicast).map(|link| link.name.clone())

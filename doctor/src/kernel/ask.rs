@@ -12,7 +12,7 @@ use weft_netlink::rtnl::{self, Neigh};
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_netlink::wire::Writer;
 
-use super::entries::{Device, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
+use super::entries::{Device, Lookup, MAIN, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 
 /// Flags of RTM_GETROUTE: name the routing table; name the entry of the table instead of the result for this destination.
 const RTM_F_LOOKUP_TABLE: u32 = 0x1000;
@@ -102,7 +102,7 @@ impl Kernel {
     /// # Errors
     /// The dump fails.
     pub fn main_table(&mut self, is_ipv4: bool) -> io::Result<Vec<Route>> {
-        self.table(is_ipv4, libc::RT_TABLE_MAIN.into())
+        self.table(is_ipv4, MAIN)
     }
 
     /// Returns the routes of one family in a table.

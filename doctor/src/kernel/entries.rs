@@ -5,10 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
+use nix::libc;
 use weft_backends::owner::{ALIAS, PROTOCOL};
 pub use weft_backends::state::Mac;
 pub use weft_netlink::rtnl::RouteKind;
 use weft_netlink::rtnl::{self, Link};
+
+/// The number of the main routing table.
+pub const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
 /// The packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,9 +47,9 @@ impl Packet {
     }
 }
 
-/// Returns the address that stands for any one of this family: 0.0.0.0 or ::.
-pub(crate) fn unspecified(addr: IpAddr) -> IpAddr {
-    if addr.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+/// Returns the address that stands for any one of a family: 0.0.0.0 or ::.
+pub(crate) fn unspecified(is_ipv4: bool) -> IpAddr {
+    if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// A transport protocol.
@@ -206,10 +210,9 @@ impl Route {
 
 impl From<rtnl::Route> for Route {
     fn from(route: rtnl::Route) -> Route {
-        let any = || if route.v6 { [0; 16].into() } else { [0; 4].into() };
         Route {
             kind: route.kind,
-            prefix: IpNet::new(route.dst.unwrap_or_else(any), route.len).ok(),
+            prefix: IpNet::new(route.dst.unwrap_or_else(|| unspecified(!route.v6)), route.len).ok(),
             protocol: route.protocol,
             table: route.table,
             gateway: route.gateway.or(route.via),

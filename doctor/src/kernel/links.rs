@@ -100,8 +100,7 @@ pub fn drops(
                 continue;
             }
             let outcome = nft::follow(netlink, &at.chain, point.tested(tested))?;
-            // A rule that is not evaluated may accept the packet before.
-            let is_certain = outcome.may_pass.is_none() && outcome.some_pass.is_none();
+            let is_certain = outcome.lets_none_pass();
             let (rule, remedy) = match outcome.fate {
                 Some((Fate::Dropped, rule)) => (rule, remove_nft_rule(&path)),
                 None if at.chain.drops => {

@@ -6,6 +6,7 @@
 //! followed, and the first such rule is quoted.
 
 mod chance;
+mod new_address;
 mod outcome;
 
 use std::net::IpAddr;
@@ -17,6 +18,7 @@ use weft_netlink::nftables::Hook;
 
 use super::entries::{Packet, Proto};
 use super::queues::{Queue, UNREAD};
+pub use new_address::{names_source, new_destination, new_source};
 pub use outcome::{Fate, Outcome};
 
 /// How deep jumps are followed, as in nftables (NFT_JUMP_STACK_SIZE of the kernel).
@@ -338,16 +340,20 @@ fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
 }
 
 fn inside(value: &str, (address, known_bits): (IpAddr, Option<u8>)) -> Matches {
-    let Ok(net) = value.parse::<IpNet>().or_else(|_| value.parse::<IpAddr>().map(IpNet::from)) else {
-        return Matches::Unknown;
-    };
+    let Some(net) = net(value) else { return Matches::Unknown };
     match known_bits.and_then(|bits| IpNet::new(address, bits).ok()) {
         Some(all) if !net.contains(&all) && all.contains(&net) => Matches::Unknown,
         _ => Matches::from(net.contains(&address)),
     }
 }
 
-fn is_interface(value: &str, name: &str) -> bool {
+/// Returns the addresses for which a word stands that is an address range or an address.
+pub(crate) fn net(word: &str) -> Option<IpNet> {
+    word.parse().ok().or_else(|| word.parse::<IpAddr>().ok().map(IpNet::from))
+}
+
+/// Returns true if an interface has a name that a rule of iptables tests.
+pub(crate) fn is_interface(value: &str, name: &str) -> bool {
     match value.strip_suffix('+') {
         Some(beginning) => name.starts_with(beginning),
         None => value == name,

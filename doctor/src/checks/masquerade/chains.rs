@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Follows a packet through the chains of `iptables-save`, as far as its rules say what they match. Pure functions.
+//! Follows the packets from all pods of this node to those of all others through the chains of `iptables-save`, as far as their rules say what they
+//! match. [`crate::kernel::rules`] follows one packet, and does not tell a rule for some of these packets from one that is not understood. Pure
+//! functions.
 
 use ipnet::IpNet;
 use weft_cni::iptables::{Table, words};
+
+use crate::kernel::rules::{is_interface, net};
 
 /// Chains may call each other no deeper than this.
 const DEPTH: u8 = 8;
@@ -79,8 +83,6 @@ fn judge(rule: &str, packet: &PodPacket<'_>) -> (Match, String) {
     let (mut at, mut negated) = (0, false);
     while let Some(word) = words.get(at) {
         let value = words.get(at + 1).map(String::as_str).unwrap_or_default();
-        let net =
-            || value.parse::<IpNet>().ok().or_else(|| value.parse().ok().map(|addr: std::net::IpAddr| addr.into()));
         let (matches, taken) = match word.as_str() {
             "!" => {
                 (negated, at) = (true, at + 1);
@@ -90,8 +92,8 @@ fn judge(rule: &str, packet: &PodPacket<'_>) -> (Match, String) {
                 value.clone_into(&mut target);
                 break;
             }
-            "-s" => (net().map_or(Match::Unknown, |net| of_net(net, packet.from, negated)), 2),
-            "-d" => (net().map_or(Match::Unknown, |net| of_net(net, packet.to, negated)), 2),
+            "-s" => (net(value).map_or(Match::Unknown, |net| of_net(net, packet.from, negated)), 2),
+            "-d" => (net(value).map_or(Match::Unknown, |net| of_net(net, packet.to, negated)), 2),
             "-o" => (of_links(value, packet.links, negated), 2),
             "-m" if value == "comment" => (Match::All, 2),
             "--comment" => (Match::All, 2),
@@ -111,8 +113,7 @@ fn of_net(net: IpNet, range: IpNet, negated: bool) -> Match {
 }
 
 fn of_links(name: &str, links: &[&str], negated: bool) -> Match {
-    let is_it = |link: &&&str| name.strip_suffix('+').map_or(**link == name, |start| link.starts_with(start));
-    let matched = links.iter().filter(|link| is_it(link) != negated).count();
+    let matched = links.iter().filter(|link| is_interface(name, link) != negated).count();
     match matched {
         0 => Match::None,
         all if all == links.len() => Match::All,

@@ -61,12 +61,24 @@ impl Outcome {
         self.doubt(Fate::Dropped, rules);
     }
 
+    /// Returns true if no rule lets the packet pass before the decision, or might do so.
+    pub fn lets_none_pass(&self) -> bool {
+        self.may_pass.is_none() && self.some_pass.is_none()
+    }
+
     /// Returns the rule that certainly drops the packet.
     pub fn certainly_dropped(&self) -> Option<&str> {
         match &self.fate {
-            Some((Fate::Dropped, rule)) if self.may_pass.is_none() && self.some_pass.is_none() => Some(rule),
+            Some((Fate::Dropped, rule)) if self.lets_none_pass() => Some(rule),
             _ => None,
         }
+    }
+
+    /// Returns what becomes of the packet, with the deciding rule, unless one that was not evaluated could decide otherwise: the packet may never come
+    /// to a rule behind it.
+    pub fn certain(self) -> Option<(Fate, String)> {
+        let (fate, rule) = self.fate?;
+        self.not_evaluated.is_none_or(|(other, _)| other == fate).then_some((fate, rule))
     }
 
     /// Returns the rule because of which only some packets are dropped: it drops them, or it lets the others pass.
