@@ -113,7 +113,7 @@ impl Kernel {
         let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 };
         let fixed = [family as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let data = self.netlink.dump(libc::RTM_GETROUTE, |w, kind, flags| w.begin(kind, flags, &fixed))?;
-        Ok(rtnl::routes(&data).filter(|route| route.table == table).map(Route::from).collect())
+        Ok(of_table(&data, is_ipv4, table))
     }
 
     /// Returns the neighbour with this address on a device.
@@ -147,6 +147,12 @@ impl Kernel {
         let entry = rtnl::bridge_entries(&answer.ok()?.ok()?).next()?;
         entry.is_written().then_some(entry.port)
     }
+}
+
+/// Returns the routes of one family and one table in a dump. A kernel without IPv6 answers the question for its routes with those of all other
+/// families.
+fn of_table(data: &[u8], is_ipv4: bool, table: u32) -> Vec<Route> {
+    rtnl::routes(data).filter(|route| route.v6 != is_ipv4 && route.table == table).map(Route::from).collect()
 }
 
 /// Returns the route with the longest prefix that contains this address.
@@ -192,5 +198,30 @@ fn one_entry<T>(answer: io::Result<Result<Vec<u8>, Refusal>>, found: impl Fn(Nei
         Ok(Err(refusal)) if refusal.errno == Errno::ENOENT => Read::Missing,
         Ok(Err(refusal)) => Read::Unreadable(refusal.errno.desc().to_owned()),
         Err(error) => Read::Unreadable(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kernel that was booted with ipv6.disable=1 answers so.
+    #[test]
+    fn routes_of_ipv4_are_no_answer_to_the_question_for_those_of_ipv6() {
+        let main = u32::from(libc::RT_TABLE_MAIN);
+        let dump = |family: i32, bits: u8, dst: &[u8]| {
+            let mut w = Writer::default();
+            let fixed = [family as u8, bits, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_STATIC, 0, libc::RTN_UNICAST, 0, 0, 0, 0];
+            w.begin(libc::RTM_NEWROUTE, 0, &fixed);
+            w.attr(libc::RTA_DST, dst);
+            w.end(1);
+            w.bytes().to_vec()
+        };
+        let four = dump(libc::AF_INET, 24, &[10, 5, 2, 0]);
+        let six = dump(libc::AF_INET6, 16, &[0xfd; 16]);
+        let number = |data: &[u8], is_ipv4, table| of_table(data, is_ipv4, table).len();
+        assert_eq!((number(&four, true, main), number(&four, false, main)), (1, 0));
+        assert_eq!((number(&six, true, main), number(&six, false, main)), (0, 1));
+        assert_eq!(number(&four, true, main + 1), 0, "another table");
     }
 }
