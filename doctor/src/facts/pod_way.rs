@@ -10,6 +10,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -104,9 +105,16 @@ pub(super) fn read(tables: &Tables<'_>, own: &[IpNet]) -> io::Result<PodWay> {
     let of_weft = tables.routes.iter().filter(|route| route.protocol == PROTOCOL && !is_tunnel(route.index));
     let (four, six): (Vec<Direct>, Vec<Direct>) =
         of_weft.filter_map(direct).partition(|direct| direct.gateway.is_ipv4());
-    for nodes in [four, six] {
-        let nodes = &nodes[..nodes.len().min(MAX_NODES)];
-        for (node, answer) in nodes.iter().zip(ask(tables.policy, nodes)?) {
+    let (four, six) = (&four[..four.len().min(MAX_NODES)], &six[..six.len().min(MAX_NODES)]);
+    // Silence takes six seconds, so it is waited for only once. A thread begins in the network namespace of the one that starts it.
+    let (of_four, of_six) = thread::scope(|scope| {
+        let of_six = scope.spawn(|| ask(tables.policy, six));
+        let of_four = ask(tables.policy, four);
+        let ended = of_six.join().unwrap_or_else(|_| Err(io::Error::other("the thread for IPv6 has failed")));
+        (of_four, ended)
+    });
+    for (nodes, answers) in [(four, of_four?), (six, of_six?)] {
+        for (node, answer) in nodes.iter().zip(answers) {
             match answer {
                 Some(true) => found.answering += 1,
                 Some(false) => found.silent.push(*node),
