@@ -34,7 +34,7 @@ use crate::log::Reminder;
 use crate::node::{NextStep, Node, NodeContext};
 use crate::observe::fault_events::EventReporter;
 use crate::observe::health::{self, Pages, Readiness};
-use crate::observe::history::recorder::{self, Recorder};
+use crate::observe::history::recorder::{self, EARLIER_WAS_KILLED, Recorder};
 use crate::observe::mesh::page::MeshPage;
 use crate::observe::mesh::row::{Row, RowAnswer};
 use crate::observe::metrics::Metrics;
@@ -93,6 +93,7 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
     let mut socket =
         AgentSocket::bind(&options.socket).with_context(|| format!("socket {}", options.socket.display()))?;
+    let was_killed = socket.was_left();
     let (requests, received_requests) = mpsc::channel(16);
     let mut helpers = JoinSet::new();
     if let Some(address) = options.health {
@@ -102,7 +103,8 @@ pub async fn serve<K: Kernel + 'static, M: Monitor + 'static>(
     }
     let ready = readiness.clone();
     helpers.spawn_local(async move { socket.serve(requests, ready).await });
-    let surroundings = Surroundings { requests: received_requests, readiness, metrics, traffic_rules: true };
+    let surroundings =
+        Surroundings { requests: received_requests, readiness, metrics, traffic_rules: true, was_killed };
     serve_in(surroundings, options, store, (kernel, monitor), shutdown).await
 }
 
@@ -117,6 +119,8 @@ pub struct Surroundings {
     pub metrics: Arc<Metrics>,
     /// The agent writes traffic rules into nftables or iptables. Otherwise it has no task for them, and must want none.
     pub traffic_rules: bool,
+    /// The agent before this one was killed or crashed.
+    pub was_killed: bool,
 }
 
 /// Runs the agent as [`serve`] does, without a socket and an HTTP server of its own.
@@ -131,12 +135,12 @@ pub async fn serve_in<K: Kernel + 'static, M: Monitor + 'static>(
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<ExitCode> {
     let mut shutdown = pin!(shutdown);
-    let Surroundings { requests: mut received_requests, readiness, metrics, traffic_rules } = surroundings;
+    let Surroundings { requests: mut received_requests, readiness, metrics, traffic_rules, was_killed } = surroundings;
     let mut helpers = JoinSet::new();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), store = store.describe(), "weft starts");
 
     prepare_files(&options);
-    let recorder = open_history(&options).await;
+    let recorder = open_history(&options, was_killed).await;
     old_routes::replace(&mut kernel, &options.subnet_file, options.rules.fences);
     let condition = ConditionReporter::new(store.clone(), options.unwell_after);
     let (notify, events) = (Notify::new(), EventReporter::new(store.clone()));
@@ -197,9 +201,15 @@ async fn unless<T>(shutdown: Pin<&mut impl Future<Output = ()>>, future: impl Fu
     }
 }
 
-/// Goes on with the history of an earlier run.
-async fn open_history(options: &Options) -> Recorder {
-    Recorder::open(options.state_dir.as_deref().map(|dir| recorder::file(dir, &options.subnet_file))).await
+/// Goes on with the history of an earlier run, and records there how that run ended if it was killed.
+async fn open_history(options: &Options, was_killed: bool) -> Recorder {
+    let file = options.state_dir.as_deref().map(|dir| recorder::file(dir, &options.subnet_file));
+    let mut recorder = Recorder::open(file).await;
+    if was_killed {
+        tracing::warn!("{EARLIER_WAS_KILLED}");
+        recorder.add_kill();
+    }
+    recorder
 }
 
 /// Brings files of an earlier run in order.

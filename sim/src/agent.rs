@@ -88,8 +88,13 @@ impl Agent {
     ) -> Agent {
         let (requests, received) = mpsc::channel(4);
         let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-        let surroundings =
-            Surroundings { requests: received, readiness: readiness.clone(), metrics, traffic_rules: false };
+        let surroundings = Surroundings {
+            requests: received,
+            readiness: readiness.clone(),
+            metrics,
+            traffic_rules: false,
+            was_killed: false,
+        };
         let (stop, stopped) = oneshot::channel::<()>();
         let agent = async move {
             let shutdown = async move {

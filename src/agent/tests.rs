@@ -76,7 +76,7 @@ async fn a_store_that_did_not_know_its_identity_is_asked_again_when_there_is_a_l
     let store = Rc::new(Late::default());
     let (_requests, requests) = mpsc::channel(1);
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
-    let surroundings = Surroundings { requests, readiness, metrics, traffic_rules: false };
+    let surroundings = Surroundings { requests, readiness, metrics, traffic_rules: false, was_killed: false };
     let kernel = FakeKernel::new(machine(&["192.168.0.1/24"]), PROTOCOL);
     let options = Options { state_dir: Some(dir.path().into()), ..Options::minimal(dir.path()) };
     let asked = store.clone();

@@ -58,7 +58,7 @@ impl<K: Kernel> Node<K> {
         Status {
             ready,
             problems,
-            remarks: self.context.conflist.remark().into_iter().collect(),
+            remarks: self.context.conflist.remark().into_iter().chain(self.context.recorder.remark(now)).collect(),
             subnet: state.subnets.to_string(),
             lease_ttl_s: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at).as_secs()),
             public: self.plan.own().attrs.published().map(|ip| ip.to_string()).collect(),

@@ -18,7 +18,7 @@ use crate::log::text::printable;
 /// Maximum number of changes that a record lists one by one. A pass that makes more, such as the first one, is summarised.
 pub const MAX_LISTED: usize = 64;
 
-/// A history record: one pass that changed something.
+/// A history record: one pass that changed something, or that an earlier agent was killed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryRecord {
     /// Its number, which grows. The next number is the time in microseconds since 1970, or one more than the last number.
@@ -41,6 +41,13 @@ pub struct HistoryRecord {
     /// Number of operations by kind of entry, if the changes are not listed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, usize>,
+}
+
+impl HistoryRecord {
+    /// Returns true for a pass, which changed something or tried to.
+    fn is_pass(&self) -> bool {
+        self.done > 0 || self.failed > 0
+    }
 }
 
 /// What happened to one entry.
@@ -76,7 +83,9 @@ pub fn render(record: &HistoryRecord) -> String {
     let failed = if record.failed > 0 { format!(", {} refused", record.failed) } else { String::new() };
     let took = if record.took_us > 0 { format!(" in {:.1} ms", micros(record.took_us)) } else { String::new() };
     let HistoryRecord { cause, event, done, .. } = record;
-    let mut out = format!("{}  {cause}: {event}; {done} written{failed}{took}\n", time(record.at_ms));
+    // The end of an earlier agent is no pass.
+    let result = if record.is_pass() { format!("; {done} written{failed}{took}") } else { String::new() };
+    let mut out = format!("{}  {cause}: {event}{result}\n", time(record.at_ms));
     for Change { entry, before, after, by, error } in &record.changes {
         let values = match (before, after) {
             (Some(before), Some(after)) => format!("{before} -> {after}"),
@@ -148,6 +157,8 @@ mod tests {
     refused   route 10.5.2.0/24  via 10.5.2.0 (no carrier)
 ";
         assert_eq!(render(&record), wanted);
+        let killed = HistoryRecord { done: 0, failed: 0, changes: vec![], took_us: 0, ..record.clone() };
+        assert_eq!(render(&killed), "2026-11-21 19:06:40.123 UTC  kernel: another program changed entries\n");
         let counts = [("fdb".to_owned(), 50_000), ("route".to_owned(), 50_000)].into();
         let summary = HistoryRecord { changes: vec![], counts, at_ms: u64::MAX, ..record };
         assert!(render(&summary).ends_with("\n    too many to list: fdb 50000, route 50000\n"), "{}", render(&summary));

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use anyhow::Context;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::stat::{Mode, umask};
+use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -80,6 +81,8 @@ enum Answer {
 pub struct AgentSocket {
     listener: UnixListener,
     path: PathBuf,
+    /// An earlier agent left its socket here.
+    was_left: bool,
 }
 
 impl AgentSocket {
@@ -95,11 +98,17 @@ impl AgentSocket {
             );
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
+        let was_left = was_left(path);
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        Ok(AgentSocket { listener: listen(path)?, path: path.to_owned() })
+        Ok(AgentSocket { listener: listen(path)?, path: path.to_owned(), was_left })
+    }
+
+    /// Returns true if the agent before this one left its socket, and so was killed or crashed: one that is stopped removes it.
+    pub fn was_left(&self) -> bool {
+        self.was_left
     }
 
     /// Answers requests until dropped. If somebody deletes the socket, it is made again.
@@ -135,6 +144,17 @@ impl AgentSocket {
             Err(error) => tracing::debug!(%error, "make the socket again"),
         }
     }
+}
+
+/// Returns true if there is a socket that was made since the boot. That of an earlier boot says nothing about the agent, because the machine itself may have
+/// lost its power. A socket whose time is in the future says nothing either.
+fn was_left(path: &Path) -> bool {
+    let age = || {
+        let about = fs::symlink_metadata(path).ok().filter(|about| about.file_type().is_socket())?;
+        about.modified().ok()?.elapsed().ok()
+    };
+    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from);
+    age().zip(since_boot.ok()).is_some_and(|(age, since_boot)| age < since_boot)
 }
 
 /// Creates the socket and its directory.
@@ -447,6 +467,26 @@ mod tests {
         assert!(server.await.unwrap_err().is_cancelled());
         assert!(!path.exists(), "the file must be removed with the socket");
         agent.abort();
+    }
+
+    #[test]
+    fn a_socket_that_was_left_since_the_boot_is_that_of_a_killed_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weft.sock");
+        let is_left = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async { AgentSocket::bind(&path).unwrap().was_left() })
+        };
+        assert!(!is_left(), "the first start");
+        assert!(!is_left(), "the earlier agent was stopped");
+        let leave = || drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        leave();
+        assert!(is_left());
+        leave();
+        let done = std::process::Command::new("touch").args(["-h", "-d", "@0"]).arg(&path).status().unwrap();
+        assert!(done.success() && !is_left(), "it is older than the boot");
+        fs::write(&path, "").unwrap();
+        assert!(!is_left(), "it is no socket");
     }
 
     #[test]

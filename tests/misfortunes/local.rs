@@ -5,11 +5,12 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
 use weft_lab::netns::checked;
 use weft_lab::node::Node;
 use weft_lab::{BackendKind, Lab, LabOptions, Pods, Wiring, wait_for};
 
-use crate::{LIMIT, doctor, gone, named, on_this_thread, options};
+use crate::{LIMIT, doctor, exe, gone, named, on_this_thread, options};
 
 /// Runs a program in the namespace of a node.
 async fn run(node: &Node, line: &str) -> Result<String> {
@@ -325,5 +326,35 @@ fn pods_are_hidden_and_services_are_flushed() {
         named(node, "services", &["kube-proxy (pid ", "KUBE-SERVICES", "restart kube-proxy"]).await?;
         process.kill().await?;
         gone(node, "services").await
+    });
+}
+
+/// 113: whoever asks later must hear that the agent was away, and not because somebody stopped it.
+#[test]
+fn an_agent_that_was_killed_is_recorded_by_the_next_one() {
+    on_this_thread(async {
+        let mut lab = Lab::start(&options()).await?;
+        let node = &mut lab.nodes[0];
+        let said = async |node: &Node, command: &str| -> Result<bool> {
+            let mut asked = node.ns.command(exe::weft_exe());
+            let text = checked(asked.arg(command).arg(format!("--socket={}", node.socket().display()))).await?;
+            // `weft status` breaks lines.
+            let words: Vec<&str> = text.split_whitespace().collect();
+            Ok(words.join(" ").contains("the agent before this one was killed or crashed"))
+        };
+        for (signal, is_said) in [(Signal::SIGTERM, false), (Signal::SIGKILL, true)] {
+            node.stop(signal).await?;
+            node.start()?;
+            node.ready().await?;
+            for command in ["status", "history"] {
+                ensure!(said(node, command).await? == is_said, "{command} after {signal}");
+            }
+        }
+        // The next one does not say it again, and the history keeps it.
+        node.stop(Signal::SIGTERM).await?;
+        node.start()?;
+        node.ready().await?;
+        ensure!(!said(node, "status").await? && said(node, "history").await?, "after the second end");
+        gone(node, "agent").await
     });
 }

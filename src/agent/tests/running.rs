@@ -183,6 +183,8 @@ struct Place {
     readiness: Readiness,
     /// What the store reports.
     events: mpsc::Sender<Event>,
+    /// The agent before the one that is run was killed.
+    was_killed: bool,
 }
 
 impl Place {
@@ -201,7 +203,8 @@ impl Place {
             retakes: Cell::default(),
             sent: RefCell::new(Some(sent)),
         };
-        Place { dir, options, store: Rc::new(store), kernel: kernel(), readiness: Readiness::new(), events }
+        let (store, kernel, readiness) = (Rc::new(store), kernel(), Readiness::new());
+        Place { dir, options, store, kernel, readiness, events, was_killed: false }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -212,7 +215,8 @@ impl Place {
     async fn run(&self, test: impl AsyncFnOnce(mpsc::Sender<Request>)) -> ExitCode {
         let (requests, received) = mpsc::channel(1);
         let (readiness, metrics) = (self.readiness.clone(), Arc::new(Metrics::new()));
-        let surroundings = Surroundings { requests: received, readiness, metrics, traffic_rules: false };
+        let surroundings =
+            Surroundings { requests: received, readiness, metrics, traffic_rules: false, was_killed: self.was_killed };
         let kernels = (self.kernel.clone(), self.kernel.clone());
         let agent = serve_in(surroundings, self.options.clone(), self.store.clone(), kernels, test(requests));
         let ended = timeout(PATIENCE * 2, LocalSet::new().run_until(agent)).await;
@@ -374,6 +378,26 @@ async fn with_the_tunnel_guard_the_first_lease_names_the_source_of_our_packets()
     place.run(async |_| place.ready().await).await;
     let own = place.store.own.borrow().clone().unwrap();
     assert_eq!((own.attrs.tunnel_ip, place.store.retakes.get()), (Some([192, 168, 0, 1].into()), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_was_killed_is_a_remark_and_a_record_of_the_next_one() {
+    for was_killed in [false, true] {
+        let place = Place { was_killed, ..Place::new(HOST_GW, Vec::new()) };
+        place
+            .run(async |requests| {
+                place.ready().await;
+                let remarks = status(&requests).await.remarks;
+                let is_it = |text: &String| text.contains("was killed or crashed") && text.contains("weft doctor");
+                assert_eq!(remarks.iter().any(is_it), was_killed, "{remarks:?}");
+                let (reply, answer) = oneshot::channel();
+                requests.send(Request::History(history::Query::default(), reply)).await.unwrap();
+                let records = answer.await.unwrap();
+                let first = records.first().is_some_and(|line| line.contains("was killed or crashed"));
+                assert_eq!(first, was_killed, "{records:?}");
+            })
+            .await;
+    }
 }
 
 /// Eight commands run at once. If the loop did not wake up when one ends, each further group would wait up to ten seconds.

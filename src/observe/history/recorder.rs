@@ -29,6 +29,10 @@ const BUSY: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(2);
 /// Maximum size of the file in bytes. Of a larger one, only the end is read.
 const MAX_FILE: u64 = 1 << 20;
+/// What is recorded and said of an agent that left its socket. Why it was killed is in no place that the agent may read.
+pub const EARLIER_WAS_KILLED: &str = "the agent before this one was killed or crashed, because it had no time to remove its socket";
+/// How long the status shows this. The history keeps it for longer.
+const SHOWN: Duration = Duration::from_secs(24 * 3600);
 
 /// What the last write left behind.
 #[derive(Debug, Default)]
@@ -50,6 +54,8 @@ pub struct Recorder {
     due: Option<Instant>,
     task: Option<JoinHandle<()>>,
     written: Arc<Mutex<Written>>,
+    /// When this agent recorded that the one before it was killed.
+    kill_recorded: Option<Instant>,
 }
 
 /// Returns the path of the file of an instance.
@@ -94,6 +100,24 @@ impl Recorder {
         if self.file.is_some() && self.due.is_none() {
             self.due = Some(Instant::now() + DELAY);
         }
+    }
+
+    /// Records that the agent before this one was killed or crashed.
+    pub fn add_kill(&mut self) {
+        self.add(HistoryRecord { cause: "start".into(), event: EARLIER_WAS_KILLED.into(), ..HistoryRecord::default() });
+        self.kill_recorded = Some(Instant::now());
+    }
+
+    /// Returns what an operator should know of the agent before this one, for a day.
+    pub fn remark(&self, now: Instant) -> Option<String> {
+        let age = now.saturating_duration_since(self.kill_recorded?);
+        (age < SHOWN).then(|| {
+            format!(
+                "{EARLIER_WAS_KILLED}; this one has run for {} min. For an hour `weft doctor` finds out whether memory was short; the log of the \
+                 earlier one: journalctl -u weft, kubectl logs --previous",
+                age.as_secs() / 60
+            )
+        })
     }
 
     /// Returns the records that the query asks for, one line of JSON each.
@@ -291,6 +315,19 @@ mod tests {
         recorder.add(record("c"));
         recorder.close().await;
         assert_eq!(events(&reopened(&path).await), ["a", "b", "c"], "the next write makes up for the one that failed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kill_is_recorded_and_shown_for_a_day() {
+        let mut recorder = Recorder::default();
+        assert_eq!(recorder.remark(Instant::now()), None);
+        recorder.add_kill();
+        assert_eq!(events(&recorder), [EARLIER_WAS_KILLED]);
+        tokio::time::advance(Duration::from_secs(150)).await;
+        let remark = recorder.remark(Instant::now()).unwrap();
+        assert!(remark.contains("has run for 2 min") && remark.contains("weft doctor"), "{remark}");
+        tokio::time::advance(SHOWN).await;
+        assert_eq!(recorder.remark(Instant::now()), None);
     }
 
     /// Another program may have put a link in the place of the file.
