@@ -945,12 +945,57 @@ fn rules_inside_of_a_pod_are_named() {
             ensure!(command(&explained, ";").contains("nsenter --net="), "{:#}", explained.answer);
             nft("delete table inet f".to_owned()).await?;
         }
+        // The rules of iptables-legacy are in no table of nftables.
+        for (table, chain, from, to) in [("filter", "OUTPUT", from, to), ("mangle", "INPUT", to, from)] {
+            let flags = ["--proto", "tcp", "--port", "80"];
+            let rule = ["-t", table, "-A", chain, "-p", "tcp", "--dport", "80", "-j", "DROP"];
+            checked(pod.command("iptables-legacy").args(rule)).await?;
+            let explained = explain(pair.node(), from, to, &flags).await?;
+            let part = format!("inside of the pod {}, iptables-legacy {table} {chain} drops the packet: ", pair.from);
+            explained.ends(2, &part)?;
+            let look = format!("iptables-legacy -t {table} -S {chain}`");
+            let remedy = command(&explained, ";");
+            ensure!(remedy.contains("nsenter --net=") && remedy.ends_with(&look), "{:#}", explained.answer);
+            checked(pod.command("iptables-legacy").args(["-t", table, "-F"])).await?;
+            explain(pair.node(), from, to, &flags).await?.ends(0, WORKS)?;
+        }
         // A sidecar redirects what the pod sends, and accepts what it gets.
         nft("table ip s { chain o { type nat hook output priority 0; meta l4proto tcp redirect to 15001; }; \
              chain i { type filter hook input priority 0; ct state established,related,new accept; }; }"
             .to_owned())
         .await?;
         pair.explain(&[]).await?.ends(0, WORKS)
+    });
+}
+
+/// A router on the way to a host outside of the cluster takes smaller packets, and a firewall drops what it says about larger ones.
+#[test]
+fn a_way_to_the_outside_on_which_large_packets_vanish_is_found_by_a_probe() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let (node, fabric, from) = (pair.node(), &pair.lab.fabric, pair.from);
+        let outside = pair.lab.add_host("outside", 99).await?;
+        let to: IpAddr = "198.51.100.1".parse()?;
+        outside.ip("address add 198.51.100.1/32 dev eth0").await?;
+        fabric.sysctl(&["ipv4/conf/all/send_redirects=0", "ipv4/conf/br0/send_redirects=0"])?;
+        fabric.ip("route add 198.51.100.1/32 via 192.168.77.99 dev br0 mtu lock 1400").await?;
+        let quiet = "table ip quiet { chain o { type filter hook output priority 0; icmp type destination-unreachable drop; }; }";
+        checked(fabric.command("nft").arg(quiet)).await?;
+        explain(node, from, to, &[]).await?.ends(0, WORKS)?;
+        let explained = explain(node, from, to, &["--probe"]).await?;
+        explained.ends(1, "packets of 1450 bytes to 198.51.100.1 are lost, those of 1400 bytes are answered")?;
+        let remedy = explained.answer["remedy"].as_str().unwrap_or_default();
+        ensure!(remedy.contains("ICMP errors"), "{remedy}");
+        let route = remedy.split('`').nth(1).context("a command")?;
+        checked(node.ns.command("sh").args(["-c", route])).await?;
+        explain(node, from, to, &["--probe"]).await?.ends(0, WORKS)?;
+        pair.ip("route del 198.51.100.1/32").await?;
+        checked(fabric.command("nft").arg("delete table ip quiet")).await?;
+        explain(node, from, to, &["--probe"]).await?.ends(0, WORKS)?;
+        // Many hosts answer no echo requests.
+        let silent = "table ip quiet { chain i { type filter hook input priority 0; icmp type echo-request drop; }; }";
+        checked(outside.command("nft").arg(silent)).await?;
+        explain(node, from, to, &["--probe"]).await?.ends(0, WORKS)
     });
 }
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use weft_cni::iptables::{Flavour, Saved, builtin_chain, legacy_tables_file};
+use weft_cni::iptables::{Flavour, Saved, Table, builtin_chain, legacy_tables_file};
 use weft_subnet::cidr::Family;
 
 use super::explanation::{State, Step};
@@ -25,18 +25,24 @@ pub struct Examined {
 pub fn examine(way: &Way) -> Examined {
     let family = Family::of(way.packet.to);
     let program = Flavour::Legacy.program(family);
-    let mut found = Examined::default();
     let tables = match side_tables(&program, &fs::read_to_string(legacy_tables_file(family)).unwrap_or_default()) {
         Ok(text) => Saved::parse(&text),
-        Err(ProgramError::NotInstalled(_)) => return found,
+        Err(ProgramError::NotInstalled(_)) => return Examined::default(),
         Err(error) => {
-            found.steps.push(Step::unknown("rules", error.to_string()));
-            return found;
+            return Examined { steps: vec![Step::unknown("rules", error.to_string())], ..Examined::default() };
         }
     };
-    let mut tested = way.tested();
-    for name in SIDE {
-        let Some(table) = tables.table(name) else { continue };
+    follow_all(way, SIDE.into_iter().filter_map(|name| Some((name, tables.table(name)?))), &program)
+}
+
+/// Follows the packet of a way through these tables, which this program lists.
+pub(super) fn follow_all<'a>(
+    way: &Way,
+    tables: impl Iterator<Item = (&'static str, &'a Table)>,
+    program: &str,
+) -> Examined {
+    let (mut found, mut tested) = (Examined::default(), way.tested());
+    for (name, table) in tables {
         for hook in way.hooks() {
             let chain = builtin_chain(*hook);
             if !table.contains_key(chain) {

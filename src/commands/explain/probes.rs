@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use weft_doctor::explain::facts::{Agent, Facts, Place, Way};
 use weft_doctor::explain::{State, Step};
 use weft_doctor::facts::pod_way::{self, Direct};
@@ -19,6 +20,8 @@ const WAIT: Duration = Duration::from_secs(1);
 const TRIES: usize = 2;
 /// The name of the steps.
 const NAME: &str = "probe";
+/// Sizes of packets that paths carry often: what IPv4 and IPv6 promise, and what remains in tunnels, such as PPPoE, and inside of several.
+const SIZES: [u16; 9] = [576, 1280, 1380, 1400, 1420, 1450, 1460, 1480, 1492];
 
 /// Sends the requests for the way that leads to the other address. If neither address belongs to this node, nothing is sent.
 pub async fn send(facts: &Facts) -> Vec<Step> {
@@ -27,7 +30,7 @@ pub async fn send(facts: &Facts) -> Vec<Step> {
     let Some(way) = leads_away.or_else(|| facts.ways.last()) else { return Vec::new() };
     let place = place_of(way);
     let asked = answering(way, place);
-    match ask(way, asked).await {
+    match ask(way, place, asked).await {
         Ok(mut steps) => {
             steps.extend(pod_step(facts, way, place).await);
             steps
@@ -74,7 +77,7 @@ fn answering(way: &Way, place: &Place) -> IpAddr {
     match place {
         // The device of a tunnel has the first address of its subnet.
         Place::Peer(peer) if peer.has_pod(to) && way.tunnel.is_some() => {
-            peer.subnet(to.is_ipv4()).map_or(to, ipnet::IpNet::network)
+            peer.subnet(to.is_ipv4()).map_or(to, IpNet::network)
         }
         Place::Peer(peer) if peer.has_pod(to) => way.hop.nexthop.unwrap_or(to),
         Place::Network => way.hop.nexthop.unwrap_or(to),
@@ -82,40 +85,13 @@ fn answering(way: &Way, place: &Place) -> IpAddr {
     }
 }
 
-async fn ask(way: &Way, asked: IpAddr) -> Result<Vec<Step>, EchoError> {
-    let remote = way.tunnel.as_ref().and_then(|tunnel| tunnel.remote);
-    let mtu = way.hop.device.as_ref().and_then(|device| u16::try_from(device.mtu).ok());
-    let Some(small) = echo(asked, SMALL).await? else {
-        if connection::answers(asked).await.is_some() {
-            let text = format!(
-                "{asked} answers a TCP connection, and no echo request: a firewall drops ICMP, so large packets cannot be tried"
-            );
-            return Ok(vec![Step::unknown(NAME, text)]);
-        }
-        let lost = Step::ok(NAME, format!("{asked} does not answer a packet of {SMALL} bytes"));
-        let Some(remote) = remote else {
-            return Ok(vec![lost.broken(
-                format!("{asked} does not answer"),
-                "see whether that machine runs, and whether a firewall drops ICMP",
-            )]);
-        };
-        let step = match echo(remote, SMALL).await? {
-            Some(_) => lost.broken(
-                format!("{remote} answers outside of the tunnel, and {asked} does not inside of it"),
-                "a firewall between the nodes drops the packets of the tunnel, or the other node lacks the entries for this one: \
-                 run weft explain there",
-            ),
-            None => lost.broken(
-                format!("neither {asked} in the tunnel nor {remote} outside of it answers"),
-                "the underlay does not carry packets to that node, or it drops ICMP",
-            ),
-        };
-        return Ok(vec![step]);
-    };
+async fn ask(way: &Way, place: &Place, asked: IpAddr) -> Result<Vec<Step>, EchoError> {
+    let Some(small) = echo(asked, SMALL).await? else { return Ok(vec![silent(way, place, asked).await?]) };
     let mut steps = vec![Step::ok(NAME, format!("{asked} answers a packet of {SMALL} bytes after {small:?}"))];
-    if let Some(mtu) = mtu.filter(|mtu| *mtu > SMALL) {
+    if let Some(mtu) = full_size(way, place).filter(|mtu| *mtu > SMALL) {
         steps.push(match echo(asked, mtu).await? {
             Some(time) => Step::ok(NAME, format!("{asked} answers a packet of {mtu} bytes after {time:?}")),
+            None if *place == Place::Outside => vanishes(way, asked, mtu).await?,
             None => Step::ok(NAME, format!("{asked} does not answer a packet of {mtu} bytes")).broken(
                 format!("packets of {mtu} bytes to {asked} are lost, and small ones arrive"),
                 "the path between the nodes has a smaller MTU: `weft mesh` measures it; lower the MTU of the uplinks to it",
@@ -123,6 +99,86 @@ async fn ask(way: &Way, asked: IpAddr) -> Result<Vec<Step>, EchoError> {
         });
     }
     Ok(steps)
+}
+
+/// Returns the size of the largest packet that is sent this way. To the outside, that is what the sender and the route let pass.
+fn full_size(way: &Way, place: &Place) -> Option<u16> {
+    let of_device = way.hop.device.as_ref().map(|device| device.mtu);
+    let of_sender = way.arrives.as_ref().map(|device| device.mtu);
+    let of_route = way.hop.route().and_then(|route| route.mtu);
+    let all = if *place == Place::Outside { [of_device, of_sender, of_route] } else { [of_device, None, None] };
+    all.into_iter().flatten().min().and_then(|mtu| u16::try_from(mtu).ok())
+}
+
+/// The step at an address that answers no small packet.
+async fn silent(way: &Way, place: &Place, asked: IpAddr) -> Result<Step, EchoError> {
+    if connection::answers(asked).await.is_some() {
+        let text = format!(
+            "{asked} answers a TCP connection, and no echo request: a firewall drops ICMP, so large packets cannot be tried"
+        );
+        return Ok(Step::unknown(NAME, text));
+    }
+    let lost = Step::ok(NAME, format!("{asked} does not answer a packet of {SMALL} bytes"));
+    if *place == Place::Outside {
+        // Many hosts answer no echo request at all.
+        return Ok(Step { state: State::Unknown, ..lost });
+    }
+    let Some(remote) = way.tunnel.as_ref().and_then(|tunnel| tunnel.remote) else {
+        return Ok(lost.broken(
+            format!("{asked} does not answer"),
+            "see whether that machine runs, and whether a firewall drops ICMP",
+        ));
+    };
+    Ok(match echo(remote, SMALL).await? {
+        Some(_) => lost.broken(
+            format!("{remote} answers outside of the tunnel, and {asked} does not inside of it"),
+            "a firewall between the nodes drops the packets of the tunnel, or the other node lacks the entries for this one: \
+             run weft explain there",
+        ),
+        None => lost.broken(
+            format!("neither {asked} in the tunnel nor {remote} outside of it answers"),
+            "the underlay does not carry packets to that node, or it drops ICMP",
+        ),
+    })
+}
+
+/// The step at a host outside of the cluster that answers small packets, and none of this size. If a router had said that they are too
+/// large, the second one would have been sent in fragments, and answered.
+async fn vanishes(way: &Way, asked: IpAddr, full: u16) -> Result<Step, EchoError> {
+    let answered = largest(asked, full).await?;
+    if answered == SMALL {
+        let text = format!("{asked} answers packets of {SMALL} bytes, and none of {} bytes or more", SIZES[0]);
+        return Ok(Step::unknown(NAME, format!("{text}: it may not answer large echo requests")));
+    }
+    let via = way.hop.nexthop.filter(|nexthop| *nexthop != asked).map(|nexthop| format!(" via {nexthop}"));
+    let device = way.hop.device.as_ref().map(|device| format!(" dev {}", device.name));
+    let (ip, host) = (if asked.is_ipv4() { "ip" } else { "ip -6" }, IpNet::from(asked));
+    let route = format!("{ip} route replace {host}{}{}", via.unwrap_or_default(), device.unwrap_or_default());
+    Ok(Step {
+        state: State::Doubt,
+        because: Some(format!(
+            "packets of {full} bytes to {asked} are lost, those of {answered} bytes are answered, and no router says that they are too \
+             large: a firewall on the way drops \"fragmentation needed\", or {asked} does not answer large echo requests"
+        )),
+        remedy: Some(format!(
+            "let ICMP errors pass on that way (type 3 code 4, in IPv6 type 2); until then, `{route} mtu lock {answered}` on this node \
+             tells its pods"
+        )),
+        ..Step::ok(NAME, format!("{asked} answers packets of {answered} bytes, and none of {full} bytes"))
+    })
+}
+
+/// Returns the largest of the usual sizes below this one that is answered, or else [`SMALL`].
+async fn largest(to: IpAddr, below: u16) -> Result<u16, EchoError> {
+    let (mut answered, mut lost) = (0, SIZES.partition_point(|size| *size < below));
+    while answered < lost {
+        let middle = answered + (lost - answered) / 2;
+        match echo(to, SIZES[middle]).await? {
+            Some(_) => answered = middle + 1,
+            None => lost = middle,
+        }
+    }
+    Ok(answered.checked_sub(1).map_or(SMALL, |at| SIZES[at]))
 }
 
 /// Sends a request, and once more if it is lost. Returns the round trip.
