@@ -33,6 +33,7 @@ pub async fn run(task: &HistoryTask) -> anyhow::Result<ExitCode> {
             return if closed { Ok(ExitCode::SUCCESS) } else { Err(error.into()) };
         }
         if !task.follow {
+            note_empty(task, &records);
             return Ok(ExitCode::SUCCESS);
         }
         tokio::time::sleep(INTERVAL).await;
@@ -48,6 +49,14 @@ pub async fn run(task: &HistoryTask) -> anyhow::Result<ExitCode> {
                 Vec::new()
             }
         };
+    }
+}
+
+/// Says on standard error that nothing was changed, because an empty answer looks like a failure. Programs read the other output.
+fn note_empty(task: &HistoryTask, records: &[HistoryRecord]) {
+    if records.is_empty() && !task.json {
+        let hint = if task.since.is_some() { ": without --since all of them are shown" } else { "" };
+        eprintln!("weft: no changes are recorded in this time{hint}");
     }
 }
 

@@ -224,7 +224,7 @@ fn pods_lose_their_bridge() {
         let port = ports.split(' ').nth(1).and_then(|name| name.split('@').next()).context("a port of cni0")?;
         gone(node, "bridge").await?;
         run(node, &format!("ip link set {port} nomaster")).await?;
-        named(node, "bridge", &["1 veth pairs of pods", port]).await?;
+        named(node, "bridge", &["1 veth pair of a pod is connected to no bridge", port]).await?;
         run(node, "ip link add br9 up type bridge").await?;
         run(node, &format!("ip link set {port} master br9")).await?;
         let back = format!("ip link set {port} master cni0");

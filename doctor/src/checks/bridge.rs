@@ -12,7 +12,7 @@ use weft_subnet::env::gateway;
 
 use crate::facts::NodeFacts;
 use crate::facts::pod_links::{PodLink, PodLinks, Stray};
-use crate::finding::{MAX_NAMED, NodeFinding, finding, some_of};
+use crate::finding::{MAX_NAMED, NodeFinding, counted, finding, some_of};
 use crate::known_links::{BRIDGE, ports_that};
 use crate::remedies::connect;
 use port_flags::port_flags;
@@ -23,12 +23,14 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let ports = pods.links.iter().filter(|link| link.port.is_some()).count();
     let mut findings = Vec::new();
     if pods.bridge_up == Some(false) && ports > 0 {
-        let evidence = format!("{BRIDGE} is down: the {ports} pods that it connects have no network");
+        let pods = counted(ports, "pod that it connects has", "pods that it connects have");
+        let evidence = format!("{BRIDGE} is down: the {pods} no network");
         findings.push(finding(evidence, format!("ip link set {BRIDGE} up; then find out which program set it down")));
     }
     let down = || pods.links.iter().filter(|link| !link.up).map(|link| link.name.as_str());
     if let Some(first) = down().next() {
-        let evidence = format!("{} links of pods are down: {}", down().count(), some_of(down()));
+        let links = counted(down().count(), "link of a pod is", "links of pods are");
+        let evidence = format!("{links} down: {}", some_of(down()));
         findings.push(finding(evidence, format!("ip link set {first} up, and so on; or delete these pods")));
     }
     findings.extend(ports_that_drop(pods));
@@ -37,8 +39,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let Some(env) = facts.subnet_file.env() else { return findings };
     if let Some(first) = pods.orphans.first() {
         let evidence = format!(
-            "{} veth pairs of pods are connected to no bridge ({}), as after `ip link del {BRIDGE}`: these pods have no network",
-            pods.orphans.len(),
+            "{} connected to no bridge ({}), as after `ip link del {BRIDGE}`: these pods have no network",
+            counted(pods.orphans.len(), "veth pair of a pod is", "veth pairs of pods are"),
             some_of(pods.orphans.iter().map(String::as_str))
         );
         let remedy = format!(
@@ -52,7 +54,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         let has_address = pods.addrs.iter().any(|one| one.link == BRIDGE && of_family(&one.addr.addr()));
         if ports > 0 && !has_address {
             let evidence = format!(
-                "{BRIDGE} connects {ports} pods and has no address in {}, which is their gateway",
+                "{BRIDGE} connects {} and has no address in {}, which is their gateway",
+                counted(ports, "pod", "pods"),
                 subnet.trunc()
             );
             let remedy = format!("ip addr add {}/{} dev {BRIDGE}", gateway(subnet), subnet.prefix_len());

@@ -15,5 +15,5 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         "{} of {} connections are tracked; when the table is full, new ones are dropped",
         fill.entries, fill.max
     );
-    vec![finding(evidence, format!("sysctl -w net.netfilter.nf_conntrack_max={}", fill.max * 2))]
+    vec![finding(evidence, format!("sysctl -w net.netfilter.nf_conntrack_max={}, and in /etc/sysctl.d", fill.max * 2))]
 }

@@ -2,7 +2,7 @@
 //! cni0 or pods do not fit the size of packets in the tunnel.
 
 use crate::facts::NodeFacts;
-use crate::finding::{NodeFinding, finding};
+use crate::finding::{NodeFinding, counted, finding};
 use crate::known_links::BRIDGE;
 use crate::remedies::replace_bridge;
 
@@ -25,9 +25,9 @@ fn large_pods(facts: &NodeFacts) -> Option<NodeFinding> {
     let large = || facts.pods.links.iter().filter(|link| mtu > 0 && link.mtu > mtu);
     let first = large().next()?;
     let evidence = format!(
-        "{} pods have a larger MTU ({}, such as {}) than the way to other nodes, which has {mtu}, as after a change of the backend or \
+        "{} a larger MTU ({}, such as {}) than the way to other nodes, which has {mtu}, as after a change of the backend or \
          of an MTU: their large packets vanish where ICMP is filtered",
-        large().count(),
+        counted(large().count(), "pod has", "pods have"),
         first.mtu,
         first.name
     );

@@ -13,7 +13,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let one = |NeighbourTable { family, fill }: &NeighbourTable| {
         let limit = format!("net.{family}.neigh.default.gc_thresh3");
         let evidence = format!("{} neighbours count against {limit}, which is {}", fill.entries, fill.max);
-        finding(evidence, format!("sysctl -w {limit}={}", fill.max.max(512) * 2))
+        finding(evidence, format!("sysctl -w {limit}={}, and in /etc/sysctl.d", fill.max.max(512) * 2))
     };
     full.map(one).collect()
 }

@@ -21,11 +21,11 @@ fn a_bridge_or_links_of_pods_that_are_down_are_found() {
         ip(&format!("link add veth0a1b2c3d mtu 1450 up type veth peer name eth0 netns {}", pods.pid()));
         ip("link set veth0a1b2c3d master cni0");
         ip("addr add 10.5.7.1/24 dev cni0");
-        let remedy = only_finding(file, "bridge", &["cni0 is down", "1 pods"]);
+        let remedy = only_finding(file, "bridge", &["cni0 is down", "the 1 pod that it connects has no network"]);
         shell(remedy.split(';').next().unwrap());
         assert_eq!(doctor(file, "bridge"), []);
         ip("link set veth0a1b2c3d down");
-        let remedy = only_finding(file, "bridge", &["1 links of pods are down: veth0a1b2c3d"]);
+        let remedy = only_finding(file, "bridge", &["1 link of a pod is down: veth0a1b2c3d"]);
         shell(remedy.split(',').next().unwrap());
         assert_eq!(doctor(file, "bridge"), []);
         ip("addr flush dev cni0");
@@ -51,11 +51,11 @@ fn pods_that_lost_their_bridge_are_found() {
         assert_eq!(doctor(file, "bridge"), []);
         ip("link set veth0a1b2c3d nomaster");
         until("the kernel to give the link a route of its own", has_own_route);
-        only_finding(file, "bridge", &["1 veth pairs", "veth0a1b2c3d", "no bridge"]);
+        only_finding(file, "bridge", &["1 veth pair of a pod is", "veth0a1b2c3d", "no bridge"]);
         ip("link set veth0a1b2c3d master cni0");
         assert_eq!(doctor(file, "bridge"), []);
         ip("link del cni0");
-        let remedy = only_finding(file, "bridge", &["1 veth pairs", "veth0a1b2c3d", "no bridge"]);
+        let remedy = only_finding(file, "bridge", &["1 veth pair of a pod is", "veth0a1b2c3d", "no bridge"]);
         assert!(remedy.contains("delete the pods"), "{remedy}");
         ip("route add 10.5.7.9/32 dev veth0a1b2c3d");
         assert_eq!(doctor(file, "bridge"), [], "a routed pod needs no bridge");

@@ -44,7 +44,8 @@ pub fn render(status: &Status, now_ms: u64) -> String {
         None => "none yet".to_owned(),
         Some(pass) => {
             let (ago, took) = (duration(now_ms.saturating_sub(pass.at_ms) / 1000), short_duration(pass.took_us));
-            format!("{ago} ago, {}: {} writes, {} failed, took {took}", pass.cause, pass.writes, pass.failed)
+            let writes = if pass.writes == 1 { "write" } else { "writes" };
+            format!("{ago} ago, {}: {} {writes}, {} failed, took {took}", pass.cause, pass.writes, pass.failed)
         }
     };
     let peers_audit = status.wireguard_audit_s.map(|seconds| format!(", of WireGuard peers every {seconds:.0} s"));
@@ -55,7 +56,8 @@ pub fn render(status: &Status, now_ms: u64) -> String {
         line(&mut out, "last error", &format!("{ago} ago: {}", error.text));
     }
     if status.held > 0 {
-        line(&mut out, "held", &format!("{} removals wait, because many leases vanished at once", status.held));
+        let wait = if status.held == 1 { "removal waits" } else { "removals wait" };
+        line(&mut out, "held", &format!("{} {wait}, because many leases vanished at once", status.held));
     }
     if let Some(tunnel) = &status.tunnel {
         tunnel_lines(&mut out, tunnel);
