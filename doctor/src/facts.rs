@@ -7,6 +7,7 @@ pub(crate) mod certificates;
 pub(crate) mod cni_files;
 pub(crate) mod cni_plugins;
 pub(crate) mod duplicates;
+mod early_clock;
 pub(crate) mod filters;
 mod forwarding;
 mod host_firewalls;
@@ -16,6 +17,7 @@ pub(crate) mod locks;
 pub mod memory_kills;
 pub(crate) mod offload;
 pub(crate) mod other_networks;
+pub(crate) mod other_pods;
 pub(crate) mod other_rules;
 pub(crate) mod path_links;
 mod peer_port;
@@ -24,12 +26,14 @@ pub(crate) mod pod_links;
 pub mod pod_way;
 pub(crate) mod policy_rules;
 mod port_users;
+pub(crate) mod self_assigned;
 pub(crate) mod store;
 mod tables;
 mod tunnel;
 pub(crate) mod tunnel_nat;
 pub(crate) mod tunnel_rules;
 pub(crate) mod underlay;
+pub(crate) mod virtual_nat;
 pub(crate) mod ways;
 
 use std::collections::BTreeMap;
@@ -59,17 +63,20 @@ use locks::HeldLock;
 use memory_kills::MemoryKill;
 use offload::Offloaded;
 use other_networks::Leftover;
+use other_pods::OtherPod;
 use other_rules::RuleFacts;
 use path_links::PathLinks;
 use pod_links::{Bridge, PodLinks};
 use pod_way::PodWay;
 use policy_rules::PolicyRules;
+use self_assigned::SelfAssigned;
 use store::StoreFacts;
 use tables::Tables;
 use tunnel::Tunnel;
 use tunnel_nat::Translation;
 use tunnel_rules::DroppingRule;
 use underlay::PeerFault;
+use virtual_nat::VirtualNat;
 use ways::WayFacts;
 
 /// What the check `duplicate-address` asks other hosts.
@@ -109,6 +116,10 @@ pub struct NodeFacts {
     pub ways: WayFacts,
     /// The links of pods.
     pub pods: PodLinks,
+    /// Pods that are connected to another network.
+    pub other_pods: Vec<OtherPod>,
+    /// Links of weft and of pods with addresses that another program chose.
+    pub self_assigned: Option<SelfAssigned>,
     /// Whether packets are forwarded.
     pub forwarding: Forwarding,
     /// The links by which packets between nodes pass.
@@ -123,6 +134,10 @@ pub struct NodeFacts {
     pub ipsec: Vec<Taken>,
     /// The tunnel devices that leave checksums to a card that may spoil them.
     pub offload: Vec<Offloaded>,
+    /// True if this is a machine of VMware.
+    pub on_vmware: bool,
+    /// A published address behind the NAT of a hypervisor.
+    pub virtual_nat: Option<VirtualNat>,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
     /// Other peers, to which some packets get lost.
@@ -145,6 +160,8 @@ pub struct NodeFacts {
     pub limits: Limits,
     /// Locks that a program holds for too long.
     pub locks: Vec<HeldLock>,
+    /// What the clock says, in seconds since 1970, if it was before weft existed.
+    pub early_clock: Option<u64>,
     /// The store, net-conf and certificates.
     pub store: StoreFacts,
     /// What the agent answered.
@@ -229,9 +246,6 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         translations: tunnel_nat::read(&tables, sources, tunnel, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
         other_agents: sources.other_agents.clone(),
-        cni: cni_files::read(&sources.cni, &sources.subnet_file),
-        limits: limits::read(&[&sources.state_dir, &sources.cni.networks]),
-        locks: locks::read(&sources.cni.networks),
         rules,
         ways,
         store: store::read(&sources.store),
@@ -244,7 +258,23 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         underlay: underlay::read(&tables, sources, tunnel).context("ask for the ways to peers")?,
         backend: sources.backend.clone(),
         not_examined,
+        ..of_the_machine(&tables, sources, &subnets)
     })
+}
+
+/// Reads what concerns the machine, the container runtime and its pods more than packets between nodes.
+fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet]) -> NodeFacts {
+    NodeFacts {
+        cni: cni_files::read(&sources.cni, &sources.subnet_file),
+        limits: limits::read(&[&sources.state_dir, &sources.cni.networks]),
+        locks: locks::read(&sources.cni.networks),
+        other_pods: other_pods::read(tables, subnets),
+        self_assigned: self_assigned::read(tables),
+        on_vmware: offload::on_vmware(Path::new("/sys/class/dmi/id/sys_vendor")),
+        virtual_nat: virtual_nat::read(tables, &sources.published),
+        early_clock: early_clock::read(),
+        ..NodeFacts::default()
+    }
 }
 
 /// Returns the name of a device that an agent with this subnet file made.

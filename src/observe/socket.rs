@@ -146,8 +146,8 @@ impl AgentSocket {
     }
 }
 
-/// Returns true if there is a socket that was made since the boot. That of an earlier boot says nothing about the agent, because the machine itself may have
-/// lost its power. A socket whose time is in the future says nothing either.
+/// Returns true if there is a socket that was made since the boot. That of an earlier boot says nothing about the agent, because the
+/// machine itself may have lost its power. A socket whose time is in the future says nothing either.
 fn was_left(path: &Path) -> bool {
     let age = || {
         let about = fs::symlink_metadata(path).ok().filter(|about| about.file_type().is_socket())?;

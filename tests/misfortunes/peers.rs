@@ -81,6 +81,46 @@ fn packets_do_not_leave_for_a_peer() {
     });
 }
 
+/// 118: a part of the way to a peer takes smaller packets than the uplink. The probes of the agent see it, too, unless packets may be
+/// sent in fragments.
+#[test]
+fn the_way_to_a_peer_is_too_small_for_the_tunnel() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let node = &lab.nodes[0];
+        lab.reach_all().await?;
+        gone(node, "underlay").await?;
+        node.ns.ip("route add 192.168.77.12/32 dev eth0 mtu 1400").await?;
+        named(node, "underlay", &["192.168.77.12", "takes 1400 bytes", "flannel.1 have 1500 bytes", "MTU"]).await?;
+        node.ns.ip("route del 192.168.77.12/32 dev eth0").await?;
+        gone(node, "underlay").await
+    });
+}
+
+/// 119: machines of Vagrant publish the address that the NAT of VirtualBox gives each of them.
+#[test]
+fn a_node_publishes_the_address_of_the_nat_of_its_hypervisor() {
+    on_this_thread(async {
+        let mut lab = Lab::build(&options()).await?;
+        for words in [
+            "link add nat0 type veth peer name nat9",
+            "link set nat9 up",
+            "link set nat0 up",
+            "address add 10.0.2.15/24 dev nat0",
+            "route replace default via 10.0.2.2 dev nat0",
+            "neighbour add 10.0.2.2 lladdr 52:54:00:12:35:02 nud permanent dev nat0",
+        ] {
+            lab.nodes[1].ns.ip(words).await?;
+        }
+        lab.nodes[1].set_flag("--iface=nat0");
+        for node in &mut lab.nodes {
+            node.start()?;
+        }
+        named(&lab.nodes[1], "uplink", &["10.0.2.15 of nat0", "VirtualBox", "--iface"]).await?;
+        gone(&lab.nodes[0], "uplink").await
+    });
+}
+
 /// 3: an address was copied to a second node.
 #[test]
 fn two_nodes_publish_one_address() {

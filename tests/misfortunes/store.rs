@@ -86,8 +86,8 @@ async fn certificate(node: &Node, dir: &Path, name: &str, validity: &str) -> Res
     openssl(node, dir, &format!("ca -batch -config ca.conf {sign} {validity}")).await
 }
 
-/// Starts an etcd that accepts nobody without a certificate.
-async fn secure_etcd(lab: &Lab, dir: &Path) -> Result<Child> {
+/// Starts an etcd with this certificate, which accepts nobody without one.
+async fn secure_etcd(lab: &Lab, dir: &Path, certificate: &str) -> Result<Child> {
     let file = |name: &str| dir.join(name).display().to_string();
     let mut command = lab.fabric.command("etcd");
     command.arg(format!("--data-dir={}", file("data"))).arg("--client-cert-auth");
@@ -97,9 +97,10 @@ async fn secure_etcd(lab: &Lab, dir: &Path) -> Result<Child> {
         .arg("--listen-peer-urls=http://127.0.0.1:23800")
         .arg("--initial-advertise-peer-urls=http://127.0.0.1:23800");
     command.arg("--initial-cluster=default=http://127.0.0.1:23800");
-    for (flag, name) in [("cert", "server.pem"), ("key", "server.key"), ("trusted-ca", "ca.pem")] {
+    for (flag, name) in [("cert", &format!("{certificate}.pem")), ("key", &format!("{certificate}.key"))] {
         command.arg(format!("--{flag}-file={}", file(name)));
     }
+    command.arg(format!("--trusted-ca-file={}", file("ca.pem")));
     lab.fabric.spawn(&mut command, &dir.join("etcd.log"))
 }
 
@@ -124,7 +125,7 @@ fn a_certificate_has_ended_or_begins_in_the_future() {
         certificate(node, &dir, "good", "-days 300").await?;
         certificate(node, &dir, "ended", "-startdate 20240101000000Z -enddate 20250101000000Z").await?;
         certificate(node, &dir, "early", &format!("-startdate {} -enddate 20490101000000Z", later.trim())).await?;
-        let etcd = secure_etcd(&lab, &dir).await?;
+        let mut etcd = secure_etcd(&lab, &dir, "server").await?;
         let check = |name: &str| [vec!["--check-store".to_owned()], flags(&dir, name)].concat();
         let good = check("good");
         let good: Vec<&str> = good.iter().map(String::as_str).collect();
@@ -145,6 +146,11 @@ fn a_certificate_has_ended_or_begins_in_the_future() {
         node.set_flags(flags);
         node.start()?;
         named(node, "agent", &["net-conf", "192.168.77.1:23790"]).await?;
+        // The certificate of the store itself begins in the future.
+        etcd.kill().await?;
+        let etcd = secure_etcd(&lab, &dir, "early").await?;
+        let words = ["certificate not valid yet", "set the clock of this node"];
+        named_with(&lab.nodes[0], "store", &words, &good).await?;
         drop(etcd);
         Ok(())
     });

@@ -8,6 +8,8 @@ use crate::sources::{AgentAnswer, AgentProblem, Hint, LossyPeer};
 
 /// flannel's program. weft may run under this name, too.
 const FLANNELD: &str = "flanneld";
+/// The packets that VMware NSX takes for its own.
+const TAKEN_BY_NSX: &str = "UDP port 8472";
 /// The programs that undo again and again what the agent writes.
 const FIND: &str = "find the program that does it: cron, networkd, NetworkManager, a VPN, a firewall, a second agent";
 
@@ -23,15 +25,22 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
             };
             vec![finding(format!("the agent does not show its status: {why}"), remedy)]
         }
-        AgentAnswer::Problems(problems) => problems.iter().map(reported).chain(lossy(facts)).collect(),
+        AgentAnswer::Problems(problems) => {
+            problems.iter().map(|problem| reported(problem, facts.on_vmware)).chain(lossy(facts)).collect()
+        }
     };
     findings.extend(killed(facts));
     findings
 }
 
 /// Returns the finding about a problem that the agent reports.
-fn reported(problem: &AgentProblem) -> NodeFinding {
-    finding(format!("the agent reports: {}", problem.text), remedy(&problem.hint))
+fn reported(problem: &AgentProblem, on_vmware: bool) -> NodeFinding {
+    let mut remedy = remedy(&problem.hint);
+    if on_vmware && matches!(&problem.hint, Hint::Dropped(packets) if packets == TAKEN_BY_NSX) {
+        remedy.push_str("; if VMware NSX carries the network of this machine, it takes that port for itself: choose another Port in \
+         net-conf");
+    }
+    finding(format!("the agent reports: {}", problem.text), remedy)
 }
 
 /// Returns what to do about a problem.
@@ -145,7 +154,7 @@ mod tests {
             (Hint::Dropped("UDP port 8472".to_owned()), "weft doctor --only firewall"),
             (Hint::SmallMtu { uplink: "eth0".to_owned(), mtu: 1404 }, "ip link set eth0 mtu 1404 "),
         ] {
-            let finding = reported(&AgentProblem { text: "it is broken".to_owned(), hint });
+            let finding = reported(&AgentProblem { text: "it is broken".to_owned(), hint }, false);
             assert!(finding.remedy.starts_with(begin), "{finding:?}");
             assert_eq!(finding.evidence, "the agent reports: it is broken");
         }
@@ -156,8 +165,21 @@ mod tests {
     #[test]
     fn no_command_is_taken_from_what_another_node_may_say() {
         let said = "peer 10.5.2.0/24 (192.0.2.2) is set aside: its node is x; run: rm /file";
-        let remedy = reported(&AgentProblem::new(said)).remedy;
+        let remedy = reported(&AgentProblem::new(said), true).remedy;
         assert!(remedy.starts_with("look for this text"), "{remedy}");
+    }
+
+    #[test]
+    fn on_a_machine_of_vmware_nsx_is_named_for_the_port_that_it_takes() {
+        for (packets, on_vmware, is_named) in
+            [("UDP port 8472", true, true), ("UDP port 8472", false, false), ("UDP port 4789", true, false)]
+        {
+            let problem = AgentProblem { text: "lost".to_owned(), hint: Hint::Dropped(packets.to_owned()) };
+            let facts =
+                NodeFacts { agent: AgentAnswer::Problems(vec![problem]), on_vmware, ..NodeFacts::default() };
+            let found = check(&facts);
+            assert_eq!(found[0].remedy.contains("VMware NSX"), is_named, "{packets} {found:?}");
+        }
     }
 
     #[test]

@@ -4,12 +4,39 @@
 use crate::facts::NodeFacts;
 use crate::facts::cni_files::BrokenPlugin;
 use crate::facts::cni_plugins::OURS;
-use crate::finding::{NodeFinding, finding};
+use crate::facts::other_pods::OtherPod;
+use crate::finding::{NodeFinding, counted, finding};
 use crate::sources::AgentAnswer;
 use crate::subnet_file::SubnetFile;
 
-/// New pods cannot be connected, or are connected to another network.
+/// New pods cannot be connected, or are connected to another network; or there are pods that were.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
+    configurations(facts).into_iter().chain(other_pods(facts)).collect()
+}
+
+/// Returns true if these plugins call other configurations, among them weft's.
+fn calls_others(plugins: &[String]) -> bool {
+    plugins.iter().any(|plugin| plugin.contains("multus"))
+}
+
+/// Pods are connected to another network. With Multus somebody may have chosen that.
+fn other_pods(facts: &NodeFacts) -> Option<NodeFinding> {
+    let OtherPod { bridge, addr } = facts.other_pods.first()?;
+    if facts.cni.confs.iter().any(|conf| conf.plugins.as_ref().is_ok_and(|plugins| calls_others(plugins))) {
+        return None;
+    }
+    let evidence = format!(
+        "{} connected to another network than weft's ({addr}, over {bridge}), as those that start before weft's configuration comes \
+         first: pods of other nodes do not reach them",
+        counted(facts.other_pods.len(), "pod is", "pods are")
+    );
+    let remedy =
+        format!("delete them, so that they are made again: kubectl get pods -A -o wide --field-selector status.podIP={addr}");
+    Some(finding(evidence, remedy))
+}
+
+/// The files of CNI are wrong.
+fn configurations(facts: &NodeFacts) -> Vec<NodeFinding> {
     let files = &facts.cni;
     let dir = files.conf_dir.display();
     let Some(first) = files.confs.first() else {
@@ -36,10 +63,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     };
     let mut findings = Vec::new();
     let is_ours = |plugins: &Vec<String>| plugins.iter().any(|plugin| OURS.contains(&plugin.as_str()));
-    // Multus calls other configurations, among them weft's.
-    let calls_others = plugins.iter().any(|plugin| plugin.contains("multus"));
     let later = files.confs.iter().skip(1).find(|conf| conf.plugins.as_ref().is_ok_and(is_ours));
-    if let Some(later) = later.filter(|_| !is_ours(plugins) && !calls_others) {
+    if let Some(later) = later.filter(|_| !is_ours(plugins) && !calls_others(plugins)) {
         let evidence = format!(
             "{dir}/{} comes before {} in the order of names, so new pods are connected to the network of {} and not to weft's",
             first.name,

@@ -2,8 +2,9 @@
 //! Another program manages weft's devices.
 
 use crate::facts::NodeFacts;
+use crate::facts::self_assigned::SelfAssigned;
 use crate::facts::ways::ManagedLink;
-use crate::finding::{NodeFinding, finding};
+use crate::finding::{NodeFinding, counted, finding};
 
 /// A program that manages the devices of weft removes what it does not know.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -19,7 +20,27 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         };
         finding(evidence, remedy)
     };
-    facts.ways.managed.iter().map(one).collect()
+    facts.ways.managed.iter().map(one).chain(facts.self_assigned.as_ref().map(self_assigned)).collect()
+}
+
+/// A program takes links of weft or of pods for links that need DHCP.
+fn self_assigned(SelfAssigned { link, addr, count, program }: &SelfAssigned) -> NodeFinding {
+    let who = program.unwrap_or("another program");
+    let more = match count - 1 {
+        0 => String::new(),
+        more => format!(" and addresses of that kind to {}", counted(more, "more link", "more links")),
+    };
+    let evidence = format!(
+        "{who} gave {link} the address {addr}{more}, because nobody there answers its DHCP: it may write a default route over that \
+         link, too"
+    );
+    let exclude = match program {
+        Some("dhcpcd") => {
+            "put `denyinterfaces veth* cni0 flannel*` into /etc/dhcpcd.conf, and `systemctl restart dhcpcd`".to_owned()
+        }
+        _ => format!("exclude the links veth*, cni0 and flannel* in the configuration of {who} (a DHCP client)"),
+    };
+    finding(evidence, format!("{exclude}; then ip addr del {addr}/16 dev {link}, and so on for each such link"))
 }
 
 #[cfg(test)]
@@ -31,7 +52,14 @@ mod tests {
         let mut facts = NodeFacts::of_a_node();
         let managed = |program| ManagedLink { link: "flannel.1".to_owned(), program };
         facts.ways.managed = vec![managed("NetworkManager"), managed("systemd-networkd")];
+        let addr = [169, 254, 7, 9].into();
+        let one = SelfAssigned { link: "veth1".to_owned(), addr, count: 3, program: Some("dhcpcd") };
+        facts.self_assigned = Some(one.clone());
         let findings = check(&facts);
+        assert!(findings[2].evidence.contains("dhcpcd gave veth1 the address 169.254.7.9 and "), "{findings:?}");
+        assert!(findings[2].remedy.contains("denyinterfaces veth* cni0 flannel*"), "{findings:?}");
+        facts.self_assigned = Some(SelfAssigned { program: None, ..one });
+        assert!(check(&facts)[2].remedy.starts_with("exclude the links veth*, "), "{findings:?}");
         assert!(findings[0].remedy.contains("unmanaged-devices=interface-name:flannel.1"), "{findings:?}");
         assert!(findings[1].remedy.contains("Unmanaged=yes"), "{findings:?}");
     }

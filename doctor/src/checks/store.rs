@@ -19,8 +19,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     match &store.answer {
         StoreAnswer::NotAsked => {}
         StoreAnswer::Failed(why) => {
-            let remedy = "check that the store runs, then its address in the flags, firewalls on the way, certificates and rights";
-            findings.push(finding(format!("{place} does not answer: {why}"), remedy.to_owned()));
+            findings.push(finding(format!("{place} does not answer: {why}"), after_failure(why).to_owned()));
         }
         StoreAnswer::NoNetConf { place: wanted, remedy } => {
             let evidence =
@@ -43,6 +42,18 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     }
     findings.extend(other_cluster(facts));
     findings
+}
+
+/// Returns what to do about a store that did not answer. The library for TLS says so if the time of a certificate is the reason.
+fn after_failure(why: &str) -> &'static str {
+    if why.contains("certificate not valid yet") {
+        "the certificate of the store begins in the future: set the clock of this node (`date` shows it, NTP), or else that of the \
+         machine that makes certificates"
+    } else if why.contains("certificate expired") {
+        "give the store a new certificate; if its certificate has not ended, the clock of this node is wrong: `date` shows it"
+    } else {
+        "check that the store runs, then its address in the flags, firewalls on the way, certificates and rights"
+    }
 }
 
 /// net-conf has other networks than this node. It may be that of another cluster.
@@ -82,5 +93,12 @@ mod tests {
         assert_eq!(missing[0].remedy, "etcdctl put /config");
         let failed = check(&NodeFacts::with_store(StoreAnswer::Failed("connection refused".to_owned())));
         assert_eq!(failed[0].evidence, "etcd does not answer: connection refused");
+        for (why, words) in [
+            ("invalid peer certificate: certificate not valid yet: verification time 200 (UNIX)", "set the clock of this node"),
+            ("invalid peer certificate: certificate expired: verification time 200 (UNIX)", "give the store a new certificate"),
+        ] {
+            let failed = check(&NodeFacts::with_store(StoreAnswer::Failed(why.to_owned())));
+            assert!(failed[0].remedy.contains(words), "{failed:?}");
+        }
     }
 }

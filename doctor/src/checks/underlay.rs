@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use crate::facts::NodeFacts;
 use crate::facts::pod_way::PodWay;
-use crate::facts::underlay::{Fault, OtherLink, OwnAddress, PeerFault, UplinkWay};
+use crate::facts::underlay::{Fault, OtherLink, OwnAddress, PeerFault, SmallWay, UplinkWay};
 use crate::finding::{NodeFinding, counted, finding};
 use crate::kernel::entries::MAIN;
 use crate::remedies::{ip, main_rule, without_addresses_of_pods};
@@ -83,11 +83,24 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             ),
             format!("{ip} neigh del {nexthop} dev {link}; then find the program that writes it"),
         ),
+        Fault::SmallWay(small) => small_way(small, &who),
         Fault::NoListener { port, device } => {
             let answer = if peers.len() == 1 { "answers" } else { "answer" };
             no_listener(&format!("{who} {answer}"), *port, device)
         }
     }
+}
+
+fn small_way(SmallWay { link, mtu, device, needed }: &SmallWay, who: &str) -> NodeFinding {
+    let evidence = format!(
+        "packets to {who} leave over {link}, and that way takes {mtu} bytes; those of full size of {device} have {needed} bytes, so \
+         they are sent in fragments or get lost"
+    );
+    let remedy = format!(
+        "`ip route get` with that address shows the way; raise its MTU to {needed}, or let all nodes send smaller packets: \
+         `Backend.MTU` {mtu} in net-conf (vxlan, wireguard), or the MTU {mtu} for their uplinks"
+    );
+    finding(evidence, remedy)
 }
 
 fn no_listener(who_answers: &str, port: u16, device: &str) -> NodeFinding {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A bridge or bond takes packets of a link, or ARP is off.
+//! A bridge or bond takes packets of a link, ARP is off, or the uplink is the NAT of a hypervisor.
 
 use super::arp_rules;
 use crate::facts::NodeFacts;
 use crate::facts::path_links::{ALL, ArpOff, IGNORES_ALL, Master, PathLink};
+use crate::facts::virtual_nat::VirtualNat;
 use crate::finding::{NodeFinding, finding};
+use crate::sources::AgentAnswer;
 
 /// The kinds of links that take the packets of the links below them.
 const TAKERS: [&str; 4] = ["bridge", "bond", "team", "openvswitch"];
@@ -43,7 +45,23 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         }
     }
     findings.extend(arp_rules::found(facts));
+    findings.extend(virtual_nat(facts));
     findings
+}
+
+/// The published address is that of each machine of the hypervisor. A machine without other nodes does not need another one.
+fn virtual_nat(facts: &NodeFacts) -> Option<NodeFinding> {
+    let VirtualNat { addr, link } = facts.virtual_nat.as_ref()?;
+    if !matches!(&facts.agent, AgentAnswer::Problems(problems) if !problems.is_empty()) {
+        return None;
+    }
+    let evidence = format!(
+        "the published address {addr} of {link} is behind the NAT that a hypervisor makes for one machine (VirtualBox, QEMU): no other \
+         node reaches it, and other machines have the same one"
+    );
+    let remedy = "connect the machines by a second network (private_network of Vagrant), and start each agent with --iface and the name \
+        of that link; in Kubernetes, give the kubelet that address, too (--node-ip)";
+    Some(finding(evidence, remedy.to_owned()))
 }
 
 /// The kernel does not ask for MAC addresses on a link, or does not answer. Permanent neighbours can do the work of ARP on an uplink.

@@ -5,9 +5,7 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 use nix::libc;
-use weft_backends::overhead;
 use weft_backends::register::makes_routes;
-use weft_subnet::cidr::Family;
 
 use super::explanation::{State, Step};
 use super::facts::{
@@ -71,10 +69,20 @@ fn refused(facts: &Facts, way: &Way, errno: Errno, is_pod: bool) -> Step {
         }
         Errno::EXDEV | Errno::EINVAL if way.arrives.is_some() => step.broken(
             format!("the kernel does not accept packets from {from} on {arrives}: its reverse path filter, or an address of this node"),
-            format!("look at net.ipv4.conf.{arrives}.rp_filter (2 = loose), and at `ip route get {from}`"),
+            // In the form with dots, a dot in the name of a link would separate words.
+            format!(
+                "`ip route get {from}` shows the link on which they should arrive; if {arrives} is right, too: sysctl -w \
+                 net/ipv4/conf/{arrives}/rp_filter=2 net/ipv4/conf/all/rp_filter=2"
+            ),
         ),
         _ => {
-            let remedy = if is_pod { REWRITE.to_owned() } else { format!("give this node a route to {to}") };
+            let ip = if to.is_ipv4() { "ip" } else { "ip -6" };
+            let remedy = match is_pod {
+                true => REWRITE.to_owned(),
+                false => format!(
+                    "{ip} route add default via GATEWAY; or let the program that manages the uplink do it (DHCP)"
+                ),
+            };
             step.broken(format!("the kernel has no route to {to}: {}", errno.desc()), remedy)
         }
     }
@@ -93,7 +101,8 @@ fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
             );
         }
         RouteKind::Refuses(_) => {
-            return step.broken(format!("the route {text} drops packets to {to}"), "remove that route");
+            let remedy = format!("{}; then find the program that writes it", removal(route, to));
+            return step.broken(format!("the route {text} drops packets to {to}"), remedy);
         }
         RouteKind::Other(kind) => {
             return Step { state: State::Unknown, is: format!("a route of type {kind}: {text}"), ..step };
@@ -105,6 +114,15 @@ fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
         None => step,
     };
     if is_pod && !route.of_weft() { foreign(facts, way, route, step) } else { step }
+}
+
+/// Returns the command that removes a route that refuses packets to this address.
+fn removal(route: &Route, to: IpAddr) -> String {
+    let (ip, text) = (if to.is_ipv4() { "ip" } else { "ip -6" }, text(route, None));
+    match route.prefix {
+        Some(_) => format!("{ip} route del {text}"),
+        None => format!("`{ip} route show table all` shows it"),
+    }
 }
 
 /// Returns true if a route inside of the own subnet does not lead to the pod: its device is not the link of the pod. What is wrong with the ports
@@ -361,7 +379,7 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
         };
     }
     let Some(mtu) = route_mtu(route, Some(through)) else { return step };
-    let (step, needed) = (step.mtu(mtu), device.mtu + overhead_of(&device.kind, remote));
+    let (step, needed) = (step.mtu(mtu), device.mtu + device.kind.overhead(remote));
     if mtu >= needed {
         return step;
     }
@@ -373,17 +391,4 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
         ),
         format!("raise the MTU of the way to {needed}, or restart the agent, which takes the MTU of its uplink"),
     )
-}
-
-/// Returns how many bytes the tunnel adds.
-fn overhead_of(kind: &DeviceKind, remote: IpAddr) -> u32 {
-    let family = Family::of(remote);
-    match kind {
-        DeviceKind::Vxlan { .. } => overhead::vxlan(family),
-        DeviceKind::Ipip => overhead::ipip(),
-        DeviceKind::WireGuard if remote.is_ipv4() => overhead::wireguard() - 20,
-        DeviceKind::WireGuard => overhead::wireguard(),
-        DeviceKind::Tun => overhead::udp(),
-        DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback => 0,
-    }
 }

@@ -43,6 +43,11 @@ pub(super) fn read(links: &[Link], path: &PathLinks, sysfs: &Path) -> Vec<Offloa
     cards.iter().flat_map(|card| devices.iter().map(|device| pair(card, device))).collect()
 }
 
+/// Returns true if the file with the name of the maker of this machine names VMware.
+pub(super) fn on_vmware(sys_vendor: &Path) -> bool {
+    fs::read_to_string(sys_vendor).is_ok_and(|vendor| vendor.starts_with("VMware"))
+}
+
 /// Returns the cards of VMware below a link, or the link itself if it is one.
 fn cards(link: &str, sysfs: &Path, depth: usize) -> Vec<String> {
     let dir = sysfs.join(link);
@@ -60,6 +65,17 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn a_machine_of_vmware_is_known_by_its_maker() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sys_vendor");
+        assert!(!on_vmware(&file), "a machine without such a file");
+        for (vendor, is_it) in [("VMware, Inc.\n", true), ("QEMU\n", false)] {
+            fs::write(&file, vendor).unwrap();
+            assert_eq!(on_vmware(&file), is_it, "{vendor}");
+        }
+    }
 
     #[test]
     fn a_card_is_found_below_the_links_that_use_it() {

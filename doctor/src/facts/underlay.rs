@@ -7,14 +7,16 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
-use weft_backends::register::makes_routes;
+use weft_backends::owner::PROTOCOL;
+use weft_backends::register::{device_kind, makes_routes};
+use weft_backends::vxlan;
 use weft_netlink::rtnl::{Link, Route, mac_text};
 
 use super::peer_port::{self, Question};
 use super::tables::Tables;
 use super::tunnel::Tunnel;
 use crate::kernel::Kernel;
-use crate::kernel::entries::{self, Lookup, MAIN, Packet, RouteKind, unspecified};
+use crate::kernel::entries::{self, Device, Lookup, MAIN, Packet, RouteKind, unspecified};
 use crate::known_links::is_ours;
 use crate::sources::{NodeSources, PeerAddress};
 
@@ -66,6 +68,8 @@ pub enum Fault {
         /// The MAC address, for people.
         mac: String,
     },
+    /// The way takes smaller packets than those that the tunnel sends.
+    SmallWay(SmallWay),
     /// The peer answers that nothing listens on the port of the tunnel.
     NoListener {
         /// The UDP port.
@@ -73,6 +77,19 @@ pub enum Fault {
         /// The device that receives on it.
         device: String,
     },
+}
+
+/// A way that takes smaller packets than those of a tunnel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SmallWay {
+    /// The link by which they leave.
+    pub link: String,
+    /// The size in bytes of the largest packet that the link or the route takes.
+    pub mtu: u32,
+    /// The device of the tunnel.
+    pub device: String,
+    /// The size in bytes of its largest packets on the way.
+    pub needed: u32,
 }
 
 /// The link that packets take instead of the uplink.
@@ -117,11 +134,12 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, tunnel: Option<Tu
         let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
         match tables.fault(peer, &lookup, sources) {
             Some(fault) => found.push(PeerFault { peer: to, fault }),
-            None if !peer.reached => {
-                let at = peer.port.or(port).map(|port| SocketAddr::new(to, port));
+            None => {
+                let small = tables.small_way(to, &lookup, &sources.backend);
+                found.extend(small.map(|small| PeerFault { peer: to, fault: Fault::SmallWay(small) }));
+                let at = peer.port.or(port).filter(|_| !peer.reached).map(|port| SocketAddr::new(to, port));
                 silent.extend(at.map(|peer| Question { own: from, peer }));
             }
-            None => {}
         }
     }
     let closed = |at: SocketAddr| {
@@ -180,6 +198,31 @@ impl Tables<'_> {
         let ours = || self.links.iter().filter(|link| is_ours(link));
         let of_family = ours().find(|link| link.name.contains("-v6") == to.is_ipv6());
         of_family.or_else(|| ours().next()).map_or(USUAL_DEVICE, |link| link.name.as_str()).to_owned()
+    }
+
+    /// Returns what is too small on the way to this address for the tunnel of the backend. Nodes that are reached without a tunnel get
+    /// smaller packets.
+    fn small_way(&self, to: IpAddr, lookup: &Lookup, backend: &str) -> Option<SmallWay> {
+        let Lookup::Route(route) = lookup else { return None };
+        let link = self.link(route.device).filter(|link| route.kind == RouteKind::Unicast && !is_ours(link))?;
+        let is_direct = |route: &Route| {
+            let is_of_tunnel = self.link(route.index).is_none_or(is_ours);
+            route.protocol == PROTOCOL && route.gateway == Some(to) && !is_of_tunnel
+        };
+        if self.routes.iter().any(is_direct) {
+            return None;
+        }
+        let kind = device_kind(backend)?;
+        // With vxlan each family has a device of its own. WireGuard carries both over any of its devices, and the others need IPv4.
+        let carries = |link: &&Link| match kind {
+            vxlan::DEVICE_KIND => link.name.contains("-v6") == to.is_ipv6(),
+            "wireguard" => true,
+            _ => to.is_ipv4(),
+        };
+        let tunnel = self.links.iter().filter(|link| is_ours(link) && link.kind == kind).find(carries)?;
+        let mtu = route.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
+        let needed = tunnel.mtu + Device::from(tunnel.clone()).kind.overhead(to);
+        (mtu < needed).then(|| SmallWay { link: link.name.clone(), mtu, device: tunnel.name.clone(), needed })
     }
 
     fn own(&self, to: IpAddr) -> Option<OwnAddress> {

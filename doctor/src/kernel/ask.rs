@@ -149,8 +149,8 @@ impl Kernel {
     }
 }
 
-/// Returns the routes of one family and one table in a dump. A kernel without IPv6 answers the question for its routes with those of all other
-/// families.
+/// Returns the routes of one family and one table in a dump. A kernel without IPv6 answers the question for its routes with those of all
+/// other families.
 fn of_table(data: &[u8], is_ipv4: bool, table: u32) -> Vec<Route> {
     rtnl::routes(data).filter(|route| route.v6 != is_ipv4 && route.table == table).map(Route::from).collect()
 }

@@ -6,10 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
+use weft_backends::overhead;
 use weft_backends::owner::{ALIAS, PROTOCOL};
 pub use weft_backends::state::Mac;
 pub use weft_netlink::rtnl::RouteKind;
 use weft_netlink::rtnl::{self, Link};
+use weft_subnet::cidr::Family;
 
 /// The number of the main routing table.
 pub const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -170,6 +172,18 @@ impl DeviceKind {
             "tun" => DeviceKind::Tun,
             _ if link.is_loopback() => DeviceKind::Loopback,
             _ => DeviceKind::Ethernet,
+        }
+    }
+
+    /// Returns the bytes that it adds to each packet which it sends to this address of another node.
+    pub fn overhead(&self, remote: IpAddr) -> u32 {
+        match self {
+            DeviceKind::Vxlan { .. } => overhead::vxlan(Family::of(remote)),
+            DeviceKind::Ipip => overhead::ipip(),
+            DeviceKind::WireGuard if remote.is_ipv4() => overhead::wireguard() - 20,
+            DeviceKind::WireGuard => overhead::wireguard(),
+            DeviceKind::Tun => overhead::udp(),
+            DeviceKind::Ethernet | DeviceKind::Bridge | DeviceKind::Loopback => 0,
         }
     }
 

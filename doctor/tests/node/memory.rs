@@ -11,18 +11,27 @@ use weft_doctor::facts::memory_kills;
 
 use super::until;
 
-/// A control group with little memory, which ends with this value.
-struct Group(PathBuf);
+/// A control group, which ends with this value.
+pub(super) struct Group(PathBuf);
 
 impl Group {
-    fn new(name: &str) -> Group {
+    pub(super) fn new(name: &str) -> Group {
         let one = Path::new("/sys/fs/cgroup/memory");
-        let (parent, limit) =
-            if one.is_dir() { (one, "memory.limit_in_bytes") } else { (Path::new("/sys/fs/cgroup"), "memory.max") };
+        let parent = if one.is_dir() { one } else { Path::new("/sys/fs/cgroup") };
         let group = Group(parent.join(name));
         fs::create_dir(&group.0).unwrap();
-        fs::write(group.0.join(limit), "16777216").unwrap();
         group
+    }
+
+    /// Gives the group 16 MiB of memory.
+    fn limit(&self) {
+        let files = ["memory.limit_in_bytes", "memory.max"].map(|name| self.0.join(name));
+        fs::write(files.iter().find(|file| file.exists()).unwrap(), "16777216").unwrap();
+    }
+
+    /// Moves a process into the group.
+    pub(super) fn add(&self, pid: u32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
     }
 }
 
@@ -36,6 +45,7 @@ impl Drop for Group {
 fn a_process_that_was_killed_for_memory_is_found_in_the_log_of_the_kernel() {
     let name = format!("hungry{}", std::process::id());
     let group = Group::new(&name);
+    group.limit();
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join(&name);
     // It wants to read a whole line before it prints anything.

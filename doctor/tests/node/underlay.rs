@@ -171,6 +171,34 @@ fn a_peer_where_nothing_listens_on_the_port_of_the_tunnel_is_found() {
 }
 
 #[test]
+fn a_way_that_is_too_small_for_the_tunnel_is_found_also_while_peers_are_reached() {
+    in_namespace(|file| {
+        let sources = NodeSources { backend: "vxlan".to_owned(), ..reached(&node(file)) };
+        assert_eq!(doctor_with(&sources, "underlay"), [], "there is no device yet");
+        ip("link add flannel.1 mtu 1450 up type vxlan id 1 dstport 8472");
+        ip("link add flannel-v6.1 mtu 1430 up type vxlan id 1 dstport 8473");
+        assert_eq!(doctor_with(&sources, "underlay"), [], "the packets fit");
+        // A VPN between sites carries the packets, and adds bytes of its own.
+        ip("link set tun9 mtu 1420");
+        ip(&format!("route add {NEAR}/32 dev tun9"));
+        let words = [NEAR, "leave over tun9", "takes 1420 bytes", "flannel.1 have 1500 bytes", "`Backend.MTU` 1420"];
+        only_text(&sources, "underlay", &words);
+        ip("route add 10.5.9.0/24 via 192.0.2.12 dev eth0 onlink proto 90");
+        assert_eq!(doctor_with(&sources, "underlay"), [], "this node is reached without the tunnel");
+        ip("route del 10.5.9.0/24");
+        ip("link set tun9 mtu 1500");
+        assert_eq!(doctor_with(&sources, "underlay"), []);
+        ip(&format!("route add {FAR}/32 via 192.0.2.9 mtu 1499"));
+        only_text(&sources, "underlay", &[FAR, "leave over eth0", "takes 1499 bytes"]);
+        ip(&format!("route del {FAR}/32"));
+        ip(&format!("-6 route add {FAR_V6}/128 via fd00:9::9 mtu 1400"));
+        only_text(&sources, "underlay", &[FAR_V6, "takes 1400 bytes", "flannel-v6.1 have 1500 bytes"]);
+        let other = NodeSources { backend: "host-gw".to_owned(), ..sources };
+        assert_eq!(doctor_with(&other, "underlay"), [], "there is no tunnel");
+    });
+}
+
+#[test]
 fn a_main_table_that_no_policy_rule_asks_is_found() {
     in_namespace(|file| {
         let sources = node(file);

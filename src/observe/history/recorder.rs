@@ -113,8 +113,8 @@ impl Recorder {
         let age = now.saturating_duration_since(self.kill_recorded?);
         (age < SHOWN).then(|| {
             format!(
-                "{EARLIER_WAS_KILLED}; this one has run for {} min. For an hour `weft doctor` finds out whether memory was short; the log of the \
-                 earlier one: journalctl -u weft, kubectl logs --previous",
+                "{EARLIER_WAS_KILLED}; this one has run for {} min. For an hour `weft doctor` finds out whether memory was short; the \
+                 log of the earlier one: journalctl -u weft, kubectl logs --previous",
                 age.as_secs() / 60
             )
         })
