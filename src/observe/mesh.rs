@@ -31,6 +31,9 @@ pub struct Mesh {
     pub problems: Vec<String>,
     /// The ways, the worst first. Leases that are set aside have none.
     pub ways: Vec<Way>,
+    /// Number of leases that are set aside.
+    #[serde(default)]
+    pub set_aside: usize,
 }
 
 /// The way to one peer.
@@ -52,12 +55,13 @@ impl Mesh {
     /// Takes what concerns the ways from the status of an agent.
     pub fn of(status: Status) -> Mesh {
         let is_way = |peer: &Peer| peer.state != PeerState::SetAside;
+        let set_aside = status.peers.iter().filter(|peer| !is_way(peer)).count();
         let way = |Peer { subnet, public, state, reason, probe, .. }| Way { to: subnet, public, state, reason, probe };
         let mut ways: Vec<Way> = status.peers.into_iter().filter(is_way).map(way).collect();
         ways.sort_by_key(|way| way.quality().rank());
         let of_probes = status.problems.into_iter().filter(|problem| problem.kind == ProblemKind::Probes);
         let problems = of_probes.map(|problem| problem.text).collect();
-        Mesh { node: status.node, subnet: status.subnet, mtu: status.mtu, problems, ways }
+        Mesh { node: status.node, subnet: status.subnet, mtu: status.mtu, problems, ways, set_aside }
     }
 
     /// Returns true if packets do not reach a peer.
@@ -97,6 +101,10 @@ pub fn render(mesh: &Mesh) -> String {
         mesh.mtu
     );
     mesh.problems.iter().for_each(|problem| wrapped(&mut out, "", "", problem));
+    if mesh.set_aside > 0 {
+        let are = if mesh.set_aside == 1 { "lease is set aside and has" } else { "leases are set aside and have" };
+        let _ = writeln!(out, "{} {are} no way: weft status says why", mesh.set_aside);
+    }
     let faulty = mesh.ways.iter().filter(|way| !way.quality().is_healthy()).count();
     // Healthy ways with a round trip can stand before broken ones without a probe only if nothing is known of those.
     let (shown, hidden) = mesh.ways.split_at(mesh.ways.len().min(faulty + MAX_HEALTHY));
@@ -168,6 +176,7 @@ mod tests {
         ];
         let wanted = "\
 n1 (10.5.1.0/24): 5 ways, 4 probed, 1 broken; MTU 1450
+1 lease is set aside and has no way: weft status says why
 
 TO           PUBLIC       STATE         LOSS        RTT    MTU
 10.5.5.0/24  192.168.0.5  unreachable  100 %          -      -
