@@ -123,35 +123,8 @@ impl Netlink {
             }
             sent => sent?,
         };
-        let mut replies = Replies::default();
-        let (mut answered, mut lost) = (false, false);
-        loop {
-            let n = match recv(fd, &mut self.buffer, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
-                Ok(n) => n,
-                Err(Errno::EAGAIN) => break,
-                Err(Errno::EINTR) => continue,
-                Err(Errno::ENOBUFS) => {
-                    lost = true;
-                    continue;
-                }
-                Err(e) => return Err(e.into()),
-            };
-            let Some(datagram) = self.buffer.get(..n) else {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "netlink answer exceeds the buffer"));
-            };
-            for m in messages(datagram) {
-                if m.kind != NLMSG_ERROR {
-                    continue;
-                }
-                answered |= m.seq == last;
-                if let Some(refusal) = refusal(m.payload, m.flags, m.seq) {
-                    replies.refused.push(refusal);
-                }
-            }
-            replies.data.extend_from_slice(datagram);
-        }
-        replies.complete = answered && !lost;
-        Ok(replies)
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
+        collect_replies(last, &mut self.buffer, |buffer| recv(fd, buffer, flags))
     }
 
     /// Sends one message, and returns the content of its reply.
@@ -267,6 +240,44 @@ impl Netlink {
             }
         }
     }
+}
+
+/// Reads all replies that are queued. `receive` reads the next datagram into the buffer and returns its whole size. `last` is the sequence
+/// number of the last message that was sent.
+fn collect_replies(
+    last: u32,
+    buffer: &mut [u8],
+    mut receive: impl FnMut(&mut [u8]) -> nix::Result<usize>,
+) -> io::Result<Replies> {
+    let mut replies = Replies::default();
+    let (mut answered, mut lost) = (false, false);
+    loop {
+        let n = match receive(buffer) {
+            Ok(n) => n,
+            Err(Errno::EAGAIN) => break,
+            Err(Errno::EINTR) => continue,
+            Err(Errno::ENOBUFS) => {
+                lost = true;
+                continue;
+            }
+            Err(e) => return Err(e.into()),
+        };
+        let Some(datagram) = buffer.get(..n) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "netlink answer exceeds the buffer"));
+        };
+        for m in messages(datagram) {
+            if m.kind != NLMSG_ERROR {
+                continue;
+            }
+            answered |= m.seq == last;
+            if let Some(refusal) = refusal(m.payload, m.flags, m.seq) {
+                replies.refused.push(refusal);
+            }
+        }
+        replies.data.extend_from_slice(datagram);
+    }
+    replies.complete = answered && !lost;
+    Ok(replies)
 }
 
 /// Sets the size of the receive buffer. Without CAP_NET_ADMIN the system's limit (`net.core.rmem_max`) applies.

@@ -105,6 +105,48 @@ fn replies_are_complete_if_the_last_message_was_answered() {
     }
 }
 
+/// If the kernel had no memory for one reply, it may still have some for those that follow.
+#[test]
+fn replies_are_not_complete_if_one_of_them_was_lost() {
+    let collected = |queue: Vec<nix::Result<Vec<u8>>>| {
+        let mut queue = queue.into_iter();
+        collect_replies(8, &mut [0; 128], |buffer| {
+            let datagram = queue.next().unwrap_or(Err(Errno::EAGAIN))?;
+            let kept = datagram.len().min(buffer.len());
+            buffer[..kept].copy_from_slice(&datagram[..kept]);
+            Ok(datagram.len())
+        })
+    };
+    let (refused, done) = (|| Ok(answer(7, -libc::EEXIST)), || Ok(answer(8, 0)));
+    for (between, complete) in [(Errno::EINTR, true), (Errno::ENOBUFS, false)] {
+        let replies = collected(vec![refused(), Err(between), done()]).unwrap();
+        assert_eq!((replies.complete, replies.refused.len()), (complete, 1), "{between}");
+    }
+    assert_eq!(collected(vec![refused(), Err(Errno::EBADF)]).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    let large = Ok(message(KIND, 0, 8, &[0; 200]));
+    assert_eq!(collected(vec![large, done()]).unwrap_err().kind(), io::ErrorKind::InvalidData, "it was cut off");
+}
+
+/// A batch for many peers is larger than the usual buffer.
+#[test]
+fn the_send_buffer_grows_for_a_large_datagram() {
+    let (mut netlink, kernel, _) = faked();
+    // The kernel makes this its smallest size.
+    setsockopt(&netlink.socket, sockopt::SndBuf, &0).unwrap();
+    let seq = netlink.next_seq();
+    let large = message(KIND, NLM_F_REQUEST, seq, &[7; 100_000]);
+    netlink.exchange(&large, seq).unwrap();
+    assert!(kernel.recv_from_full().unwrap().0 == large);
+}
+
+/// A notification with the number of a request would be taken for its reply.
+#[test]
+fn no_request_has_the_number_of_notifications() {
+    let mut netlink = Netlink::open().unwrap();
+    netlink.seq = u32::MAX;
+    assert_eq!([netlink.next_seq(), netlink.next_seq()], [1, 2]);
+}
+
 /// Older kernels send the whole message back with an error, and newer ones only its header.
 #[test]
 fn the_explanation_of_a_refusal_is_found_in_both_forms() {
