@@ -142,11 +142,15 @@ impl Echo {
         let (mut of_peer, mut of_others) = (0, 0);
         while of_peer < MAX_READ && of_others < MAX_READ_OF_OTHERS {
             let Ok(mut ready) = socket.readable().await else { return false };
-            let read = ready.try_io(|socket| receive(socket.get_ref(), &mut buffer));
-            // An error is an ICMP message of a router. The answer may come nevertheless.
-            let Ok(Ok((size, from))) = read else {
-                of_peer += 1;
-                continue;
+            let (size, from) = match ready.try_io(|socket| receive(socket.get_ref(), &mut buffer)) {
+                Ok(Ok(read)) => read,
+                // It is an ICMP message of a router. The answer may come nevertheless.
+                Ok(Err(_)) => {
+                    of_peer += 1;
+                    continue;
+                }
+                // All packets were read that there are. This counts as no packet.
+                Err(_) => continue,
             };
             *(if from == Some(self.to) { &mut of_peer } else { &mut of_others }) += 1;
             match judge(&buffer[..size.min(buffer.len())], size, from, (self.to, sent.0, sent.1)) {
@@ -235,6 +239,8 @@ fn judge(packet: &[u8], size: usize, from: Option<IpAddr>, sent: (IpAddr, &[u8],
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use weft_udp::packet::checksum;
 
     use super::*;
@@ -271,6 +277,43 @@ mod tests {
         for cut in 0..36 {
             assert_eq!(judged(&good[..cut]), None);
         }
+    }
+
+    /// Whoever sends many packets to this node must not make its peers look unreachable. A UDP socket stands for an ICMP socket here, because
+    /// both hand out the packet without its IP header.
+    #[tokio::test]
+    async fn packets_of_others_do_not_count_as_packets_of_the_peer() {
+        let [peer, other] = [1, 2].map(|last| IpAddr::from([127, 0, 0, last]));
+        let [of_peer, of_other] = [peer, other].map(|ip| UdpSocket::bind((ip, 0)).unwrap());
+        let echo = Echo { to: peer, ..ECHO };
+        let request = echo.request(&[1; 12]);
+        let mut reply = request.clone();
+        reply[0] = 0;
+        // Returns true if the answer is noticed after so many other packets.
+        let is_answered_after = async |others: usize, peers: usize| {
+            let socket = UdpSocket::bind((peer, 0)).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let (at, socket) = (socket.local_addr().unwrap(), wait_on(OwnedFd::from(socket)).unwrap());
+            let sending = async {
+                for (from, count) in [(&of_other, others), (&of_peer, peers)] {
+                    for _ in 0..count {
+                        from.send_to(b"something else", at).unwrap();
+                        // Each is read before the next one comes, so that none finds the queue full.
+                        tokio::task::yield_now().await;
+                    }
+                }
+                of_peer.send_to(&reply, at).unwrap();
+                std::future::pending().await
+            };
+            let mut answer = Answer::default();
+            tokio::select! {
+                is_answered = echo.wait_for(&socket, (&request, Kind::Ping), &mut answer) => is_answered,
+                never = sending => never,
+            }
+        };
+        assert!(is_answered_after(0, MAX_READ - 1).await && is_answered_after(MAX_READ_OF_OTHERS - 1, MAX_READ - 1).await);
+        assert!(!is_answered_after(0, MAX_READ).await, "the peer keeps this node busy");
+        assert!(!is_answered_after(MAX_READ_OF_OTHERS, 0).await, "others keep this node busy");
     }
 
     #[test]
