@@ -217,6 +217,18 @@ mod tests {
     }
 
     #[test]
+    fn an_error_is_shown_with_each_cause_once() {
+        use crate::source::Error;
+        let unavailable = |what: &str, cause: &str| Error::Unavailable { what: what.into(), source: Some(cause.into()) };
+        let refused = "connection refused (os error 111)";
+        assert_eq!(chain(&unavailable("read config", refused)), format!("read config: {refused}"));
+        let said = format!("read config: {refused}");
+        assert_eq!(chain(&unavailable(&said, refused)), said, "the text has its cause already");
+        let outer = Error::Refused { what: "acquire".into(), source: Box::new(unavailable("read config", refused)) };
+        assert_eq!(chain(&outer), format!("acquire: read config: {refused}"));
+    }
+
+    #[test]
     fn a_lasting_condition_is_reported_once_a_minute() {
         let (mut reminder, start) = (Reminder::default(), Instant::now());
         assert!(reminder.due("config is missing", start));

@@ -31,3 +31,18 @@ fn alarm(kind: AlarmType) -> Option<Alarm> {
     };
     Some(Alarm { what: what.to_owned(), remedy: remedy.to_owned() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_alarm_says_what_is_wrong_and_what_helps() {
+        assert_eq!(alarm(AlarmType::None), None);
+        let said = |kind, what: &str, remedy: &str| {
+            alarm(kind).is_some_and(|alarm| alarm.what.contains(what) && alarm.remedy.contains(remedy))
+        };
+        assert!(said(AlarmType::Nospace, "it is full (alarm NOSPACE)", "etcdctl alarm disarm"));
+        assert!(said(AlarmType::Corrupt, "different data (alarm CORRUPT)", "restored from a snapshot"));
+    }
+}

@@ -337,3 +337,28 @@ impl Pool {
         .await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend_types::FOR_TESTS;
+
+    /// The line is shown to people, and may be copied to others.
+    #[test]
+    fn the_flags_of_etcdctl_name_the_user_and_not_the_password() {
+        let options = EtcdOptions {
+            endpoints: vec!["http://10.0.0.1:2379".into(), "10.0.0.2:2379".into()],
+            prefix: "/coreos.com/network".into(),
+            key_file: None,
+            cert_file: None,
+            ca_file: None,
+            username: Some("node".into()),
+            password: Some("secretsecret".into()),
+            lease_ttl: Duration::from_secs(86_400),
+            renew_margin: Duration::from_secs(3600),
+            types: FOR_TESTS,
+        };
+        let flags = Pool::new(options).map(|pool| pool.etcdctl_flags()).unwrap();
+        assert_eq!(flags, "--endpoints=http://10.0.0.1:2379,http://10.0.0.2:2379 --user=node");
+    }
+}

@@ -31,6 +31,16 @@ async fn keys_and_values_are_byte_for_byte_those_of_flannel() {
 }
 
 #[tokio::test]
+async fn a_key_lives_as_long_as_the_flag_says() {
+    let server = Server::start().await;
+    let two_hours = EtcdOptions { lease_ttl: Duration::from_secs(7200), ..options(vec![server.url()]) };
+    let lease = EtcdStore::new(two_hours).unwrap().acquire(&request(1)).await.unwrap();
+    let mut client = server.client().await;
+    let attached = client.get(key(&lease.id), None).await.unwrap().kvs()[0].lease();
+    assert_eq!(client.lease_time_to_live(attached, None).await.unwrap().granted_ttl(), 7200);
+}
+
+#[tokio::test]
 async fn a_slash_at_the_end_of_the_prefix_makes_no_difference() {
     let server = Server::start().await;
     let lease = server.store().acquire(&request(1)).await.unwrap();
@@ -563,6 +573,23 @@ async fn leases_are_read_although_other_values_are_larger_than_any_message() {
         () = store.watch(out) => panic!("the watch ended"),
         () = body => {}
     }
+}
+
+/// The first value comes together with net-conf, and is too large even without the others.
+#[tokio::test]
+async fn leases_are_read_although_the_first_value_is_larger_than_any_message() {
+    let server = Server::start_with("http", |_| vec!["--max-request-bytes".to_owned(), (64 << 20).to_string()]);
+    server.ready().await;
+    let mut client = server.client().await;
+    let net_conf = r#"{"Network":"10.5.0.0/16"}"#;
+    client.put(format!("{PREFIX}/config"), net_conf, None).await.unwrap();
+    client.put(key("10.5.1.0-24"), "x".repeat(17 << 20), None).await.unwrap();
+    client.put(key("10.5.2.0-24"), attrs(2).to_wire(), None).await.unwrap();
+    let store = server.store();
+    let list = timeout(NOTICED, store.list()).await.expect("it is read again and again").unwrap();
+    let read: Vec<_> = list.iter().map(|record| (&*record.id, record.lease.is_ok())).collect();
+    assert_eq!(read, [("10.5.1.0-24", false), ("10.5.2.0-24", true)]);
+    assert_eq!(store.config().await.unwrap(), net_conf);
 }
 
 /// An administrator may allow etcd requests of any size. Such an event cannot be received, and a watch that is resumed would get it again.

@@ -5,9 +5,11 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use etcd_client::{Txn, TxnOp};
+use etcd_client::{PutOptions, Txn, TxnOp};
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -16,6 +18,8 @@ use tokio::task::{JoinSet, LocalSet};
 use tokio::time::timeout;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::etcd::EtcdStore;
+use weft_subnet::lease::Lease;
+use weft_subnet::retry::chain;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{attrs, booted, net_conf, next, request, subnet};
@@ -119,6 +123,8 @@ const LEARNER: &str = "etcdserver: rpc not supported for learner";
 const BUSY: &str = "etcdserver: too many requests";
 /// What a member says that has lost the others.
 const NO_LEADER: &str = "etcdserver: no leader";
+/// What a member says whose disk, or whose way to the others, is too slow.
+const LATE: &str = "etcdserver: request timed out";
 /// What a member says that ends at this moment.
 const STOPPED: &str = "etcdserver: server stopped";
 
@@ -174,7 +180,10 @@ async fn every_call_is_tried_on_the_next_endpoint() {
     let dead = format!("http://127.0.0.1:{}", free_port());
     let ((learner, _learner), (busy, _busy)) = (refusing(9, LEARNER).await, refusing(8, BUSY).await);
     let ((alone, _alone), (stopped, _stopped)) = (refusing(14, NO_LEADER).await, refusing(2, STOPPED).await);
+    let ((late, _late), (gave_up, _gave_up)) = (refusing(4, LATE).await, refusing(1, "context canceled").await);
+    let (broken, _broken) = refusing(13, "stream terminated by RST_STREAM").await;
     let refusing = [("learner", learner), ("busy", busy), ("without a leader", alone), ("stopped", stopped)];
+    let refusing = refusing.into_iter().chain([("late", late), ("gives up", gave_up), ("broken", broken)]);
     let kinds = [("dead", dead), ("silent", silent), ("hangs up", rude)].into_iter().chain(refusing);
     let kinds: Vec<_> = kinds.collect();
     let all = kinds.iter().flat_map(|kind| CALLS.map(|what| (kind, what)));
@@ -194,22 +203,40 @@ async fn a_refusal_of_the_user_is_not_tried_on_the_next_endpoint() {
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
 }
 
-/// Starts an endpoint that forwards everything to etcd until it is dropped. Then its connections break, and it refuses new ones.
-async fn relay(port: u16) -> (String, JoinSet<()>) {
+/// A member with too much to do would get still more by new connections and logins.
+#[tokio::test]
+async fn the_connection_to_a_member_that_refuses_a_call_stays() {
+    let (busy, _busy) = refusing(8, BUSY).await;
+    let port = busy.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap();
+    let (url, _tasks, connections) = relay(port).await;
+    let store = EtcdStore::new(options(vec![url])).unwrap();
+    for _ in 0..3 {
+        let error = timeout(LIMIT, store.list()).await.unwrap().unwrap_err();
+        assert!(chain(&error).contains(BUSY), "{error:?}");
+    }
+    assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+/// Starts an endpoint that forwards everything to another port until it is dropped. Then its connections break, and it refuses new ones. Also
+/// returns how many connections it has had.
+async fn relay(port: u16) -> (String, JoinSet<()>, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let mut tasks = JoinSet::new();
+    let connections = Arc::<AtomicUsize>::default();
+    let count = connections.clone();
     tasks.spawn(async move {
         let mut open = JoinSet::new();
         loop {
             let (mut near, _) = listener.accept().await.unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
             open.spawn(async move {
                 let mut far = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
                 drop(tokio::io::copy_bidirectional(&mut near, &mut far).await);
             });
         }
     });
-    (url, tasks)
+    (url, tasks, connections)
 }
 
 /// The moment at which a [`breaking`] endpoint fails.
@@ -381,21 +408,22 @@ async fn everything_is_read_again_after_the_creation_of_our_key_was_not_answered
     timeout(LIMIT, LocalSet::new().run_until(body)).await.unwrap();
 }
 
-/// etcd wrote our key, and answered too late. Whoever deletes the key then tells all nodes that this one has left.
-#[tokio::test]
-async fn a_key_stays_if_its_creation_was_not_answered_by_the_only_endpoint() {
+/// etcd writes our key with call number `at` of `take`, and answers too late. Whoever deletes the key then tells all nodes that this one has left.
+async fn our_key_stays_if_its_creation_is_not_answered(
+    at: usize,
+    take: impl AsyncFn(&EtcdStore) -> Result<Lease, Error>,
+) {
     let body = async {
         let live = Server::start().await;
-        let (url, _tasks, broke) = breaking(live.port, 3, Break::OneAnswer).await;
+        let (url, _tasks, broke) = breaking(live.port, at, Break::OneAnswer).await;
         let store = EtcdStore::new(options(vec![url])).unwrap();
-        assert_eq!(store.own(&booted(1)).await.unwrap(), None);
-        store.acquire(&request_of(1)).await.unwrap_err();
+        take(&store).await.unwrap_err();
         assert!(broke.get());
         let key = format!("{PREFIX}/subnets/10.5.1.0-24");
         let mut client = live.client().await;
         let read = client.get(key.as_str(), None).await.unwrap();
         let written = read.kvs().first().expect("the key stays");
-        store.acquire(&request_of(1)).await.unwrap();
+        take(&store).await.unwrap();
         let read = client.get(key.as_str(), None).await.unwrap();
         assert_eq!(read.kvs()[0].create_revision(), written.create_revision(), "it is the same key");
         assert_eq!(read.kvs()[0].lease(), written.lease(), "with the same etcd lease");
@@ -403,6 +431,20 @@ async fn a_key_stays_if_its_creation_was_not_answered_by_the_only_endpoint() {
         assert_eq!(leases.leases().len(), 1, "no second etcd lease was granted");
     };
     timeout(LIMIT, LocalSet::new().run_until(body)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_key_stays_if_its_creation_was_not_answered_by_the_only_endpoint() {
+    // What is asked for is the list, an etcd lease, and the key.
+    our_key_stays_if_its_creation_is_not_answered(3, async |store| store.acquire(&request_of(1)).await).await;
+}
+
+#[tokio::test]
+async fn a_key_that_is_taken_again_stays_if_its_creation_was_not_answered_by_the_only_endpoint() {
+    // What is asked for is the key, the list, an etcd lease, and the key again.
+    let ours = subnet("10.5.1.0/24");
+    let take = async |store: &EtcdStore| store.retake(&ours, &attrs(1), &attrs(1)).await;
+    our_key_stays_if_its_creation_is_not_answered(4, take).await;
 }
 
 /// Starts an endpoint that forwards everything to etcd until it has answered with this many bytes. Then its connections break, and it
@@ -562,6 +604,50 @@ async fn all_pages_of_a_list_have_one_revision() {
     timeout(LIMIT, body).await.unwrap();
 }
 
+/// etcd was restored from a snapshot, in which our key is the same, and not its etcd lease.
+#[tokio::test]
+async fn a_key_whose_etcd_lease_is_unknown_gets_another_one_and_stays() {
+    let body = async {
+        let (before, after) = (Server::start().await, Server::start().await);
+        let key = format!("{PREFIX}/subnets/10.5.1.0-24");
+        let attached = before.client().await.lease_grant(600, None).await.unwrap().id();
+        let with_lease = PutOptions::new().with_lease(attached);
+        before.client().await.put(key.as_str(), attrs(1).to_wire(), Some(with_lease)).await.unwrap();
+        after.client().await.put(key.as_str(), attrs(1).to_wire(), None).await.unwrap();
+        // The first call reads the key, and the second one renews its etcd lease.
+        let (url, _tasks, broke) = breaking(before.port, 2, Break::Request).await;
+        let store = EtcdStore::new(options(vec![url, after.url()])).unwrap();
+        store.retake(&subnet("10.5.1.0/24"), &attrs(1), &attrs(1)).await.unwrap();
+        assert!(broke.get(), "the first server was asked first");
+        let found = after.client().await.get(key.as_str(), None).await.unwrap();
+        let leases: Vec<i64> = found.kvs().iter().map(|kv| kv.lease()).collect();
+        assert!(matches!(leases[..], [lease] if lease != 0 && lease != attached), "{leases:?}");
+    };
+    timeout(LIMIT, LocalSet::new().run_until(body)).await.unwrap();
+}
+
+/// Our key is gone, and another node takes one half of our subnet between our look at all leases and our write.
+#[tokio::test]
+async fn a_lease_that_appears_while_ours_is_taken_again_keeps_us_out() {
+    let body = async {
+        let live = Server::start().await;
+        // What is asked for is the key, the list, an etcd lease, and the key again.
+        let (url, _tasks, reached, go_on) = halting(live.port, 4).await;
+        let store = EtcdStore::new(options(vec![url, live.url()])).unwrap();
+        let (ours, was) = (dual("10.5.2.0/24", "fd00:12:0:1::/64"), attrs(1));
+        let appears = async {
+            reached.await.unwrap();
+            let theirs = format!("{PREFIX}/subnets/10.5.2.0-24&fd00:12:0:2::-64");
+            live.client().await.put(theirs, attrs(2).to_wire(), None).await.unwrap();
+            go_on.send(()).unwrap();
+        };
+        let (taken, ()) = tokio::join!(store.retake(&ours, &was, &was), appears);
+        assert!(matches!(&taken, Err(Error::Taken { owner, .. }) if owner == "192.0.2.2"), "{taken:?}");
+        assert_eq!(live.store().list().await.unwrap().len(), 1, "the key that came second is gone");
+    };
+    timeout(LIMIT, body).await.unwrap();
+}
+
 /// Such a member answers, and its connections stay. But it learns of no change, so the watch must go on at another member.
 #[tokio::test]
 async fn the_watch_of_a_member_that_lost_the_others_breaks() {
@@ -589,7 +675,7 @@ async fn the_watch_of_a_member_that_lost_the_others_breaks() {
 #[tokio::test]
 async fn renewals_and_the_watch_continue_after_an_endpoint_fails() {
     let live = with_config().await;
-    let (url, tasks) = relay(live.port).await;
+    let (url, tasks, _) = relay(live.port).await;
     let mut short = options(vec![url, live.url()]);
     short.lease_ttl = Duration::from_secs(6);
     let store = EtcdStore::new(short).unwrap();

@@ -147,6 +147,24 @@ async fn a_lost_race_costs_one_request() {
     assert_eq!(since(&server, &before), requests([("LeaseGrant", 1), ("Range", 1), ("Txn", 2)]));
 }
 
+/// With each lost race one more subnet is known to be taken. After some of them, the list is so old that a new one costs less than further races.
+#[tokio::test]
+async fn after_four_lost_races_all_leases_are_read_again() {
+    let server = with_config().await;
+    let store = server.store();
+    assert_eq!(store.own(&booted(9)).await.unwrap(), None);
+    let mut client = server.client().await;
+    for last in 1..=6 {
+        client.put(format!("{PREFIX}/subnets/10.5.{last}.0-24"), attrs(last).to_wire(), None).await.unwrap();
+    }
+    let before = received(&server);
+    let six = LeaseRequest { net_conf: net_conf(24, "10.5.6.0"), ..request(9) };
+    let error = store.acquire(&six).await.unwrap_err();
+    assert!(matches!(error, Error::OutOfSubnets { .. }), "{error}");
+    // Four attempts to write the key, and the list.
+    assert_eq!(since(&server, &before), requests([("LeaseGrant", 1), ("LeaseRevoke", 1), ("Txn", 5)]));
+}
+
 /// A list that was read a moment ago is used again. One that is old may lack many leases, and its revision may be compacted already.
 #[tokio::test]
 async fn an_old_list_is_not_used() {

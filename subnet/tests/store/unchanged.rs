@@ -103,6 +103,17 @@ async fn our_younger_record_is_deleted_if_an_older_one_overlaps_it() {
     assert_eq!(again.subnets, lease.subnets);
 }
 
+/// An earlier run of this node was killed, and its write was carried out after our list was read. The pods use the subnet that is asked for.
+#[tokio::test]
+async fn a_record_of_ours_that_appears_meanwhile_does_not_cost_us_our_subnet() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    assert_eq!(store.own(&booted(1)).await.unwrap(), None);
+    client.put(key("10.5.2.0-24&fd00:12:0:1::-64"), attrs(1).to_wire(), None).await.unwrap();
+    let ours = dual("10.5.2.0/24", "fd00:12:0:2::/64");
+    assert_eq!(store.acquire(&dual_request(1, ours)).await.unwrap().subnets, ours);
+}
+
 /// No node believes what cannot be read. So it must not cost us our subnet, which pods use.
 #[tokio::test]
 async fn our_record_stays_if_the_older_one_that_overlaps_it_is_no_lease() {
@@ -262,6 +273,29 @@ async fn our_key_is_not_reported_as_removed_if_it_has_another_etcd_lease() {
         let Event::Renewed(ttl) = told else { panic!("{told:?}") };
         assert_eq!(ttl.is_none(), is_reservation, "{ttl:?}");
         assert!(ttl.is_none_or(|ttl| ttl > Duration::from_secs(30)), "{ttl:?}");
+    }
+}
+
+/// A value that cannot be read does not say that the key belongs to another node. The agent writes it again, and until then the key must stay.
+#[tokio::test]
+async fn our_key_is_renewed_although_its_value_cannot_be_read() {
+    let server = Server::start().await;
+    let mut short = options(vec![server.url()]);
+    short.lease_ttl = Duration::from_secs(2);
+    let store = EtcdStore::new(short).unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let same = PutOptions::new().with_ignore_lease();
+    server.client().await.put(key(&lease.id), "no lease", Some(same)).await.unwrap();
+    let (kept, mut keeps) = mpsc::channel(64);
+    let renewed = async {
+        for _ in 0..4 {
+            let told = keeps.recv().await;
+            assert!(matches!(told, Some(Event::Renewed(Some(_)))), "{told:?}");
+        }
+    };
+    tokio::select! {
+        () = store.keep(&lease, kept) => panic!("the keeper ended"),
+        () = renewed => {}
     }
 }
 
