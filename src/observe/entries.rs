@@ -50,3 +50,31 @@ pub fn protocol(number: u8) -> Cow<'static, str> {
     };
     name.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An operator looks for the program of this name.
+    #[test]
+    fn a_program_that_writes_routes_is_named_as_iproute2_names_it() {
+        for (number, name) in [
+            (2, "kernel"),
+            (3, "boot"),
+            (4, "static"),
+            (9, "ra"),
+            (11, "zebra"),
+            (12, "bird"),
+            (16, "dhcp"),
+            (18, "keepalived"),
+            (42, "babel"),
+            (PROTOCOL, "weft"),
+            (186, "bgp"),
+            (188, "ospf"),
+            (91, "91"),
+        ] {
+            assert_eq!(protocol(number), name);
+        }
+        assert_eq!(value(&Value::Addr), "present", "an entry without a value is shown");
+    }
+}

@@ -45,10 +45,8 @@ struct State {
 struct Times {
     /// When the store last answered.
     store_answer: Option<Instant>,
-    /// When the lease was last renewed, and its time to live then.
+    /// When the lease was last renewed, and its time to live then. `None` if it does not expire, because then nothing renews it.
     lease: Option<(Instant, Duration)>,
-    /// When the lease was last renewed.
-    lease_kept: Option<Instant>,
 }
 
 /// All metrics of one agent.
@@ -249,9 +247,7 @@ impl Metrics {
 
     /// Records that the lease was renewed at `now`, with this time to live. `None` means that it does not expire.
     pub fn lease_kept(&self, now: Instant, ttl: Option<Duration>) {
-        let mut times = self.times();
-        times.lease = ttl.map(|ttl| (now, ttl));
-        times.lease_kept = Some(now);
+        self.times().lease = ttl.map(|ttl| (now, ttl));
     }
 
     /// Renders all metrics in Prometheus' text format 0.0.4, in which the metadata of a counter bears its whole name.
@@ -266,7 +262,7 @@ impl Metrics {
             let left = |(at, ttl): (Instant, Duration)| ttl.saturating_sub(now.saturating_duration_since(at));
             self.gauges.lease_ttl.set(times.lease.map_or(-1.0, |lease| left(lease).as_secs_f64()));
             let since = |at: Option<Instant>| at.map_or(-1.0, |at| now.saturating_duration_since(at).as_secs_f64());
-            self.gauges.lease_age.set(since(times.lease_kept));
+            self.gauges.lease_age.set(since(times.lease.map(|(at, _)| at)));
             self.gauges.store_silence.set(since(times.store_answer));
         }
         self.gauges.memory.set(resident_bytes().and_then(|bytes| bytes.try_into().ok()).unwrap_or(-1));
@@ -365,6 +361,25 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l.strip_suffix(".0").unwrap_or(l) == line), "{line} is missing in\n{text}");
         }
+    }
+
+    /// A directory, or Kubernetes, reports each minute that the lease is kept, and renews nothing.
+    #[test]
+    fn a_lease_that_does_not_expire_has_no_age_and_one_that_ended_has_no_time_left() {
+        let (metrics, start) = (Metrics::new(), Instant::now());
+        let gauges = |after: u64| {
+            let text = metrics.render(start + Duration::from_secs(after));
+            ["weft_lease_ttl_seconds ", "weft_lease_age_seconds "]
+                .map(|name| text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok()))
+        };
+        assert_eq!(gauges(5), [Some(-1.0), Some(-1.0)], "there is no lease yet");
+        metrics.lease_kept(start, Some(Duration::from_secs(10)));
+        assert_eq!(gauges(60), [Some(0.0), Some(60.0)]);
+        metrics.lease_kept(start, None);
+        assert_eq!(gauges(60), [Some(-1.0), Some(-1.0)]);
+        metrics.rules(true, 1, 0);
+        metrics.rules(false, 1, 0);
+        assert!(metrics.render(start).contains("weft_rules_in_place 0\n"));
     }
 
     #[test]

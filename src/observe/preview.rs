@@ -110,6 +110,10 @@ pub fn render(preview: &Preview) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use weft_backends::ipip::IpipLink;
+    use weft_backends::link::Link;
     use weft_backends::owner::PROTOCOL;
     use weft_backends::state::{Key, Name, Route, Value};
 
@@ -148,5 +152,29 @@ mod tests {
             r#"{"action":"add","entry":"route 10.5.2.0/24","before":null,"after":"via 192.168.0.2 dev eth0"}"#
         );
         assert_eq!(render(&Preview::default()), "nothing to write: the kernel is as it should be\n");
+    }
+
+    /// A device of flannel is taken over: weft only adds its mark. One of another type is made again.
+    #[test]
+    fn a_device_that_is_made_again_and_one_without_our_mark_are_shown_as_such() {
+        let key = Key::Link(Name::new("flannel.ipip").unwrap());
+        let link = |local: &str| {
+            let kind = Arc::new(IpipLink { local: local.parse().unwrap(), bound: false });
+            Value::link(Link { kind, mtu: 1480, mac: None, up: true })
+        };
+        let shown = |op, mark| {
+            let before = Some(ObservedValue { value: link("192.168.0.1"), protocol: 0, mark });
+            let Operation { action, before, after, .. } = Operation::from(PreviewOp { op, before });
+            (action, before.unwrap(), after.is_some())
+        };
+        let text = "ipip local 192.168.0.1 mtu 1480 up";
+        let kept = Op::Ensure(key, link("192.168.0.1"));
+        let unmarked = format!("{text}, not marked as made by this agent");
+        assert_eq!(shown(kept.clone(), false), (Action::Replace, unmarked, true));
+        assert_eq!(shown(kept, true), (Action::Replace, text.to_owned(), true));
+        let again = Op::Recreate(key, link("192.168.0.2"));
+        assert_eq!(shown(again.clone(), true), (Action::Recreate, text.to_owned(), true));
+        let operations = vec![Operation::from(PreviewOp { op: again, before: None })];
+        assert!(render(&Preview { operations }).ends_with("\n\n1 operation: 1 to recreate\n"));
     }
 }

@@ -130,6 +130,28 @@ mod tests {
         assert_eq!(serde_json::from_str::<Problem>(json).unwrap(), down);
     }
 
+    /// The reason of an Event is an interface: programs that collect Events search for it.
+    #[test]
+    fn each_fault_has_its_reason_and_is_a_problem_of_its_kind() {
+        let page = include_str!("../../docs/messages.md");
+        for (fault, reason, kind) in [
+            (FaultKind::NoLease, "NoLease", ProblemKind::Lease),
+            (FaultKind::Device, "DeviceFault", ProblemKind::Device),
+            (FaultKind::Kernel, "KernelFault", ProblemKind::Kernel),
+            (FaultKind::SubnetFile, "SubnetFileFault", ProblemKind::SubnetFile),
+            (FaultKind::TrafficRules, "TrafficRulesFault", ProblemKind::Rules),
+            (FaultKind::Uplink, "UplinkFault", ProblemKind::Uplink),
+            (FaultKind::LeaseLost, "LeaseLost", ProblemKind::Lease),
+            (FaultKind::LeaseMissing, "LeaseMissing", ProblemKind::Lease),
+            (FaultKind::LeaseContested, "LeaseContested", ProblemKind::Lease),
+            (FaultKind::Tunnel, "TunnelFault", ProblemKind::Tunnel),
+            (FaultKind::Extension, "ExtensionFault", ProblemKind::Extension),
+        ] {
+            assert_eq!((fault.reason(), ProblemKind::from(fault)), (reason, kind));
+            assert!(page.contains(&format!("`{reason}`")), "{reason}");
+        }
+    }
+
     #[test]
     fn the_page_for_operators_lists_the_kinds_as_they_are_written() {
         let page = include_str!("../../docs/operations.md");

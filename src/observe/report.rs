@@ -174,6 +174,16 @@ pub fn starting(store: String, reasons: Vec<String>) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixDatagram;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    use tokio::task::LocalSet;
+    use tokio::time::Instant;
+    use weft_backends::register::TYPES;
+    use weft_subnet::dir::DirStore;
+    use weft_subnet::source::Source;
+
     use super::*;
 
     fn ready() -> NodeState {
@@ -191,6 +201,64 @@ mod tests {
         assert_eq!(with_fault().blockers(), ["no device"]);
         let blockers = NodeState { peer_list: PeerList::Missing, ..with_fault() }.blockers();
         assert_eq!(blockers, ["no complete list of leases from the store yet", "no device"]);
+    }
+
+    /// A peer has one state, so the numbers together are those of all leases.
+    #[tokio::test]
+    async fn each_number_of_peers_is_published_under_its_state_and_systemd_gets_a_line() {
+        let publishing = async {
+            let dir = tempfile::tempdir().unwrap();
+            let store: Rc<dyn Source> = Rc::new(DirStore::new(dir.path().into(), TYPES));
+            let path = dir.path().join("notify");
+            let systemd = UnixDatagram::bind(&path).unwrap();
+            systemd.set_nonblocking(true).unwrap();
+            let mut reporter = Reporter {
+                readiness: Readiness::new(),
+                metrics: Arc::new(Metrics::new()),
+                notify: Notify::to(&path).unwrap(),
+                condition: ConditionReporter::new(store.clone(), Duration::from_secs(60)),
+                events: EventReporter::new(store),
+            };
+            let peers = PeerCounts {
+                believed: 100,
+                pending: 1,
+                failed: 2,
+                held: 3,
+                set_aside: 40,
+                unplanned: 5,
+                unreachable: 6,
+                in_clear_text: 7,
+            };
+            let (subnets, backend) = (Subnets::from_key("10.5.1.0-24").unwrap(), "vxlan".to_owned());
+            reporter.publish(&NodeState { subnets, backend, peers, ..ready() });
+            assert!(reporter.readiness.is_ready());
+            let text = reporter.metrics.render(Instant::now());
+            let states = ["programmed", "pending", "failed", "held", "set-aside", "unreachable"];
+            for (state, count) in states.into_iter().zip([83, 1, 2, 3, 40, 6]) {
+                let line = format!("weft_peers{{state=\"{state}\"}} {count}\n");
+                assert!(text.contains(&line), "{line} is missing in\n{text}");
+            }
+            assert!(text.contains("weft_peers_not_encrypted 7\n"), "{text}");
+            let received = || {
+                let mut buffer = [0; 128];
+                let length = systemd.recv(&mut buffer).unwrap();
+                String::from_utf8_lossy(&buffer[..length]).into_owned()
+            };
+            assert_eq!(received(), "READY=1\n");
+            assert_eq!(received(), "STATUS=subnet 10.5.1.0/24, 100 peers, vxlan\n");
+            reporter.publish(&with_fault());
+            assert_eq!(reporter.readiness.reasons(), ["no device"]);
+        };
+        LocalSet::new().run_until(publishing).await;
+    }
+
+    #[test]
+    fn the_line_for_systemd_is_the_first_problem_or_says_where_the_peers_come_from() {
+        let line = |state: NodeState| state.line(&state.blockers());
+        assert_eq!(line(with_fault()), "no device");
+        let saved = PeerList::Saved("the store is away: peers of 12:00".to_owned());
+        assert_eq!(line(NodeState { peer_list: saved.clone(), ..ready() }), "the store is away: peers of 12:00");
+        assert_eq!(line(NodeState { peer_list: saved, ..with_fault() }), "no device");
     }
 
     #[test]

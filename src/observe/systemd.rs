@@ -217,6 +217,8 @@ mod tests {
         assert_eq!(received, ["READY=1", "STATUS=3 peers"]);
         notify.status("4 peers");
         assert!(reader.recv(&mut buffer).is_err() && notify.next().is_some(), "one a second is enough");
+        notify.status("3 peers");
+        assert_eq!(notify.next(), None, "that is what systemd shows");
     }
 
     #[test]

@@ -365,6 +365,38 @@ n2 10.5.2.0/24    10.5.3.0/24       programmed       -          -      -
         assert!(cluster.is_broken());
     }
 
+    /// Programs read this, and the page of `weft ui` takes its texts from it.
+    #[test]
+    fn in_json_a_node_has_its_ways_with_their_ends_the_worst_first() {
+        let mut cluster = Cluster::new(vec![known(1), known(2), known(3)]);
+        let ways = vec![way(2, PeerState::Programmed, 0), way(3, PeerState::Unreachable, 100)];
+        cluster.answered(vec![row(1, ways), ("10.5.3.0/24".to_owned(), Err("connection refused".to_owned()))]);
+        let json = serde_json::to_value(&cluster).unwrap();
+        let reason = "a firewall drops UDP port 8472";
+        let wanted = serde_json::json!([
+            {"to": "10.5.3.0/24", "state": "unreachable", "loss": 100, "reason": reason},
+            {"to": "10.5.2.0/24", "loss": 0, "rtt_us": 250, "mtu": 1450},
+        ]);
+        let nodes = &json["nodes"];
+        assert_eq!((&nodes[0]["ways"], &nodes[0]["known"], &nodes[0]["name"]), (&wanted, &2.into(), &"n1".into()));
+        assert_eq!((&nodes[0]["error"], &nodes[2]["error"]), (&serde_json::Value::Null, &"connection refused".into()));
+        assert_eq!((&nodes[1]["public"], nodes[1]["ways"].as_array().map(Vec::len)), (&"192.168.0.2".into(), Some(0)));
+    }
+
+    #[test]
+    fn of_many_nodes_only_some_silent_ones_and_the_worst_ways_are_shown() {
+        let mut cluster = Cluster::new((1..=50).map(known).collect());
+        let of = |number| way(number, if number < 27 { PeerState::Unreachable } else { PeerState::Programmed }, 0);
+        cluster.answered(vec![row(1, (2..32).map(of).collect())]);
+        let text = render(&cluster);
+        assert!(text.starts_with("50 nodes, 1 answered; 2450 ways, 30 known, 25 broken\n"), "{text}");
+        assert_eq!(text.matches("  no row of ").count(), MAX_SILENT);
+        assert!(text.contains("  no rows of 39 more nodes: weft mesh --all -o json names them\n"), "{text}");
+        assert!(!text.contains("FROM \\ TO"), "a table of 50 columns is wider than a terminal: {text}");
+        let end = "... and 10 more ways, 5 of them with a fault (all: weft mesh --all -o json)\n";
+        assert!(text.ends_with(end), "{text}");
+    }
+
     #[test]
     fn a_row_of_another_node_and_ways_to_nobody_are_not_believed() {
         let mut cluster = Cluster::new(vec![known(1), known(2), known(3)]);

@@ -205,6 +205,31 @@ mod tests {
     }
 
     #[test]
+    fn the_class_of_a_way_is_its_state_then_its_loss_then_its_round_trip() {
+        use PeerState::{Failed, Held, Pending, Programmed, Unreachable};
+        let way = |state, loss, rtt_us| Some(Quality { state, loss, rtt_us, mtu: None });
+        let trip = |rtt_us| way(Programmed, Some(0), Some(rtt_us));
+        for (way, meaning) in [
+            (None, "unknown"),
+            (way(Unreachable, Some(100), None), "broken"),
+            (way(Programmed, Some(1), Some(300)), "loses packets"),
+            (way(Pending, Some(0), Some(300)), "not in the kernel"),
+            (way(Failed, None, None), "not in the kernel"),
+            (way(Held, None, None), "not in the kernel"),
+            (way(Programmed, None, None), "not asked yet"),
+            (way(Programmed, None, Some(300)), "below 0.5 ms"),
+            (trip(499), "below 0.5 ms"),
+            (trip(500), "below 2 ms"),
+            (trip(1_999), "below 2 ms"),
+            (trip(2_000), "below 10 ms"),
+            (trip(9_999), "below 10 ms"),
+            (trip(10_000), "10 ms and more"),
+        ] {
+            assert_eq!(meanings()[class(way.as_ref())], meaning, "{way:?}");
+        }
+    }
+
+    #[test]
     fn names_are_text_and_each_cell_has_a_title() {
         let svg = render(&cluster(4, "<script>alert('&')</script>"));
         assert!(!svg.contains("<script") && svg.contains("&lt;script&gt;alert('&amp;')"), "{svg}");

@@ -61,3 +61,35 @@ impl ProbeMetrics {
         self.smallest_mtu.set(smallest_mtu.unwrap_or(0).into());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::observe::metrics::Metrics;
+
+    #[test]
+    fn answers_losses_causes_and_the_smallest_mtu_have_their_own_numbers() {
+        let metrics = Metrics::new();
+        for round_trip in [Some(Duration::from_millis(2)), None, None] {
+            metrics.probe(round_trip);
+        }
+        metrics.unreachable(&[("tunnel", 3), ("mtu", 1)], Some(1400));
+        metrics.unreachable(&[("tunnel", 2), ("mtu", 1)], Some(1400));
+        let text = metrics.render(Instant::now());
+        for line in [
+            "weft_probes_total{result=\"answered\"} 1",
+            "weft_probes_total{result=\"lost\"} 2",
+            "weft_probe_round_trip_seconds_count 1",
+            "weft_probe_round_trip_seconds_sum 0.002",
+            "weft_unreachable_peers{cause=\"tunnel\"} 2",
+            "weft_unreachable_peers{cause=\"mtu\"} 1",
+            "weft_probe_smallest_mtu_bytes 1400",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
+        }
+        metrics.unreachable(&[], None);
+        assert!(metrics.render(Instant::now()).contains("weft_probe_smallest_mtu_bytes 0\n"), "it is not known");
+    }
+}

@@ -193,3 +193,61 @@ fn the_traffic_with_a_peer_has_a_line() {
 ";
     assert!(text.ends_with(wanted), "{text}");
 }
+
+#[test]
+fn times_and_bytes_have_the_unit_that_fits() {
+    for (seconds, text) in [
+        (0, "0 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (7_199, "119 min"),
+        (7_200, "2 h 0 min"),
+        (9_000, "2 h 30 min"),
+        (172_799, "47 h 59 min"),
+        (172_800, "2 days"),
+    ] {
+        assert_eq!(duration(seconds), text);
+    }
+    assert_eq!((short_duration(9_999), short_duration(10_000)), ("9999 us".to_owned(), "10 ms".to_owned()));
+    for (count, text) in [
+        (999, "999 B"),
+        (1_000, "1.0 kB"),
+        (999_999, "999.9 kB"),
+        (1_000_000, "1.0 MB"),
+        (1_250_000_000, "1.2 GB"),
+        (3_000_000_000_000, "3.0 TB"),
+    ] {
+        assert_eq!(bytes(count), text);
+    }
+}
+
+#[test]
+fn what_is_unusual_has_a_line_of_its_own() {
+    let rules = RuleStatus {
+        filter: "nftables, table weft".into(),
+        in_place: true,
+        guard: Some("off: no list of leases yet".into()),
+        fence: Some("drops packets for missing peers".into()),
+        ..RuleStatus::default()
+    };
+    let unusual = Status {
+        other_ways: vec!["host-gw".into()],
+        lease_ttl_s: None,
+        store_trouble: Some("connection refused".into()),
+        held: 7,
+        rules,
+        ..status()
+    };
+    let text = render(&unusual, 5_000);
+    for line in [
+        "lease       10.5.1.0/24, does not expire",
+        "network     10.5.0.0/16 by vxlan (still reached by host-gw, too), MTU 1450",
+        "            connection refused",
+        "held        7 removals wait, because many leases vanished at once",
+        "rules       none wanted",
+        "guard       off: no list of leases yet",
+        "fence       drops packets for missing peers",
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
+    }
+}
