@@ -185,3 +185,62 @@ fn parse<T: FromStr>(flag: &str, text: &str) -> Result<T, Exit> {
 fn usage(text: String) -> Exit {
     Exit::new(USAGE, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::cli::{Task, parse_from};
+
+    /// Returns what these words after `weft agent` lead to, with this environment.
+    fn built(words: &[&str], env: &[(&str, &str)]) -> Result<Options, Exit> {
+        let of = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        let words = ["weft", "agent"].iter().chain(words).map(OsString::from);
+        match parse_from(words, of)? {
+            Task::Agent(task) => Ok(task.options),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Charts and unit files write flags whose value is empty.
+    #[test]
+    fn a_flag_without_a_value_counts_as_not_given() {
+        let empty = ["--iface=", "--iface=eth1", "--iface-regex=", "--iface-can-reach=", "--public-ip=", "--cni-conf="];
+        let options = built(&empty, &[("WIREGUARD_KEY_FILE", "")]).unwrap();
+        let UplinkChoice { ifaces, regexes, can_reach, public_ip, .. } = options.uplink;
+        assert_eq!((ifaces, regexes, can_reach, public_ip), (vec!["eth1".to_owned()], Vec::new(), None, None));
+        assert_eq!((options.cni, options.wireguard_key), (None, "/run/flannel/wgkey".into()));
+        let endpoints = ["--etcd-endpoints", " http://a:1 ,, http://b:2,", "--etcd-username=", "--etcd-cafile="];
+        let Store::Etcd(etcd) = built(&endpoints, &[]).unwrap().store else { panic!("not etcd") };
+        assert_eq!(etcd.endpoints, ["http://a:1", "http://b:2"]);
+        assert_eq!((etcd.username, etcd.ca_file), (None, None));
+    }
+
+    #[test]
+    fn the_smallest_and_largest_values_are_accepted_and_no_others() {
+        for (flag, good, bad) in [
+            ("--resync", "1s", "999ms"),
+            ("--etcd-lease-ttl", "1s", "999ms"),
+            ("--iptables-resync", "1", "0"),
+            ("--subnet-lease-renew-margin", "1", "0"),
+            ("--subnet-lease-renew-margin", "1439", "1440"),
+        ] {
+            assert!(built(&[flag, good], &[]).is_ok(), "{flag} {good}");
+            let exit = built(&[flag, bad], &[]).unwrap_err();
+            assert!(exit.text.contains(flag.trim_start_matches('-')), "{flag} {bad}: {}", exit.text);
+        }
+    }
+
+    /// A manifest may set a variable that has no value on this node.
+    #[cfg(feature = "kube")]
+    #[test]
+    fn an_empty_node_name_is_none() {
+        use weft_subnet::kube::Who;
+        let env = [("NODE_NAME", ""), ("POD_NAME", "p"), ("POD_NAMESPACE", "ns")];
+        let Store::Kube(kube) = built(&["--kube-subnet-mgr"], &env).unwrap().store else { panic!("not Kubernetes") };
+        assert!(matches!(&kube.who, Who::Pod { name, namespace } if name == "p" && namespace == "ns"), "{:?}", kube.who);
+        let Store::Kube(kube) = built(&["--kube-subnet-mgr"], &env[..2]).unwrap().store else { panic!("not Kubernetes") };
+        assert!(matches!(kube.who, Who::Unknown), "a pod has a namespace: {:?}", kube.who);
+    }
+}

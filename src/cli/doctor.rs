@@ -152,3 +152,46 @@ impl From<PodsFlags> for Sources {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::path::Path;
+
+    use super::*;
+    use crate::cli::parse_from;
+
+    fn task(line: &str) -> Result<Task, Exit> {
+        parse_from(line.split(' ').map(OsString::from), |_| None)
+    }
+
+    #[test]
+    fn each_flag_of_doctor_reaches_its_own_field() {
+        let line = "weft doctor --only disk,kernel --port 4789 --cni-conf-dir /conf --cni-path /a:/b --networks /networks \
+                    --state-dir /state --socket /s --subnet-file /f.env -o json --check-store --store dir:/x";
+        let Ok(Task::Doctor(all)) = task(line) else { panic!("doctor") };
+        assert_eq!((all.only, all.port, all.json), (vec!["disk".to_owned(), "kernel".to_owned()], 4789, true));
+        assert_eq!((all.state_dir.as_path(), all.socket.as_path()), (Path::new("/state"), Path::new("/s")));
+        assert_eq!((all.subnet_file.as_path(), all.cni.conf_dir.as_path()), (Path::new("/f.env"), Path::new("/conf")));
+        assert_eq!((all.cni.path, all.cni.networks), (vec!["/a".into(), "/b".into()], PathBuf::from("/networks")));
+        assert!(matches!(all.store, Some(Store::Dir(path)) if path == Path::new("/x")));
+        let Ok(Task::Doctor(usual)) = task("weft doctor") else { panic!("doctor") };
+        assert_eq!((usual.only.len(), usual.port, usual.json, usual.store.is_none()), (0, 8472, false, true));
+        let exit = task("weft doctor --only nonsense").unwrap_err();
+        assert!(exit.text.contains("--only"), "{}", exit.text);
+        assert!(task("weft doctor --check-store --store dir:").unwrap_err().text.contains("--store"));
+        assert!(matches!(task("weft doctor list"), Ok(Task::DoctorList)));
+    }
+
+    #[test]
+    fn each_flag_of_doctor_pods_reaches_its_own_field() {
+        let line = "weft doctor pods --fix --older-than 5m --networks /networks --records /records --results /results \
+                    --netns /netns --cni-path /a:/b";
+        let Ok(Task::DoctorPods(all, fix)) = task(line) else { panic!("doctor pods") };
+        let places = [&all.networks, &all.records, &all.results, &all.netns].map(|place| place.to_str());
+        assert_eq!(places, ["/networks", "/records", "/results", "/netns"].map(Some));
+        assert_eq!((all.plugins.as_str(), all.min_age, fix), ("/a:/b", Duration::from_secs(300), true));
+        let Ok(Task::DoctorPods(usual, fix)) = task("weft doctor pods") else { panic!("doctor pods") };
+        assert_eq!((usual.min_age, fix), (Duration::from_secs(600), false), "nothing is removed unless it is asked for");
+    }
+}

@@ -99,3 +99,55 @@ impl ExplainFlags {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::path::Path;
+
+    use super::*;
+    use crate::cli::{Task, parse_from};
+
+    fn task(line: &str) -> Result<ExplainTask, Exit> {
+        match parse_from(line.split(' ').map(OsString::from), |_| None)? {
+            Task::Explain(task) => Ok(*task),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_flag_reaches_its_own_field_and_a_port_alone_means_tcp() {
+        let line = "weft explain 10.5.1.2 10.5.2.3 --port 53 --proto udp --probe -o json --socket /s --subnet-file /f.env";
+        let all = task(line).unwrap();
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let Packet { from, to, proto, port } = all.packet;
+        assert_eq!((from, to, proto, port), (ip("10.5.1.2"), ip("10.5.2.3"), Some(Proto::Udp), Some(53)));
+        assert_eq!((all.socket.as_path(), all.subnet_file.as_path()), (Path::new("/s"), Path::new("/f.env")));
+        assert!(all.probe && all.json);
+        for (flags, proto, port) in [
+            ("", None, None),
+            (" --port 80", Some(Proto::Tcp), Some(80)),
+            (" --proto tcp", Some(Proto::Tcp), None),
+            (" --proto icmp", Some(Proto::Icmp), None),
+        ] {
+            let task = task(&format!("weft explain fd00::1 fd00::2{flags}")).unwrap();
+            assert_eq!((task.packet.proto, task.packet.port), (proto, port), "{flags}");
+            assert!(!task.probe && !task.json);
+        }
+    }
+
+    #[test]
+    fn what_is_no_packet_is_refused_with_the_reason() {
+        for (words, reason) in [
+            ("10.5.1.2 fd00::2", "10.5.1.2 and fd00::2 are of different families"),
+            ("fd00::2 10.5.1.2", "are of different families"),
+            ("10.5.1.2 0.0.0.0", "0.0.0.0 is not the address of one machine"),
+            ("224.0.0.1 10.5.1.2", "224.0.0.1 is not the address of one machine"),
+            ("fd00::1 ff02::1", "ff02::1 is not the address of one machine"),
+            ("10.5.1.2 10.5.2.3 --proto icmp --port 7", "ICMP has no ports"),
+        ] {
+            let exit = task(&format!("weft explain {words}")).unwrap_err();
+            assert!(exit.code == USAGE && exit.text.contains(reason), "{words}: {}", exit.text);
+        }
+    }
+}

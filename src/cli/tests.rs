@@ -192,6 +192,18 @@ fn the_environment_is_read_and_named_in_errors() {
     assert!(task.options.rules.masquerade.is_some());
 }
 
+/// It lets `weft cleanup` remove what another program made, so a person must have typed it.
+#[test]
+fn no_variable_of_the_environment_takes_the_devices_of_flannel() {
+    let cleanup = |variable: &'static str| {
+        parse_from(["weft", "cleanup"].map(OsString::from), |name| (name == variable).then(|| "true".to_owned()))
+    };
+    let taken = |variable| matches!(cleanup(variable), Ok(Task::Cleanup(CleanupTask { flannel_devices: false, .. })));
+    assert!(taken("FLANNELD_FLANNEL_DEVICES"));
+    let Ok(Task::Cleanup(task)) = cleanup("FLANNELD_STATE_DIR") else { panic!("another variable is read") };
+    assert_eq!(task.state_dir, PathBuf::from("true"));
+}
+
 #[test]
 fn other_commands() {
     assert!(matches!(run("weft status -o json --socket /x"), Ok(Task::Status(StatusTask { json: true, .. }))));

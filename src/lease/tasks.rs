@@ -147,8 +147,10 @@ mod tests {
 
     use weft_backends::register::TYPES;
     use weft_subnet::cidr::Subnets;
+    use weft_subnet::connected::Connected;
     use weft_subnet::dir::DirStore;
     use weft_subnet::lease::Age;
+    use weft_subnet::net_conf::NetConf;
 
     use super::*;
 
@@ -161,6 +163,78 @@ mod tests {
         };
         let minute = tokio::time::timeout(Duration::from_secs(60), until_answered(&answers, call)).await;
         assert!(minute.is_err() && (15..=40).contains(&calls.get()), "{} calls in a minute", calls.get());
+    }
+
+    /// A subnet of another node stays its own, however often it is asked for.
+    #[tokio::test(start_paused = true)]
+    async fn the_answer_that_another_node_has_the_subnet_is_final() {
+        let ((answers, mut received), calls) = (mpsc::unbounded_channel(), Cell::new(0));
+        let call = async || {
+            calls.set(calls.get() + 1);
+            let subnet = Subnets::from_key("10.5.1.0-24").unwrap_or_default();
+            Err(Error::Taken { subnet, owner: "192.0.2.9".into() })
+        };
+        let ends = tokio::time::timeout(Duration::from_secs(60), until_answered(&answers, call)).await;
+        assert!(ends.is_ok() && calls.get() == 1, "{} calls", calls.get());
+        let answer = received.recv().await.unwrap();
+        assert!(
+            matches!(&answer, LeaseAnswer::Taken(text) if text == "subnet 10.5.1.0/24 belongs to 192.0.2.9 now"),
+            "{answer:?}"
+        );
+    }
+
+    /// The earlier one is about another lease, or says what our lease was to be before.
+    #[tokio::test]
+    async fn a_renewal_ends_the_one_before_it_and_so_does_a_call() {
+        let with_two_of_each = async {
+            let dir = tempfile::tempdir().unwrap();
+            let store: Rc<dyn Source> = Rc::new(DirStore::new(dir.path().into(), TYPES));
+            let (events, _received) = mpsc::channel(8);
+            let (mut tasks, _answers) = LeaseTasks::new(store.clone(), events);
+            let held = Rc::new(());
+            for key in ["10.5.1.0-24", "10.5.2.0-24"] {
+                let subnets = Subnets::from_key(key).unwrap();
+                tasks.renew(Lease { id: key.into(), subnets, attrs: Attrs::default(), age: Age::default() });
+                let held = held.clone();
+                tasks.start(async move |_| {
+                    std::future::pending::<()>().await;
+                    drop(held);
+                });
+            }
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(Rc::strong_count(&store), 3, "the test, the tasks and the second renewal");
+            assert_eq!(Rc::strong_count(&held), 2, "the test and the second call");
+            assert!(tasks.is_call_open());
+        };
+        tokio::task::LocalSet::new().run_until(with_two_of_each).await;
+    }
+
+    /// The subnet that is acquired must be one of the net-conf that the store has now.
+    #[tokio::test]
+    async fn after_a_start_without_the_store_nothing_is_acquired_before_net_conf_was_read() {
+        let resuming = async {
+            let dir = tempfile::tempdir().unwrap();
+            let (path, subnets) = (dir.path().join("config.json"), dir.path().join("subnets"));
+            let store: Rc<dyn Source> = Rc::new(DirStore::new(dir.path().into(), TYPES));
+            // It cannot be read, and it is not missing.
+            std::fs::create_dir(&path).unwrap();
+            let (events, mut reported) = mpsc::channel(8);
+            let (mut tasks, mut answers) = LeaseTasks::new(store, events);
+            let text = r#"{"Network":"10.5.0.0/16"}"#;
+            let (net_conf, attrs) = (NetConf::parse(text).unwrap(), Attrs::default());
+            let connected = Connected::default();
+            tasks.acquire_after_resume(LeaseRequest { net_conf, attrs, previous: None, was: None, connected });
+            let answer = answers.recv().await.unwrap();
+            assert!(matches!(answer, LeaseAnswer::Failed(_)) && std::fs::read_dir(subnets).unwrap().count() == 0);
+            std::fs::remove_dir(&path).unwrap();
+            std::fs::write(&path, text).unwrap();
+            while !matches!(answers.recv().await.unwrap(), LeaseAnswer::Held(_)) {}
+            // It is reported as the watch would do it, and before the answer.
+            assert_eq!(reported.try_recv(), Ok(Event::Config(text.to_owned())));
+        };
+        tokio::task::LocalSet::new().run_until(resuming).await;
     }
 
     /// A call that goes on could write the lease after the agent has given it up.

@@ -175,6 +175,10 @@ mod tests {
             let refusal = Error::Refused { what: "list leases".into(), source: "no rights".into() };
             waiting.on(StartError::store("net-conf: ", None)(refusal)).await;
             assert!(begin.elapsed() >= STORE_AGAIN / 2, "{:?}", begin.elapsed());
+            // A command that fails may cost much each time, too.
+            let begin = Instant::now();
+            waiting.on(StartError::FirstCommand(FirstError::NotAllowed)).await;
+            assert!(begin.elapsed() >= STORE_AGAIN / 2, "{:?}", begin.elapsed());
             // What this machine itself lacks is checked each second, because that costs nobody else anything.
             let begin = Instant::now();
             waiting.on(StartError::OtherBackend).await;
