@@ -126,7 +126,11 @@ mod tests {
             ),
             (failed("Another app is currently holding the xtables lock"), "fuser"),
             (failed("can't initialize iptables table `nat': Permission denied (you must be root)"), "CAP_NET_ADMIN"),
+            (failed("iptables v1.8.9 (nf_tables): Could not fetch rule set: Operation not permitted"), "CAP_NET_ADMIN"),
+            (failed("iptables: Failed to initialize nft: Protocol not supported"), "modprobe iptable_nat"),
             (failed("Couldn't load match `mark'"), "modprobe xt_MASQUERADE"),
+            (failed("iptables: No chain/target/match by that name."), "modprobe xt_MASQUERADE"),
+            (failed("Warning: Extension MASQUERADE revision 0 not supported, missing kernel module?"), "modprobe xt_MASQUERADE"),
             (failed("table `nat' is incompatible, use 'nft' tool."), "choose --firewall=nft"),
         ] {
             let text = error.to_string();
@@ -140,7 +144,11 @@ mod tests {
         let refused = |errno, text: &str| FirewallError::Refused(Refusal { seq: 0, errno, text: text.to_owned() });
         for (error, wanted) in [
             (refused(Errno::EPERM, ""), "(os error 1); run as root or with CAP_NET_ADMIN"),
+            (FirewallError::Nftables(Errno::EACCES.into()), "; run as root or with CAP_NET_ADMIN"),
             (refused(Errno::ENOENT, "no such expression"), ": no such expression; if the kernel lacks nf_tables"),
+            (refused(Errno::EOPNOTSUPP, ""), "; if the kernel lacks nf_tables"),
+            (refused(Errno::EINVAL, ""), "; if the kernel lacks nf_tables"),
+            (FirewallError::Nftables(Errno::EAFNOSUPPORT.into()), "; if the kernel lacks nf_tables"),
             (FirewallError::Nftables(Errno::EPROTONOSUPPORT.into()), "give --firewall=iptables"),
             (refused(Errno::ENOSPC, ""), "(os error 28)"),
         ] {

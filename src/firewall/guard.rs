@@ -133,6 +133,7 @@ pub fn with_tunnel_addresses(attrs: Attrs, host: &Host) -> Attrs {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use weft_backends::host::Uplink;
     use weft_backends::ipip::IpipLink;
     use weft_backends::link::Link;
     use weft_backends::state::Name;
@@ -221,5 +222,43 @@ mod tests {
             (Key::Guard(Family::V6), Value::Guard(Guard { ports: [0, 4789], ipip: false })),
         ]);
         assert_eq!(peers.chains(links.into_iter()), expected);
+    }
+
+    /// A peer lets in the packets of the addresses that our lease names. One of a family that the lease does not use is not named.
+    #[test]
+    fn our_lease_says_from_which_address_of_each_family_our_packets_come() {
+        let (v4, v6) = (Some("192.168.0.9".parse().unwrap()), Some("fd77::9".parse().unwrap()));
+        let host = Host {
+            uplink: Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6 },
+            public_v4: None,
+            public_v6: None,
+            wireguard_port: None,
+            identities: Default::default(),
+            routes: Default::default(),
+            connected: Default::default(),
+        };
+        let (public_ip, public_ipv6) = (Some("203.0.113.9".parse().unwrap()), Some("2001:db8::9".parse().unwrap()));
+        for (public_ip, public_ipv6, tunnel_ip, tunnel_ipv6) in [
+            (public_ip, None, v4, None),
+            (None, public_ipv6, None, v6),
+            (public_ip, public_ipv6, v4, v6),
+            (None, None, None, None),
+        ] {
+            let attrs = Attrs { public_ip, public_ipv6, ..Attrs::default() };
+            let wanted = Attrs { tunnel_ip, tunnel_ipv6, ..attrs.clone() };
+            assert_eq!(with_tunnel_addresses(attrs, &host), wanted);
+        }
+    }
+
+    #[test]
+    fn an_entry_of_the_guard_or_of_the_fence_says_nothing_about_how_a_peer_is_reached() {
+        let ip = "10.0.0.2".parse().unwrap();
+        for key in [Key::Guard(Family::V4), Key::Peer(ip), Key::Fence(Family::V6), Key::Open(ip)] {
+            assert!(is_of_guard_or_fence(&key), "{key:?}");
+        }
+        let name = Name::new("flannel.1").unwrap();
+        for key in [Key::Route("10.5.1.0/24".parse().unwrap(), 0), Key::Link(name)] {
+            assert!(!is_of_guard_or_fence(&key), "{key:?}");
+        }
     }
 }

@@ -331,8 +331,9 @@ mod tests {
     use weft_subnet::cidr::Subnets;
 
     fn forward_rules() -> Rules {
-        let networks = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None };
-        let own = Subnets { v4: Some("10.5.7.0/24".parse().unwrap()), v6: None };
+        let networks =
+            Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: Some("fd00:5::/48".parse().unwrap()) };
+        let own = Subnets { v4: Some("10.5.7.0/24".parse().unwrap()), v6: Some("fd00:5:0:7::/64".parse().unwrap()) };
         rules(&networks, &own, &Policy { masquerade: None, forward: true })
     }
 
@@ -374,18 +375,38 @@ mod tests {
 
     #[test]
     fn a_warning_about_a_chain_names_the_command_that_helps() {
-        let said = |table: &str, chain: &str, blocked| {
-            let chain = DroppingChain { family: "ip", table: table.to_owned(), chain: chain.to_owned(), blocked };
-            chain_warning(&chain, forward_rules().of(Family::V4).unwrap()).to_string()
+        let said = |family: &'static str, (table, chain): (&str, &str), part| {
+            let blocked = (table, chain) == ("filter", "FORWARD");
+            let chain = DroppingChain { family, table: table.to_owned(), chain: chain.to_owned(), blocked };
+            chain_warning(&chain, forward_rules().of(part).unwrap()).to_string()
         };
-        let text = said("fw", "way", false);
-        assert!(
-            text.starts_with(
-                "chain way of table ip fw drops forwarded packets of pods; run: nft insert rule ip fw way"
-            )
-        );
-        assert!(text.ends_with("ip saddr 10.5.0.0/16 accept && nft insert rule ip fw way ip daddr 10.5.0.0/16 accept"));
-        assert!(said("firewalld", "filter_FORWARD", false).contains("--zone=trusted --add-source=10.5.0.0/16 && "));
-        assert!(said("filter", "FORWARD", true).ends_with("see: iptables-nft -S FORWARD"));
+        for (part, ip, network) in [(Family::V4, "ip", "10.5.0.0/16"), (Family::V6, "ip6", "fd00:5::/48")] {
+            let insert = |side| format!("nft insert rule inet fw way {ip} {side} {network} accept");
+            let command = format!("{} && {}", insert("saddr"), insert("daddr"));
+            let text = format!("chain way of table inet fw drops forwarded packets of pods; run: {command}");
+            assert_eq!(said("inet", ("fw", "way"), part), text);
+            let firewalld = said("inet", ("firewalld", "filter_FORWARD"), part);
+            assert!(firewalld.contains(&format!("--zone=trusted --add-source={network} && ")), "{firewalld}");
+        }
+        assert!(said("ip", ("filter", "FORWARD"), Family::V4).ends_with("see: iptables-nft -S FORWARD"));
+        assert!(said("ip6", ("filter", "FORWARD"), Family::V6).ends_with("see: ip6tables-nft -S FORWARD"));
+    }
+
+    #[test]
+    fn a_warning_about_iptables_legacy_names_the_program_of_the_family() {
+        let saved = |rules: &str| Saved::parse(&format!("*filter\n:FORWARD DROP [0:0]\n{rules}COMMIT\n"));
+        let rules = forward_rules();
+        let said = |rules_there: &str| {
+            let part = rules.of(Family::V6).unwrap();
+            let warning = legacy_warning(&saved(rules_there), part, Mode::Nft);
+            warning.map(|warning| warning.to_string())
+        };
+        let insert = |side| format!("ip6tables-legacy -I FORWARD {side} fd00:5::/48 -j ACCEPT");
+        let text = said("").unwrap();
+        assert!(text.starts_with("chain FORWARD of ip6tables-legacy drops"), "{text}");
+        assert!(text.ends_with(&format!("; run: {} && {}", insert("-s"), insert("-d"))), "{text}");
+        assert!(said("-A FORWARD -j DROP\n").unwrap().ends_with("see: ip6tables-legacy -S FORWARD"));
+        let accepts = "-A FORWARD -s fd00:5::/48 -j ACCEPT\n-A FORWARD -d fd00:5::/48 -j ACCEPT\n";
+        assert_eq!(said(accepts), None);
     }
 }

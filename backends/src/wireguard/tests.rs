@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::host::Uplink;
 use crate::identity::{Secrets, StandingLink};
 use crate::wireguard_key::PublicKey;
 
@@ -296,4 +297,49 @@ fn no_secret_is_in_a_refusal() {
         let said = refusal(options);
         assert!(said.contains("Backend.PSK") && !said.contains("secretsecret"), "{said}");
     }
+}
+
+/// A node whose uplink carries 1500 bytes.
+fn node() -> Host {
+    let (v4, v6) = ("192.0.2.1".parse().ok(), None);
+    Host {
+        uplink: Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6 },
+        public_v4: None,
+        public_v6: None,
+        wireguard_port: None,
+        identities: Default::default(),
+        routes: Default::default(),
+        connected: Default::default(),
+    }
+}
+
+/// The preview of a change, the status and the log show this sentence. An operator must not have to look for either part.
+#[test]
+fn the_remark_names_what_is_not_encrypted_and_an_mtu_that_the_uplink_does_not_carry() {
+    let remark = |options: &str| made(options).remark(&node());
+    let (plaintext, mtu) = (r#","AllowPlaintext":true"#, r#","MTU":9000"#);
+    let small = "Backend.MTU in net-conf is 9000, but the uplink eth0 carries 1500: this node uses 1500";
+    assert_eq!(remark(""), None);
+    assert_eq!(remark(r#","MTU":1500"#), None);
+    assert_eq!(remark(r#","AllowPlaintext":false"#), None);
+    assert_eq!(remark(mtu).as_deref(), Some(small));
+    let said = remark(plaintext).unwrap();
+    assert!(said.contains("packets to nodes of other backend types are not encrypted"), "{said}");
+    assert_eq!(remark(&format!("{plaintext}{mtu}")), Some(format!("{said}; {small}")));
+}
+
+/// A tunnel needs an address of this family on both nodes, and the doctor looks for faults of this family.
+#[test]
+fn the_mode_says_over_which_family_the_packets_of_a_family_go() {
+    use Family::{V4, V6};
+    let outer = |mode: &str| {
+        let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+        let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard","Mode":"{mode}"}}}}"#);
+        let backend = crate::register::make(&NetConf::parse(&text).unwrap()).unwrap();
+        [V4, V6].map(|family| backend.outer_family(family))
+    };
+    assert_eq!(outer("separate"), [Some(V4), Some(V6)]);
+    assert_eq!(outer("auto"), [None, None], "each peer has its own");
+    assert_eq!(outer("ipv4"), [Some(V4), Some(V4)]);
+    assert_eq!(outer("ipv6"), [Some(V6), Some(V6)]);
 }

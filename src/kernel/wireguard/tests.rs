@@ -200,14 +200,25 @@ fn errors_name_the_device_and_a_remedy() {
         (Errno::ENOMEM, "wg0: the kernel has no memory left"),
         (Errno::EPERM, "CAP_NET_ADMIN"),
         (Errno::EINVAL, "refused a value for wg0"),
+        (Errno::EACCES, "CAP_NET_ADMIN"),
+        (Errno::ERANGE, "refused a value for wg0"),
+        (Errno::EBADR, "refused a value for wg0"),
         (Errno::EPFNOSUPPORT, "refused a value for wg0"),
         (Errno::EIO, "refused a request for wg0"),
     ] {
         let text = WireGuardError::of("wg0", errno, "text".to_owned()).to_string();
         assert!(text.contains(words), "{errno}: {text}");
     }
-    let gone = WireGuardError::of_io("wg0", io::Error::from_raw_os_error(nix::libc::ENODEV));
-    assert!(matches!(gone, WireGuardError::NoDevice { .. }), "{gone}");
+    // In a dump, the answers of the kernel are errors of the socket.
+    for errno in [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EPERM, Errno::EACCES, Errno::EINVAL] {
+        let (answer, refusal) =
+            (WireGuardError::of_io("wg0", errno.into()), WireGuardError::of("wg0", errno, String::new()));
+        assert_eq!(answer.to_string(), refusal.to_string());
+    }
+    for errno in [Errno::EINTR, Errno::ENOBUFS] {
+        let lost = WireGuardError::of_io("wg0", errno.into());
+        assert!(matches!(lost, WireGuardError::Socket(_)), "the dump is read again: {lost}");
+    }
 }
 
 /// A module that was removed and loaded again has another number.
