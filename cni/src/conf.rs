@@ -137,6 +137,37 @@ mod tests {
     }
 
     #[test]
+    fn both_ends_of_the_range_of_the_wait_are_allowed() {
+        for (seconds, wanted) in [(json!(0), 0), (json!(10), 10_000), (json!(0.001), 1), (Value::Null, 10_000)] {
+            let conf = read(json!({"waitSeconds": seconds.clone()})).unwrap();
+            assert_eq!(conf.wait, Duration::from_millis(wanted), "{seconds}");
+        }
+        for seconds in [json!(10.001), json!("5"), json!(1e300)] {
+            assert!(read(json!({"waitSeconds": seconds.clone()})).is_err(), "{seconds}");
+        }
+    }
+
+    #[test]
+    fn the_exact_name_of_a_key_is_preferred_to_one_in_another_case() {
+        let conf = read(json!({"SubnetFile": "/a.env", "subnetFile": "/b.env", "subnetfile": "/c.env"})).unwrap();
+        assert_eq!(conf.subnet_file, PathBuf::from("/b.env"));
+    }
+
+    /// A pod must be removable although its configuration has become invalid since ADD.
+    #[test]
+    fn only_the_paths_of_a_configuration_count_for_a_removal() {
+        let all = json!({
+            "subnetFile": "/a/b.env", "DATADIR": "/data", "socket": "/s",
+            "waitSeconds": -1, "delegate": {"name": "x"}, "ipam": [],
+        });
+        assert!(read(all.clone()).is_err());
+        let conf = Conf::paths(all.as_object().unwrap()).unwrap();
+        let wanted = ["/a/b.env", "/data", "/s"].map(PathBuf::from);
+        assert_eq!([conf.subnet_file, conf.data_dir, conf.socket], wanted);
+        assert!(Conf::paths(json!({"dataDir": 1}).as_object().unwrap()).is_err());
+    }
+
+    #[test]
     fn one_error_names_everything_that_is_wrong() {
         let rows = [
             (json!({"delegate": {"type": 1}}), "must have (string) 'type' field"),

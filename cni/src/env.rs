@@ -199,6 +199,34 @@ mod tests {
         }
     }
 
+    /// In its own namespace, the plugin would change the network of the host. A caller may ask for just that.
+    #[test]
+    fn the_own_namespace_is_refused_unless_the_caller_allows_it() {
+        let request = |given: Option<&str>, netns: &str| {
+            let mut vars = vec![
+                ("CNI_COMMAND", "ADD"),
+                ("CNI_CONTAINERID", "c1"),
+                ("CNI_NETNS", netns),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_PATH", "/opt/cni/bin"),
+            ];
+            vars.extend(given.map(|given| ("CNI_NETNS_OVERRIDE", given)));
+            read(&vars).unwrap().unwrap()
+        };
+        let own = "/proc/self/ns/net";
+        for given in [None, Some(""), Some("0"), Some("false"), Some("yes")] {
+            let error = request(given, own).check_netns().unwrap_err();
+            assert_eq!((error.code, error.msg.as_str()), (code::NETNS, "netns /proc/self/ns/net is the plugin's own"));
+            assert!(request(given, own).is_own_netns().unwrap(), "{given:?}");
+        }
+        for given in ["1", "true", "True", "TRUE"] {
+            assert_eq!(request(Some(given), own).check_netns(), Ok(()), "{given}");
+            assert!(!request(Some(given), own).is_own_netns().unwrap(), "{given}");
+            let error = request(Some(given), "/nowhere").check_netns().unwrap_err();
+            assert_eq!(error.code, code::NETNS, "a namespace that does not exist is refused all the same");
+        }
+    }
+
     #[test]
     fn names_that_could_leave_their_directory_are_refused() {
         let rows = [

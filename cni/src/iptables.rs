@@ -175,6 +175,15 @@ COMMIT
     }
 
     #[test]
+    fn each_hook_and_each_family_has_its_name() {
+        use Hook::{Forward, Input, Output, Postrouting, Prerouting};
+        let names = [Prerouting, Input, Forward, Output, Postrouting].map(builtin_chain);
+        assert_eq!(names, ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"]);
+        assert!(legacy_tables_file(Family::V4).ends_with("/ip_tables_names"));
+        assert!(legacy_tables_file(Family::V6).ends_with("/ip6_tables_names"));
+    }
+
+    #[test]
     fn chains_policies_and_rules_are_parsed() {
         let saved = Saved::parse(TEXT);
         let nat = saved.table("nat").unwrap();

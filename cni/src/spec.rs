@@ -269,3 +269,89 @@ fn list<T: serde::de::DeserializeOwned>(all: &mut Map<String, Value>, key: &str)
         Some(value) => serde_json::from_value(value),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a plugin of version 1.1.0 may say.
+    fn newest() -> Value {
+        json!({
+            "cniVersion": "1.1.0",
+            "interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01", "mtu": 1450, "sandbox": "/run/netns/p"}],
+            "ips": [
+                {"address": "10.5.1.2/24", "gateway": "10.5.1.1", "interface": 0},
+                {"address": "fd05::2/64", "interface": 0}
+            ],
+            "routes": [
+                {"dst": "0.0.0.0/0", "gw": "10.5.1.1", "mtu": 1400, "priority": 7},
+                {"dst": "::/0"}
+            ],
+            "dns": {"nameservers": ["10.96.0.10"]}
+        })
+    }
+
+    fn rendered(version: &str) -> Value {
+        let success = Success::parse(newest().to_string().as_bytes()).unwrap();
+        success.render(Version::parse(version).unwrap())
+    }
+
+    /// A runtime that knows only an older version may refuse what that version does not have.
+    #[test]
+    fn a_result_has_the_members_of_its_version_and_no_others() {
+        assert_eq!(rendered("1.1.0"), newest());
+        let mut without = newest();
+        without["interfaces"][0].as_object_mut().unwrap().remove("mtu");
+        without["routes"][0] = json!({"dst": "0.0.0.0/0", "gw": "10.5.1.1"});
+        without["cniVersion"] = json!("1.0.0");
+        assert_eq!(rendered("1.0.0"), without);
+        (without["ips"][0]["version"], without["ips"][1]["version"]) = (json!("4"), json!("6"));
+        for version in ["0.3.0", "0.3.1", "0.4.0"] {
+            without["cniVersion"] = json!(version);
+            assert_eq!(rendered(version), without);
+        }
+        for version in ["0.1.0", "0.2.0"] {
+            let old = json!({
+                "cniVersion": version,
+                "ip4": {"ip": "10.5.1.2/24", "gateway": "10.5.1.1", "routes": [{"dst": "0.0.0.0/0", "gw": "10.5.1.1"}]},
+                "ip6": {"ip": "fd05::2/64", "routes": [{"dst": "::/0"}]},
+                "dns": {"nameservers": ["10.96.0.10"]}
+            });
+            assert_eq!(rendered(version), old);
+            let again = Success::parse(old.to_string().as_bytes()).unwrap();
+            assert_eq!(again.render(Version::parse(version).unwrap()), old, "an old result is read as it was written");
+        }
+    }
+
+    #[test]
+    fn a_list_that_is_null_is_empty_and_one_that_is_none_is_refused() {
+        let none = json!({"interfaces": null, "ips": null, "routes": null, "dns": null});
+        assert_eq!(Success::parse(none.to_string().as_bytes()).unwrap(), Success::default());
+        for wrong in [json!({"ips": {}}), json!({"routes": [{}]}), json!({"ip4": {}}), json!([])] {
+            let error = Success::parse(wrong.to_string().as_bytes()).unwrap_err();
+            assert_eq!(error.code, code::DECODE, "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_version_has_three_numbers_and_those_that_are_supported_ascend() {
+        assert_eq!(Version::parse("1.10.2"), Some(Version(1, 10, 2)));
+        for wrong in ["", "1.0", "1.0.0.0", "1.0.x", "v1.0.0", "1.0.70000"] {
+            assert_eq!(Version::parse(wrong), None, "{wrong}");
+        }
+        assert!(VERSIONS.is_sorted());
+        assert_eq!((Version::OLDEST.to_string(), Version::NEWEST.to_string()), ("0.1.0".to_owned(), "1.1.0".to_owned()));
+    }
+
+    #[test]
+    fn an_error_has_details_only_where_there_are_any() {
+        let error = Error::io("open /x", "no such file");
+        let printed = |error: &Error| -> Value { serde_json::from_str(&error.render(Version(0, 4, 0))).unwrap() };
+        let plain = json!({"cniVersion": "0.4.0", "code": 5, "msg": "open /x: no such file"});
+        assert_eq!((printed(&error), error.to_string()), (plain.clone(), "open /x: no such file (code 5)".to_owned()));
+        let error = error.details("look there");
+        let mut more = plain;
+        more["details"] = json!("look there");
+        assert_eq!((printed(&error), error.to_string()), (more, "open /x: no such file (code 5): look there".to_owned()));
+    }
+}

@@ -191,13 +191,13 @@ fn mac(seed: &str, end: u8) -> [u8; 6] {
 }
 
 /// Returns the MAC address that the user asks for. The order is that of the bridge plugin: capability, `args`,
-/// CNI_ARGS, configuration.
+/// CNI_ARGS, configuration. As there, an empty text asks for nothing.
 fn requested_mac(conf: &Map<String, Value>, args: &str) -> Option<String> {
     let text = |value: Option<&Value>| value.and_then(Value::as_str).filter(|mac| !mac.is_empty()).map(str::to_owned);
     let pairs = args.split(';').filter_map(|pair| pair.split_once('='));
     text(conf.get("runtimeConfig").and_then(|config| config.get("mac")))
         .or_else(|| text(conf.get("args").and_then(|args| args.get("cni")?.get("mac"))))
-        .or_else(|| pairs.filter(|(key, _)| *key == "MAC").map(|(_, mac)| mac.to_owned()).next())
+        .or_else(|| pairs.filter(|(key, mac)| *key == "MAC" && !mac.is_empty()).map(|(_, mac)| mac.to_owned()).next())
         .or_else(|| text(conf.get("mac")))
 }
 
@@ -230,20 +230,23 @@ mod tests {
         assert_eq!(alias(&"n".repeat(300), "c1 eth0").len(), ALIAS_LEN);
     }
 
-    #[test]
-    fn it_is_not_its_own_ipam_plugin() {
-        let request = Request {
-            verb: Verb::Add,
+    fn request(verb: Verb) -> Request {
+        Request {
+            verb,
             container: "c1".to_owned(),
             netns: String::new(),
             ifname: "eth0".to_owned(),
             args: String::new(),
             path: String::new(),
             netns_override: false,
-        };
+        }
+    }
+
+    #[test]
+    fn it_is_not_its_own_ipam_plugin() {
         for ipam in [json!({}), json!({"type": super::super::TYPE})] {
             let conf = json!({"name": "cbr0", "ipam": ipam});
-            let error = plugin::within(request.clone(), &conf, crate::veth::validate).unwrap_err();
+            let error = plugin::within(request(Verb::Add), &conf, crate::veth::validate).unwrap_err();
             assert_eq!(
                 (error.code, error.msg.contains("`ipam` with a `type`")),
                 (code::CONFIG, true),
@@ -252,14 +255,61 @@ mod tests {
         }
     }
 
+    /// Returns the parameters of a call with this member. An error is that of the configuration.
+    fn with(verb: Verb, member: &str, value: Value) -> Result<(Option<u32>, bool), Error> {
+        let conf = json!({"name": "cbr0", "ipam": {"type": "host-local"}, member: value});
+        let conf = conf.as_object().unwrap().clone();
+        let call = Call { request: request(verb), version: Version::NEWEST, name: "cbr0".to_owned(), conf };
+        Params::new(&call).map(|params| (params.mtu, params.default_route))
+    }
+
+    #[test]
+    fn an_mtu_is_one_that_ipv4_allows_and_0_leaves_it_to_the_kernel() {
+        for (value, wanted) in [
+            (json!(68), Some(68)),
+            (json!(1450), Some(1450)),
+            (json!(65535), Some(65535)),
+            (json!(0), None),
+            (Value::Null, None),
+        ] {
+            assert_eq!(with(Verb::Add, "mtu", value.clone()).unwrap(), (wanted, true), "{value}");
+        }
+        for value in [json!(1), json!(67), json!(65536), json!(4_294_967_364_u64), json!(-1), json!("1450")] {
+            for verb in [Verb::Add, Verb::Check] {
+                let error = with(verb, "mtu", value.clone()).unwrap_err();
+                assert_eq!(error.code, code::CONFIG, "{value}: {error}");
+            }
+            // What an ADD refuses now may have been accepted by that of another version.
+            for verb in [Verb::Del, Verb::Gc] {
+                assert_eq!(with(verb, "mtu", value.clone()).unwrap(), (None, true), "{value}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_default_route_is_left_out_only_where_the_configuration_says_so() {
+        for (value, wanted) in [(json!(true), true), (json!(false), false), (Value::Null, true)] {
+            assert_eq!(with(Verb::Add, "isDefaultGateway", value.clone()).unwrap(), (None, wanted), "{value}");
+        }
+        assert_eq!(with(Verb::Add, "isDefaultGateway", json!("false")).unwrap_err().code, code::CONFIG);
+        assert_eq!(with(Verb::Del, "isDefaultGateway", json!("false")).unwrap(), (None, true));
+    }
+
     #[test]
     fn the_capability_mac_precedes_args_and_configuration() {
         let conf = json!({"mac": "02:00:00:00:00:04", "args": {"cni": {"mac": "02:00:00:00:00:02"}},
             "runtimeConfig": {"mac": "02:00:00:00:00:01"}});
         let rows = [
             (conf.clone(), "MAC=02:00:00:00:00:03", Some("02:00:00:00:00:01")),
+            (
+                json!({"args": {"cni": {"mac": "02:00:00:00:00:02"}}, "mac": "02:00:00:00:00:04"}),
+                "MAC=02:00:00:00:00:03",
+                Some("02:00:00:00:00:02"),
+            ),
             (json!({"mac": "02:00:00:00:00:04"}), "IgnoreUnknown=1;MAC=02:00:00:00:00:03", Some("02:00:00:00:00:03")),
             (json!({"mac": "02:00:00:00:00:04"}), "", Some("02:00:00:00:00:04")),
+            (json!({"mac": "02:00:00:00:00:04"}), "MAC=;K8S_POD_NAME=p", Some("02:00:00:00:00:04")),
+            (json!({}), "MAC=", None),
             (json!({"runtimeConfig": {"mac": ""}}), "", None),
         ];
         for (conf, args, mac) in rows {

@@ -192,9 +192,15 @@ fn gc_fails_if_rules_cannot_be_listed() {
         site.script("iptables", &fails("Another app is currently holding the xtables lock."));
         let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
         assert!(text.contains("iptables -w -t nat -S") && text.contains("xtables lock"), "{text}");
+        // The rules of both families are looked at.
+        site.script("ip6tables", &fails("Fatal: no lock file /run/xtables.lock: Permission denied"));
+        let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
+        assert!(text.contains("iptables -w -t nat -S") && text.contains("xtables lock"), "{text}");
+        assert!(text.contains("ip6tables -w -t nat -S") && text.contains("Permission denied"), "{text}");
         // If the kernel does not have the table, there are no rules in it.
         let none = "can not initialize iptables table nat: Table does not exist (do you need to insmod?)";
         site.script("iptables", &fails(none));
+        site.script("ip6tables", &fails(none));
         site.call("GC", "", &gc(&site, json!([]))).success();
         site.script("nft", &fails("Error: Operation not permitted"));
         let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
