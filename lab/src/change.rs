@@ -10,13 +10,10 @@ use super::cluster::Lab;
 use super::node::Node;
 use super::options::LabOptions;
 use super::ping::{Loss, Stream};
+use super::process::PATIENCE;
 use super::report::{duration, print_line};
 use super::wait_for;
 
-/// Time limit for a change.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Time limit for pings to be answered.
-const ANSWERS: Duration = Duration::from_secs(20);
 
 /// A stream of 100 pings a second from the first pod of every node to every address of the first pod of every other node.
 #[derive(Debug)]
@@ -56,7 +53,7 @@ impl Streams {
     /// They do not come in time.
     pub async fn answers(&mut self, count: usize) -> Result<()> {
         for (name, stream) in &mut self.0 {
-            stream.answers(count, ANSWERS).await.with_context(|| name.clone())?;
+            stream.answers(count, PATIENCE).await.with_context(|| name.clone())?;
         }
         Ok(())
     }

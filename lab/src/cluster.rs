@@ -14,9 +14,10 @@ use tempfile::TempDir;
 
 use super::netns::{Netns, has_ipv6, make_names_private, require};
 use super::network::VethEnd;
-use super::node::{Node, PATIENCE};
+use super::node::Node;
 use super::options::LabOptions;
 use super::ping::{self, Ping};
+use super::process::PATIENCE;
 use super::store::Store;
 
 /// The third byte of each half's IPv4 network, and the last digits of its IPv6 prefix: 192.168.77.0/24 and fd77::/64.
@@ -106,7 +107,7 @@ impl Lab {
     /// Pings every pod from every other pod until all pings are answered. Returns the last matrix.
     ///
     /// # Errors
-    /// Not all pings are answered within 30 s. The message names those without an answer.
+    /// Not all pings are answered in time. The message names those without an answer.
     pub async fn reach_all(&self) -> Result<Vec<Ping>> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {

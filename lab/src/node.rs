@@ -19,10 +19,9 @@ use super::cni::Cni;
 use super::netns::{Netns, checked};
 use super::network::VethEnd;
 use super::options::LabOptions;
-use super::{process, wait_for};
+use super::process::{self, PATIENCE};
+use super::wait_for;
 
-/// Time limit for an agent to become ready.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The bridge of the pods, which has the same name as that of flannel's CNI plugin.
 const BRIDGE: &str = "cni0";
 
@@ -203,9 +202,9 @@ impl Node {
     /// Sends the agent a signal, and waits until it has ended.
     ///
     /// # Errors
-    /// The agent does not run, or does not end within 5 s.
+    /// The agent does not run, or does not end in time.
     pub async fn stop(&mut self, signal: Signal) -> Result<std::process::ExitStatus> {
-        process::end(&mut self.agent, signal, Duration::from_secs(5)).await
+        process::end(&mut self.agent, signal).await
     }
 
     /// Waits until the agent has ended by itself.

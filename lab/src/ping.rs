@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::netns::checked;
 use super::node::{Node, Pod};
-use super::process;
+use super::process::{self, PATIENCE};
 
 /// One ping of the matrix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,7 +75,7 @@ impl Loss {
     }
 }
 
-/// A ping with 100 packets per second that runs while something else happens.
+/// A ping that runs while something else happens.
 #[derive(Debug)]
 pub struct Stream {
     child: Option<Child>,
@@ -84,17 +84,25 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Starts the stream, and waits for the first answer.
+    /// Starts a stream of 100 packets per second, and waits for the first answer.
     ///
     /// # Errors
     /// ping cannot be started, or there is no answer.
     pub async fn start(from: &Pod, to: IpAddr) -> Result<Stream> {
+        Stream::with_pause(from, to, "0.01").await
+    }
+
+    /// Does the same as [`Stream::start`], with this pause between two packets in seconds.
+    ///
+    /// # Errors
+    /// As [`Stream::start`].
+    pub async fn with_pause(from: &Pod, to: IpAddr, pause: &str) -> Result<Stream> {
         let mut command = from.ns.command("ping");
-        command.args(["-n", "-i", "0.01", &to.to_string()]).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.args(["-n", "-i", pause, &to.to_string()]).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().context("start ping")?;
         let stdout = child.stdout.take().context("ping without output")?;
         let mut stream = Stream { child: Some(child), lines: BufReader::new(stdout).lines(), seen: BTreeSet::new() };
-        stream.answers(1, Duration::from_secs(10)).await?;
+        stream.answers(1, PATIENCE).await?;
         Ok(stream)
     }
 

@@ -10,6 +10,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::Child;
 
+/// How long a lab waits for a process to start or to end, and for what depends on it. It takes seconds at most, unless this machine is
+/// busy with much else.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Sends a signal to a running child process.
 ///
 /// # Errors
@@ -23,14 +27,14 @@ pub fn signal(child: Option<&Child>, signal: Signal) -> Result<()> {
 ///
 /// # Errors
 /// The process does not run, or does not end in time; in the second case it is killed.
-pub async fn end(child: &mut Option<Child>, with: Signal, limit: Duration) -> Result<ExitStatus> {
+pub async fn end(child: &mut Option<Child>, with: Signal) -> Result<ExitStatus> {
     signal(child.as_ref(), with)?;
     let mut child = child.take().context("the process does not run")?;
-    match tokio::time::timeout(limit, child.wait()).await {
+    match tokio::time::timeout(PATIENCE, child.wait()).await {
         Ok(status) => status.context("wait for a process"),
         Err(_) => {
             child.kill().await.context("kill a process that did not end")?;
-            anyhow::bail!("the process did not end within {} s of {with}", limit.as_secs())
+            anyhow::bail!("the process did not end within {} s of {with}", PATIENCE.as_secs())
         }
     }
 }

@@ -10,13 +10,12 @@ use nix::sys::signal::Signal;
 use tokio::process::Child;
 
 use super::netns::{Netns, checked, require};
-use super::process;
+use super::process::{self, PATIENCE};
 use super::wait_for;
 
 /// Address of the lab's etcd, which is the bridge's own, and flannel's default prefix.
 const URL: &str = "http://192.168.77.1:2379";
 const PREFIX: &str = "/coreos.com/network";
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Which store the agents use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -123,7 +122,8 @@ impl Etcd {
         command.arg("--initial-advertise-peer-urls=http://127.0.0.1:2380");
         command.arg("--initial-cluster=lab=http://127.0.0.1:2380");
         self.child = Some(self.fabric.spawn(&mut command, &self.dir.join("logs/etcd.log"))?);
-        wait_for("etcd to answer", PATIENCE, async || self.ctl(&["endpoint", "health"]).await.is_ok()).await
+        let answers = async || self.ctl_within(Duration::from_secs(3), &["endpoint", "health"]).await.is_ok();
+        wait_for("etcd to answer", PATIENCE, answers).await
     }
 
     /// Writes the net-conf.
@@ -139,8 +139,15 @@ impl Etcd {
     /// # Errors
     /// etcdctl fails.
     pub async fn ctl(&self, words: &[&str]) -> Result<String> {
+        // etcd waits for the disk, which may be busy.
+        self.ctl_within(PATIENCE, words).await
+    }
+
+    async fn ctl_within(&self, limit: Duration, words: &[&str]) -> Result<String> {
         let mut command = self.fabric.command("etcdctl");
-        checked(command.arg(format!("--endpoints={URL}")).arg("--command-timeout=3s").args(words)).await
+        let limit = limit.as_secs();
+        command.arg(format!("--endpoints={URL}")).arg(format!("--dial-timeout={limit}s"));
+        checked(command.arg(format!("--command-timeout={limit}s")).args(words)).await
     }
 
     /// Returns the keys below `subnets/`, sorted. Each key is the subnet of a lease.
@@ -168,7 +175,7 @@ impl Etcd {
     /// # Errors
     /// etcd does not run, or cannot be waited for.
     pub async fn kill(&mut self) -> Result<()> {
-        process::end(&mut self.child, Signal::SIGKILL, PATIENCE).await.map(drop)
+        process::end(&mut self.child, Signal::SIGKILL).await.map(drop)
     }
 
     /// Kills etcd, deletes its data, and starts it again with the net-conf. It then has another cluster ID, revision 1

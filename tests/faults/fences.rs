@@ -241,6 +241,7 @@ fn another_network_moves_its_fence_without_a_gap(kind: Kind) {
     site.start();
     let wanted: BTreeSet<String> = fence("10.4.0.0/15").into_iter().collect();
     site.until("the fence of the new Network", |_| fences(&observed()).into_iter().eq(&wanted));
+    // The rule with the old Network is removed last.
     site.until("the end of the news", |site| heard(site).contains("Deleted 3"));
     monitor.kill().unwrap();
     monitor.wait().unwrap();

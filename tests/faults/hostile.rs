@@ -3,6 +3,7 @@
 //! nodes stay bounded, and changes of honest leases are applied meanwhile.
 
 use std::fs;
+use std::time::Instant;
 
 use serde_json::json;
 
@@ -32,7 +33,7 @@ fn huge_leases_and_leases_that_change_all_the_time_are_bounded() {
     in_namespace(|| {
         let mut site = Site::running(Kind::Vxlan);
         let (memory, log, device) = (peak(&site), site.log().len(), next_device("probe0"));
-        let (shouting, restless) = (Lease::new(200), Lease::new(201));
+        let (shouting, restless, began) = (Lease::new(200), Lease::new(201), Instant::now());
         for round in 0..ROUNDS {
             // Each update has another type, which has no text in common with the one before.
             let kind = format!("\u{1b}[2J{round}").repeat(HUGE / 5);
@@ -49,8 +50,10 @@ fn huge_leases_and_leases_that_change_all_the_time_are_bounded() {
         }
         let (memory, device) = (peak(&site) - memory, next_device("probe1") - device);
         let log = &site.log()[log..];
+        // After ten devices, a lease waits ten seconds for each further one. The slower the machine, the longer this takes.
+        let most = 20 + began.elapsed().as_secs() / 10;
         let cost = format!("{memory} kB of memory, {} bytes of log, {device} devices", log.len());
-        assert!(memory < 12_000 && log.len() < 200_000 && device < 40, "too much: {cost}");
+        assert!(memory < 12_000 && log.len() < 200_000 && device < most, "too much ({most} devices): {cost}");
         assert!(!log.contains('\u{1b}'), "an escape sequence is in the log");
         assert!(log.contains("larger than 4096 bytes") && log.contains("changes too often"), "{log}");
         for lease in [&shouting, &restless] {

@@ -176,7 +176,10 @@ fn a_vpn_appears() {
         wait_until_read(&mut site, "a VPN with a more specific route");
         assert_eq!(site.own_lease(), before);
         ip("link del up0");
-        site.until("the loss to be told", |site| problems(site).contains("up0 is gone"));
+        // The status says so for ten seconds only. A busy machine may look later, and finds it in the log.
+        site.until("the loss to be told", |site| {
+            problems(site).contains("up0 is gone") || site.log().contains("uplink: up0 is gone")
+        });
         site.until("the VPN to be the uplink", |site| {
             site.own_lease().is_some_and(|lease| lease["PublicIP"] == "10.8.0.2")
         });

@@ -15,7 +15,7 @@ use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 use crate::flanneld::flanneld;
 use crate::{on_this_thread, options};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Removals are not held, because the first node finds an empty store, and would remove nothing for five minutes.
 fn lab_options(store: StoreKind, ipv6: bool) -> LabOptions {
@@ -53,11 +53,14 @@ async fn walk(options: LabOptions, steps: &[(Value, &[&str], u32)]) -> Result<()
         let (_, StreamLoss { all: loss, names }) = change(&mut lab, &options.net_conf_with(backend), kind).await?;
         ensure!(loss.lost == 0, "{backend}: {} of {} lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
         for node in 0..lab.nodes.len() {
-            let what = format!("{} to have only the devices {wanted:?}", lab.nodes[node].name());
-            let clean = async || devices(&lab, node).await.is_ok_and(|names| names == *wanted);
+            let what = format!("{} to have only the devices {wanted:?}, and the MTU {mtu}", lab.nodes[node].name());
+            let (file, line) = (lab.nodes[node].subnet_file(), format!("FLANNEL_MTU={mtu}\n"));
+            // The file is written after the devices of the earlier backend are gone.
+            let clean = async || {
+                devices(&lab, node).await.is_ok_and(|names| names == *wanted)
+                    && std::fs::read_to_string(&file).is_ok_and(|env| env.contains(&line))
+            };
             wait_for(&what, LIMIT, clean).await.with_context(|| lab.logs(30))?;
-            let env = std::fs::read_to_string(lab.nodes[node].subnet_file())?;
-            ensure!(env.contains(&format!("FLANNEL_MTU={mtu}\n")), "{backend}: {env}");
         }
         lab.reach_all().await?;
     }
@@ -207,8 +210,10 @@ fn a_node_that_cannot_follow_says_so_and_is_reached_the_earlier_way() {
         streams.answers(100).await?;
         let (to_n2, to_n3) = (lab.nodes[1].pods[0].addrs[0], lab.nodes[2].pods[0].addrs[0]);
         let route = async |to| lab.nodes[0].ns.ip(&format!("route get {to}")).await;
+        // n1 sends the new way only some time after n3 has told of it.
+        let is_new = async || route(to_n3).await.is_ok_and(|text| text.contains("dev flannel.7"));
+        wait_for("n1 to reach n3 by the new backend", LIMIT, is_new).await.with_context(|| lab.logs(30))?;
         ensure!(route(to_n2).await?.contains("dev eth0"), "{}", route(to_n2).await?);
-        ensure!(route(to_n3).await?.contains("dev flannel.7"), "{}", route(to_n3).await?);
         // The operator removes what was in the way.
         lab.nodes[1].ns.ip("link del flannel.7").await?;
         changed(&lab.nodes, "vxlan").await.with_context(|| lab.logs(30))?;
@@ -226,7 +231,7 @@ fn weft_lab_changes_its_backend_and_back_without_loss() {
         command.args(["lab", "--pods=1", "--backend=vxlan", "--change-backend=host-gw"]).env("TMPDIR", tmp.path());
         command.stdin(Stdio::null()).kill_on_drop(true);
         let output =
-            tokio::time::timeout(4 * LIMIT, command.output()).await.context("the lab did not end in time")??;
+            tokio::time::timeout(2 * LIMIT, command.output()).await.context("the lab did not end in time")??;
         let text = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{}: {text}\n{errors}", output.status);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `weft mesh --all` puts the rows of all nodes together.
 
+use std::cell::RefCell;
 use std::process::Output;
 use std::time::Duration;
 
@@ -20,6 +21,21 @@ async fn mesh(node: &Node, flags: &[&str]) -> Result<Output> {
     let mut command = node.ns.command(weft_exe());
     command.arg("mesh").arg(format!("--socket={}", node.socket().display())).arg("--all").args(flags);
     Ok(command.output().await?)
+}
+
+/// Waits until the answer of `weft mesh --all` begins with this text. A node that does not answer within two seconds is left out, and a
+/// busy machine may need longer.
+async fn says(node: &Node, flags: &[&str], begin: &str) -> Result<(String, Option<i32>)> {
+    let last = RefCell::new((String::new(), None));
+    let said = async || {
+        let Ok(out) = mesh(node, flags).await else { return false };
+        last.replace((String::from_utf8_lossy(&out.stdout).into_owned(), out.status.code()));
+        last.borrow().0.starts_with(begin)
+    };
+    let waited = wait_for(begin.trim_end(), LIMIT, said).await;
+    let last = last.into_inner();
+    waited.with_context(|| last.0.clone())?;
+    Ok(last)
 }
 
 async fn as_json(node: &Node) -> Result<Vec<Value>> {
@@ -45,7 +61,8 @@ fn all_nodes_are_asked_and_a_broken_pair_comes_first() {
         let (n1, n2, n3) = (&lab.nodes[0], &lab.nodes[1], &lab.nodes[2]);
         let measured = async || as_json(n1).await.is_ok_and(|nodes| ways(&nodes).1 == 6);
         wait_for("all ways to be measured", LIMIT, measured).await.with_context(|| lab.logs(5))?;
-        ensure!(mesh(n1, &[]).await?.status.code() == Some(0));
+        let (text, code) = says(n1, &[], "3 nodes, 3 answered; 6 ways, 6 known, 0 broken\n").await?;
+        ensure!(code == Some(0), "{text}");
         // The firewall is between the other two nodes, so n1 itself sees no fault.
         let rule = format!("ip saddr {} udp dport 8472", n3.uplink[0]);
         for text in [
@@ -59,10 +76,8 @@ fn all_nodes_are_asked_and_a_broken_pair_comes_first() {
             states.iter().filter(|state| *state == "unreachable").count() == 2
         };
         wait_for("both directions to be unreachable", LIMIT, broken).await?;
-        let out = mesh(n1, &[]).await?;
-        let text = String::from_utf8(out.stdout)?;
-        ensure!(out.status.code() == Some(2), "{text}");
-        ensure!(text.starts_with("3 nodes, 3 answered; 6 ways, 6 known, 2 broken\n"), "{text}");
+        let (text, code) = says(n1, &[], "3 nodes, 3 answered; 6 ways, 6 known, 2 broken\n").await?;
+        ensure!(code == Some(2), "{text}");
         let first = text.lines().skip_while(|line| !line.starts_with("FROM  ")).nth(1).context("the worst way")?;
         ensure!(first.contains("unreachable"), "{text}");
         ensure!(text.contains("drops UDP port 8472"), "{text}");
@@ -84,8 +99,7 @@ fn nodes_that_do_not_answer_are_named_and_strangers_get_no_row() {
         }
         let all_known = async || as_json(&lab.nodes[0]).await.is_ok_and(|nodes| nodes.len() == 3);
         wait_for("all nodes to be known", LIMIT, all_known).await?;
-        let text = String::from_utf8(mesh(&lab.nodes[0], &[]).await?.stdout)?;
-        ensure!(text.starts_with("3 nodes, 1 answered; 6 ways, 2 known, 0 broken\n"), "{text}");
+        let (text, _) = says(&lab.nodes[0], &[], "3 nodes, 1 answered; 6 ways, 2 known, 0 broken\n").await?;
         let line = text.replace("\n  ", " ");
         for address in ["192.168.77.12", "192.168.77.13"] {
             ensure!(line.contains(&format!("connect to {address}:8081: Connection refused")), "{text}");
@@ -96,8 +110,7 @@ fn nodes_that_do_not_answer_are_named_and_strangers_get_no_row() {
             out.status.code() == Some(1) && error.contains("the agent of this node has no --healthz-port"),
             "{error}"
         );
-        let text = String::from_utf8(mesh(&lab.nodes[2], &["--port", "8081"]).await?.stdout)?;
-        ensure!(text.starts_with("3 nodes, 2 answered;"), "{text}");
+        says(&lab.nodes[2], &["--port", "8081"], "3 nodes, 2 answered;").await?;
         // No lease names the address of the fabric.
         let mut ask = lab.fabric.command("bash");
         ask.args(["-c", "exec 3<>/dev/tcp/192.168.77.11/8081; printf 'GET /mesh HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"]);

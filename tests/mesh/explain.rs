@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use weft_lab::netns::checked;
+use weft_lab::netns::{Netns, checked};
 use weft_lab::node::Node;
 use weft_lab::{BackendKind, Lab, LabOptions, Pods, Wiring};
 
@@ -46,6 +46,14 @@ async fn explain(node: &Node, from: IpAddr, to: IpAddr, flags: &[&str]) -> Resul
     let error = || format!("{:?}: {}", output.status, String::from_utf8_lossy(&output.stderr));
     let answer = serde_json::from_slice(&output.stdout).with_context(error)?;
     Ok(Explained { code: output.status.code(), answer })
+}
+
+/// Pings once from a pod, and returns whether there is an answer. One that is expected ends the wait, so it is waited for as long as a busy
+/// machine may need. A lost packet is waited for one second.
+async fn is_answered(pod: &Netns, to: IpAddr, expected: bool) -> Result<bool> {
+    let limit = if expected { "60" } else { "1" };
+    let ping = pod.command("ping").args(["-n", "-c", "1", "-W", limit, &to.to_string()]).output().await?;
+    Ok(ping.status.success())
 }
 
 /// A lab of two nodes. `weft explain` is called on the first one.
@@ -312,10 +320,11 @@ fn rules_that_drop_packets_of_the_tunnel_are_quoted() {
         pair.explain(&[]).await?.ends(2, "nft chain ip raw PREROUTING drops the packet")?;
         run("-t raw -F").await?;
         pair.explain(&[]).await?.ends(0, WORKS)?;
-        let drop = format!("-t mangle -A FORWARD -d {} -j DROP", pair.to);
+        // Without -w, it fails if a program of another test has the lock, which is a file of the machine.
+        let drop = format!("-w 20 -t mangle -A FORWARD -d {} -j DROP", pair.to);
         checked(pair.node().ns.command("iptables-legacy").args(drop.split(' '))).await?;
         pair.explain(&[]).await?.ends(2, "iptables-legacy mangle FORWARD drops the packet")?;
-        checked(pair.node().ns.command("iptables-legacy").args(["-t", "mangle", "-F"])).await?;
+        checked(pair.node().ns.command("iptables-legacy").args(["-w", "20", "-t", "mangle", "-F"])).await?;
         pair.explain(&[]).await?.ends(0, WORKS)
     });
 }
@@ -373,8 +382,7 @@ fn jumps_sets_and_maps_of_nftables_are_followed_as_the_kernel_does() {
                  chain way {{ {filter} {rules}; }}; }}"
             );
             checked(node.ns.command("nft").arg(&text)).await?;
-            let ping = pod.command("ping").args(["-c", "1", "-W", "1", &to.to_string()]).output().await?;
-            ensure!(ping.status.success() == passes, "the kernel with {rules}");
+            ensure!(is_answered(pod, to, passes).await? == passes, "the kernel with {rules}");
             let explained = pair.explain(&["--proto", "icmp"]).await?;
             let wanted = if passes { (0, WORKS) } else { (2, "nft chain inet fw way drops the packet: ") };
             explained.ends(wanted.0, wanted.1).with_context(|| rules.clone())?;
@@ -676,9 +684,8 @@ fn a_vpn_that_takes_the_underlay_is_a_doubt_and_a_route_that_refuses_it_is_named
             pair.ip(words).await?;
         }
         pair.ip("route add 192.168.77.0/25 dev tun9").await?;
-        let ping =
-            pair.node().pods[0].ns.command("ping").args(["-c", "2", "-W", "1", &pair.to.to_string()]).output().await?;
-        ensure!(!ping.status.success(), "the kernel uses the route of the VPN");
+        let answered = is_answered(&pair.node().pods[0].ns, pair.to, false).await?;
+        ensure!(!answered, "the kernel uses the route of the VPN");
         let explained = pair.explain(&[]).await?;
         explained.ends(1, "packets to 192.168.77.12 leave over tun9, and flannel.1 was made for another link")?;
         ensure!(explained.step("underlay route")?["state"] == "doubt", "{:#}", explained.answer);
@@ -833,9 +840,9 @@ fn a_queue_that_no_program_reads_is_named() {
             ("iptables-nft", "-A FORWARD -j NFQUEUE --queue-num 7 --queue-bypass", 0, WORKS),
         ] {
             checked(pair.node().ns.command(program).args(["-w", "20"]).args(rule.split(' '))).await?;
-            let mut ping = pair.node().pods[0].ns.command("ping");
-            let ping = ping.args(["-c", "1", "-W", "1", &pair.to.to_string()]).output().await?;
-            ensure!(ping.status.success() == (code == 0), "the kernel with {rule}");
+            let passes = code == 0;
+            let answered = is_answered(&pair.node().pods[0].ns, pair.to, passes).await?;
+            ensure!(answered == passes, "the kernel with {rule}");
             pair.explain(&[]).await?.ends(code, part).with_context(|| rule)?;
             for table in ["filter", "mangle"] {
                 checked(pair.node().ns.command(program).args(["-w", "20", "-t", table, "-F"])).await?;
@@ -861,8 +868,7 @@ fn two_pods_behind_isolated_ports_are_named() {
         isolate(ports[0]).await?;
         explain(node, first, second, &[]).await?.ends(0, WORKS)?;
         isolate(ports[1]).await?;
-        let ping = node.pods[0].ns.command("ping").args(["-c", "1", "-W", "1", &second.to_string()]).output().await?;
-        ensure!(!ping.status.success(), "the kernel passes nothing");
+        ensure!(!is_answered(&node.pods[0].ns, second, false).await?, "the kernel passes nothing");
         let explained = explain(node, first, second, &[]).await?;
         explained.ends(2, "are isolated ports of one bridge")?;
         explain(node, first, lab.nodes[1].pods[0].addrs[0], &[]).await?.ends(0, WORKS)?;

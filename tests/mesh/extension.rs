@@ -16,7 +16,7 @@ use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 use crate::flanneld::flanneld;
 use crate::{on_this_thread, options};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 const LEASES: &str = "/coreos.com/network/subnets/";
 
 /// Builds two nodes with these options of the backend. No agent runs yet.

@@ -13,6 +13,7 @@ use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 
 use crate::{on_this_thread, options};
 
+const LIMIT: Duration = Duration::from_secs(120);
 const VIP: &str = "192.168.77.100/32";
 
 /// Returns all leases: the keys and values of the store.
@@ -41,7 +42,7 @@ async fn wait_until_read(node: &Node, mtu: u32) -> Result<()> {
             .await
             .is_ok_and(|status| status.ready && status.mtu == mtu - 50)
     };
-    wait_for("the agent to look at its uplink", Duration::from_secs(15), seen).await.with_context(|| node.log_tail(20))
+    wait_for("the agent to look at its uplink", LIMIT, seen).await.with_context(|| node.log_tail(20))
 }
 
 async fn restart(node: &mut Node, signal: Signal) -> Result<()> {
@@ -139,9 +140,7 @@ fn a_boot_of_two_nodes_with_one_address() {
                     })
                 })
             };
-            wait_for("the node to be saved", Duration::from_secs(45), saved)
-                .await
-                .with_context(|| node.log_tail(20))?;
+            wait_for("the node to be saved", LIMIT, saved).await.with_context(|| node.log_tail(20))?;
         }
         for at in [1, 0] {
             let node = &mut lab.nodes[at];

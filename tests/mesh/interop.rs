@@ -13,7 +13,7 @@ use weft_lab::{BackendKind, Lab, LabOptions, StoreKind};
 use crate::flanneld::flanneld;
 use crate::{on_this_thread, options};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// n1 runs flannel, n2 and n3 run weft.
 async fn mixed(options: LabOptions, flanneld: &Path) -> Result<()> {

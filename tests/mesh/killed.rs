@@ -13,7 +13,7 @@ use weft_lab::wait_for;
 
 use crate::{on_this_thread, options};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the processes whose command line contains this directory. They belong to the lab in it.
 fn processes(dir: &Path) -> Vec<String> {

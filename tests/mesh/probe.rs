@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Probes find ways on which packets are lost although the entries of the kernel are right, and name the cause.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -33,15 +34,22 @@ fn way_to<'a>(mesh: &'a Mesh, to: &Node) -> Option<&'a Way> {
     mesh.ways.iter().find(|way| way.public.split([',', ' ']).any(is_of_node))
 }
 
-/// Waits until the way between two nodes satisfies this condition.
+/// Waits until the way between two nodes satisfies this condition, and returns the way that did. The next answer may be another one:
+/// whether the packets of the peer arrive, for example, is known only for a few probes.
 async fn until(what: &str, nodes: (&Node, &Node), condition: impl Fn(&Way) -> bool) -> Result<Way> {
     let (from, to) = nodes;
-    let reached = async || mesh(from).await.is_ok_and(|(mesh, _)| way_to(&mesh, to).is_some_and(&condition));
+    let last = RefCell::new(None);
+    let reached = async || {
+        let Ok((answer, _)) = mesh(from).await else { return false };
+        let way = way_to(&answer, to).cloned();
+        let holds = way.as_ref().is_some_and(&condition);
+        last.replace(way);
+        holds
+    };
     let waited = wait_for(what, LIMIT, reached).await;
-    let (mesh, _) = mesh(from).await?;
-    let way = way_to(&mesh, to).cloned().context("the way is in the answer")?;
-    waited.with_context(|| format!("{way:#?}\n{}", from.log_tail(20)))?;
-    Ok(way)
+    let last = last.into_inner();
+    waited.with_context(|| format!("{last:#?}\n{}", from.log_tail(20)))?;
+    last.context("the way is in the answer")
 }
 
 /// Waits until a peer is unreachable for this cause, and returns the reason.
@@ -201,8 +209,12 @@ fn peers_of_udp_answer_at_their_tunnel_addresses() {
 fn without_probes_nothing_is_asked() {
     on_this_thread(async {
         let lab = Lab::start(&LabOptions { agent_flags: vec!["--probe=off".to_owned()], ..options() }).await?;
-        let (mesh, code) = mesh(&lab.nodes[0]).await?;
-        ensure!(code == Some(0) && mesh.ways.len() == 2, "{mesh:#?}");
+        // A node is ready before it has read the leases that the others have just written.
+        let is_known = async || {
+            let answer = mesh(&lab.nodes[0]).await;
+            answer.is_ok_and(|(mesh, code)| code == Some(0) && mesh.ways.len() == 2)
+        };
+        wait_for("both peers to be known", LIMIT, is_known).await.with_context(|| lab.logs(20))?;
         let status: Status = lab.nodes[0].status_as().await?;
         ensure!(status.peers.iter().all(|peer| peer.probe.is_none()), "{:#?}", status.peers);
         Ok(())

@@ -14,7 +14,7 @@ use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 use crate::exe::weft_exe;
 use crate::{on_this_thread, options};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn weft(lab: &Lab, at: usize, words: &[&str]) -> Command {
     let mut command = lab.nodes[at].ns.command(weft_exe());

@@ -11,7 +11,7 @@ use weft_lab::{BackendKind, Lab, LabOptions, StoreKind};
 
 use crate::{on_this_thread, options};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Each agent is ended and started in turn, under a ping of 100 packets a second in each direction.
 async fn restart_each(options: LabOptions, signal: Signal) -> Result<()> {

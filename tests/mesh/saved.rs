@@ -13,7 +13,7 @@ use weft_subnet::saved_peers::{self, Expiry, Head};
 
 use crate::{on_this_thread, options};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 /// Peers without a machine. While nodes are down, one of them leaves and the other one joins. Nodes get nothing of the first /24 of Network.
 const GOES: (&str, &str) = ("10.244.0.0/25", "192.168.77.250");
 const COMES: (&str, &str) = ("10.244.0.128/25", "192.168.77.251");
@@ -306,6 +306,9 @@ fn a_first_start_without_etcd_waits_and_writes_nothing() {
     on_this_thread(async {
         let mut lab = Lab::build(&LabOptions { nodes: 2, store: StoreKind::Etcd, ..options() }).await?;
         lab.store.etcd()?.kill().await?;
+        // The kernel changes the state of a link some time after the carrier has come.
+        let is_up = async || lab.nodes[0].ns.ip("-o link show eth0").await.is_ok_and(|text| text.contains("state UP"));
+        wait_for("the uplink to be up", LIMIT, is_up).await?;
         let before = lab.nodes[0].ns.ip("-o link").await?;
         let rules = lab.nodes[0].ns.ip("rule").await?;
         for node in &mut lab.nodes {

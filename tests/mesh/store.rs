@@ -11,7 +11,7 @@ use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 
 use crate::{on_this_thread, options};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 /// A lease of a node that has no machine, inside the network of the lab.
 const KEY: &str = "/coreos.com/network/subnets/10.244.0.0-24";
 const VALUE: &str = r#"{"PublicIP":"192.168.77.250","PublicIPv6":null,"BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"0e:00:00:00:00:fa"}}"#;

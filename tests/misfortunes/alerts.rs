@@ -109,9 +109,12 @@ async fn fire(lab: &Lab, alerts: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Waits until no alert fires. On a busy machine one may fire for a moment, because a scrape or the first leases took long.
 async fn none_fires(lab: &Lab) -> Result<()> {
-    let names = firing(lab).await?;
-    ensure!(names.is_empty(), "a healthy lab has alerts: {names:?}");
+    let none = async || firing(lab).await.is_ok_and(|names| names.is_empty());
+    if wait_for("all alerts to end", LIMIT, none).await.is_err() {
+        bail!("a healthy lab has alerts: {:?}", firing(lab).await?);
+    }
     Ok(())
 }
 
@@ -126,9 +129,16 @@ fn alerts_about_packets_other_programs_and_an_agent_that_is_down() {
         let mut lab = Lab::start(&scraped(options(), &[])).await?;
         let _prometheus = Prometheus::start(&lab).await?;
         none_fires(&lab).await?;
-        let route = format!("route del {}", lab.nodes[1].pod_net().await?.gateways[0].trunc());
+        // Three repairs of an entry in a minute are made at once, and more of them at audits alone. So those of one entry are enough for the
+        // alert only once, for some seconds. Those of three entries are enough as long as this goes on.
+        let undo = format!(
+            "ip route del {}; ip neigh flush dev flannel.1 nud permanent; \
+             bridge fdb show dev flannel.1 | while read -r mac rest; do bridge fdb del $mac dev flannel.1; done",
+            lab.nodes[1].pod_net().await?.gateways[0].trunc()
+        );
         let is_said = async || {
-            let _ = lab.nodes[0].ns.ip(&route).await;
+            // What is not there cannot be deleted.
+            let _ = checked(lab.nodes[0].ns.command("sh").args(["-c", &undo])).await;
             firing(&lab).await.is_ok_and(|names| names.contains("WeftRepairsAllTheTime"))
         };
         wait_for("WeftRepairsAllTheTime to fire", LIMIT, is_said).await?;
@@ -140,8 +150,7 @@ fn alerts_about_packets_other_programs_and_an_agent_that_is_down() {
         }
         fire(&lab, &["WeftPeersUnreachable"]).await?;
         checked(lab.nodes[1].ns.command("nft").arg("flush chain inet test in")).await?;
-        let is_over = async || none_fires(&lab).await.is_ok();
-        wait_for("the alerts to end", LIMIT, is_over).await?;
+        none_fires(&lab).await?;
         lab.nodes[1].stop(Signal::SIGKILL).await?;
         fire(&lab, &["WeftAgentDown"]).await
     });
@@ -219,7 +228,7 @@ fn alert_about_changes_that_take_long() {
         let options = LabOptions { backend: BackendKind::HostGw, store: StoreKind::Etcd, ..options() };
         let mut lab = Lab::start(&scraped(options, &[])).await?;
         let _prometheus = Prometheus::start_with(&lab, &[("[20s]))) > 5\n", "[20s]))) > 0.0001\n")]).await?;
-        wait_for("the first leases to be over", LIMIT, async || none_fires(&lab).await.is_ok()).await?;
+        none_fires(&lab).await?;
         let lease = r#"{"PublicIP":"192.168.77.99","BackendType":"host-gw"}"#;
         // The first subnet of Network is never given to a node.
         lab.store.etcd()?.ctl(&["put", "/coreos.com/network/subnets/10.244.0.0-24", lease]).await?;

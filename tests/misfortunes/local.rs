@@ -144,7 +144,7 @@ fn a_policy_of_forward_as_docker_sets_it_is_healed() {
     on_this_thread(async {
         let lab = Lab::start(&options()).await?;
         for node in &lab.nodes {
-            run(node, "iptables -P FORWARD DROP").await?;
+            run(node, "iptables -w 20 -P FORWARD DROP").await?;
         }
         lab.reach_all().await?;
         for node in &lab.nodes {
@@ -304,10 +304,12 @@ fn pods_are_hidden_and_services_are_flushed() {
             gone(node, check).await?;
         }
         for program in ["iptables-nft", "iptables-legacy"] {
-            run(node, &format!("{program} -t nat -A POSTROUTING -o flannel.1 -j MASQUERADE")).await?;
+            // Without -w, it fails if a program of another test has the lock, which is a file of the machine.
+            let waiting = format!("{program} -w 20");
+            run(node, &format!("{waiting} -t nat -A POSTROUTING -o flannel.1 -j MASQUERADE")).await?;
             let remedy = format!("{program} -t nat -D POSTROUTING -o flannel.1 -j MASQUERADE");
             named(node, "masquerade", &["-A POSTROUTING -o flannel.1 -j MASQUERADE", &remedy]).await?;
-            run(node, &remedy).await?;
+            run(node, &remedy.replacen(program, &waiting, 1)).await?;
             gone(node, "masquerade").await?;
         }
         let table = "table ip vpn { chain hide { masquerade; }; chain out { type nat hook postrouting priority srcnat; \

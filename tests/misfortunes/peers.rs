@@ -180,6 +180,8 @@ fn two_nodes_have_one_vtep_mac() {
 fn checksums_are_wrong() {
     on_this_thread(async {
         let lab = Lab::start(&options()).await?;
+        // A node is ready before it knows its peers. Before that, its packets would not go through the tunnel.
+        lab.reach_all().await?;
         let chain = "add chain netdev test out { type filter hook egress device eth0 priority 0; }";
         // Behind the headers of UDP and vxlan, the protocol of the inner IP header is at byte 39, and the checksum of the ICMP message at byte 52.
         let rule = "add rule netdev test out udp dport 8472 @th,312,8 1 @th,416,16 set 0x1234";

@@ -103,8 +103,12 @@ fn pods_get_through(set: &'static str, reset: &'static str) {
         site.on_nodes(&both("-F FORWARD")).await;
         site.on_nodes(&both(reset)).await;
         masqueraded(&site);
-        let saved = site.run("n1", &["iptables-nft-save"]).await;
-        assert!(!saved.contains("WEFT") && !saved.contains("-A "), "{saved}");
+        // Between the two commands the agent may have written them again, and it needs a moment to see that the drop is gone.
+        let is_clean = async || {
+            let saved = site.run("n1", &["iptables-nft-save"]).await;
+            !saved.contains("WEFT") && !saved.contains("-A ")
+        };
+        wait_for("the rules to be removed", PATIENCE, is_clean).await.unwrap();
     });
 }
 

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use weft_lab::BackendKind;
+use weft_lab::node::all_know;
 
 use crate::packets::{Seen, any, exchange, socket};
 use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread, straight};
@@ -21,6 +22,8 @@ async fn site(flags: &[&str]) -> (Site, [IpAddr; 2]) {
     for node in &mut site.lab.nodes {
         node.ready().await.unwrap();
     }
+    // A node is ready before it has read the leases that others have just written. Until then, its packets leave by the default route.
+    all_know(&site.lab.nodes, 1).await.unwrap();
     let net = site.lab.nodes[0].pod_net().await.unwrap();
     let unused = [0, 1].map(|family| match net.gateways[family].addr() {
         IpAddr::V4(v4) => IpAddr::V4((u32::from(v4) + 70).into()),

@@ -10,7 +10,7 @@ use weft::firewall::nft::table::head;
 use weft::firewall::nft::{self, Nft};
 use weft::firewall::packet_filter::PacketFilter;
 use weft::instance::Instance;
-use weft_lab::{BackendKind, LabOptions};
+use weft_lab::{BackendKind, LabOptions, wait_for};
 
 use crate::exe::weft_exe;
 use crate::flanneld::flanneld;
@@ -244,6 +244,10 @@ fn rules_of_flannel_stay(wrapper: &'static str) {
         let mut flanneld = tokio::process::Command::new("ip");
         flanneld.args(["netns", "exec", "n1", "sh", "-c", &command]).kill_on_drop(true);
         let mut flanneld = flanneld.spawn().unwrap();
+        // Before it has this name, an agent would rightly remove its rules.
+        let comm = format!("/proc/{}/comm", flanneld.id().unwrap());
+        let is_named = async || std::fs::read_to_string(&comm).unwrap() == "flanneld\n";
+        wait_for("the name of flanneld", PATIENCE, is_named).await.unwrap();
         site.on_nodes("nft add table ip flannel-ipv4").await;
         site.start().await;
         let reported = async |site: &Site| {

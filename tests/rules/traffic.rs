@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::sys::socket::{setsockopt, sockopt};
 use weft::firewall::iptables::Iptables;
 use weft::firewall::nft::Nft;
 use weft::firewall::packet_filter::{Ensured, PacketFilter};
@@ -22,6 +23,9 @@ use crate::site::{Family, PATIENCE, PORT, Site, on_this_thread};
 
 /// How often the rules are replaced at least, and how many packets must flow meanwhile.
 const ROUNDS: u8 = 25;
+/// The size of the buffer of the receiver, in bytes. It has room for what is sent in some seconds, so a receiver that gets no time loses
+/// nothing.
+const BUFFER: usize = 16 << 20;
 /// The result of a flow of datagrams from a pod to the outside.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Flow {
@@ -33,6 +37,8 @@ struct Flow {
 /// Sends datagrams until it is stopped. Each is a new connection, so that each passes the masquerade rules.
 struct Sender {
     stop: Arc<AtomicBool>,
+    /// The last datagram was sent.
+    ended: Arc<AtomicBool>,
     sources: Arc<Mutex<BTreeSet<IpAddr>>>,
     count: Arc<AtomicU64>,
     sent: JoinHandle<()>,
@@ -43,11 +49,14 @@ impl Sender {
     fn start(site: &Site, family: Family) -> Sender {
         let out = site.addr("out", family);
         let (client, server) = (site.addr("n1-p1", family), socket("out", out, PORT));
-        let (stop, sources, count) = (Arc::new(AtomicBool::new(false)), Arc::default(), Arc::new(AtomicU64::new(0)));
-        let (stopped, ended, seen, counted) = (stop.clone(), stop.clone(), Arc::clone(&sources), count.clone());
+        // A datagram that finds the buffer of the receiver full would count as lost by the rules.
+        setsockopt(&server, sockopt::RcvBufForce, &BUFFER).expect("these tests need CAP_NET_ADMIN");
+        let (stop, ended, sources) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default(), Arc::default());
+        let count = Arc::<AtomicU64>::default();
+        let (stopped, has_ended, seen, counted) = (stop.clone(), ended.clone(), Arc::clone(&sources), count.clone());
         let sent = thread::spawn(move || inside("n1-p1", || send(client, (out, PORT).into(), &stopped, &counted)));
-        let arrived = thread::spawn(move || receive(&server, &ended, &seen));
-        Sender { stop, sources, count, sent, arrived }
+        let arrived = thread::spawn(move || receive(&server, &has_ended, &seen));
+        Sender { stop, ended, sources, count, sent, arrived }
     }
 
     /// Returns how many datagrams were sent until now.
@@ -62,6 +71,7 @@ impl Sender {
     fn end(self) -> Flow {
         self.stop.store(true, Ordering::Relaxed);
         self.sent.join().unwrap();
+        self.ended.store(true, Ordering::Relaxed);
         let (sent, arrived) = (self.count.load(Ordering::Relaxed), self.arrived.join().unwrap());
         let sources = self.sources.lock().unwrap().clone();
         Flow { sent, arrived, sources }
@@ -75,7 +85,7 @@ fn send(client: IpAddr, to: SocketAddr, stopped: &AtomicBool, count: &AtomicU64)
         let number = count.load(Ordering::Relaxed);
         socket.send_to(&number.to_be_bytes(), to).expect("a datagram is sent");
         count.store(number + 1, Ordering::Relaxed);
-        // The buffer of the receiver must not overflow, because a datagram that is lost there would count as lost by the rules.
+        // The buffer of the receiver must not overflow, nor the table of connections.
         thread::park_timeout(Duration::from_micros(300));
     }
 }
