@@ -340,7 +340,10 @@ mod tests {
             assert_eq!(Version::parse(wrong), None, "{wrong}");
         }
         assert!(VERSIONS.is_sorted());
-        assert_eq!((Version::OLDEST.to_string(), Version::NEWEST.to_string()), ("0.1.0".to_owned(), "1.1.0".to_owned()));
+        assert_eq!(
+            (Version::OLDEST.to_string(), Version::NEWEST.to_string()),
+            ("0.1.0".to_owned(), "1.1.0".to_owned())
+        );
     }
 
     #[test]
@@ -352,6 +355,9 @@ mod tests {
         let error = error.details("look there");
         let mut more = plain;
         more["details"] = json!("look there");
-        assert_eq!((printed(&error), error.to_string()), (more, "open /x: no such file (code 5): look there".to_owned()));
+        assert_eq!(
+            (printed(&error), error.to_string()),
+            (more, "open /x: no such file (code 5): look there".to_owned())
+        );
     }
 }

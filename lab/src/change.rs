@@ -14,7 +14,6 @@ use super::process::PATIENCE;
 use super::report::{duration, print_line};
 use super::wait_for;
 
-
 /// A stream of 100 pings a second from the first pod of every node to every address of the first pod of every other node.
 #[derive(Debug)]
 pub struct Streams(Vec<(String, Stream)>);

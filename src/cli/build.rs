@@ -239,8 +239,14 @@ mod tests {
         use weft_subnet::kube::Who;
         let env = [("NODE_NAME", ""), ("POD_NAME", "p"), ("POD_NAMESPACE", "ns")];
         let Store::Kube(kube) = built(&["--kube-subnet-mgr"], &env).unwrap().store else { panic!("not Kubernetes") };
-        assert!(matches!(&kube.who, Who::Pod { name, namespace } if name == "p" && namespace == "ns"), "{:?}", kube.who);
-        let Store::Kube(kube) = built(&["--kube-subnet-mgr"], &env[..2]).unwrap().store else { panic!("not Kubernetes") };
+        assert!(
+            matches!(&kube.who, Who::Pod { name, namespace } if name == "p" && namespace == "ns"),
+            "{:?}",
+            kube.who
+        );
+        let Store::Kube(kube) = built(&["--kube-subnet-mgr"], &env[..2]).unwrap().store else {
+            panic!("not Kubernetes")
+        };
         assert!(matches!(kube.who, Who::Unknown), "a pod has a namespace: {:?}", kube.who);
     }
 }

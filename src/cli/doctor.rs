@@ -192,6 +192,10 @@ mod tests {
         assert_eq!(places, ["/networks", "/records", "/results", "/netns"].map(Some));
         assert_eq!((all.plugins.as_str(), all.min_age, fix), ("/a:/b", Duration::from_secs(300), true));
         let Ok(Task::DoctorPods(usual, fix)) = task("weft doctor pods") else { panic!("doctor pods") };
-        assert_eq!((usual.min_age, fix), (Duration::from_secs(600), false), "nothing is removed unless it is asked for");
+        assert_eq!(
+            (usual.min_age, fix),
+            (Duration::from_secs(600), false),
+            "nothing is removed unless it is asked for"
+        );
     }
 }

@@ -117,7 +117,8 @@ mod tests {
 
     #[test]
     fn each_flag_reaches_its_own_field_and_a_port_alone_means_tcp() {
-        let line = "weft explain 10.5.1.2 10.5.2.3 --port 53 --proto udp --probe -o json --socket /s --subnet-file /f.env";
+        let line =
+            "weft explain 10.5.1.2 10.5.2.3 --port 53 --proto udp --probe -o json --socket /s --subnet-file /f.env";
         let all = task(line).unwrap();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let Packet { from, to, proto, port } = all.packet;

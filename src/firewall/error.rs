@@ -130,7 +130,10 @@ mod tests {
             (failed("iptables: Failed to initialize nft: Protocol not supported"), "modprobe iptable_nat"),
             (failed("Couldn't load match `mark'"), "modprobe xt_MASQUERADE"),
             (failed("iptables: No chain/target/match by that name."), "modprobe xt_MASQUERADE"),
-            (failed("Warning: Extension MASQUERADE revision 0 not supported, missing kernel module?"), "modprobe xt_MASQUERADE"),
+            (
+                failed("Warning: Extension MASQUERADE revision 0 not supported, missing kernel module?"),
+                "modprobe xt_MASQUERADE",
+            ),
             (failed("table `nat' is incompatible, use 'nft' tool."), "choose --firewall=nft"),
         ] {
             let text = error.to_string();

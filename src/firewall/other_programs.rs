@@ -331,8 +331,7 @@ mod tests {
     use weft_subnet::cidr::Subnets;
 
     fn forward_rules() -> Rules {
-        let networks =
-            Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: Some("fd00:5::/48".parse().unwrap()) };
+        let networks = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: Some("fd00:5::/48".parse().unwrap()) };
         let own = Subnets { v4: Some("10.5.7.0/24".parse().unwrap()), v6: Some("fd00:5:0:7::/64".parse().unwrap()) };
         rules(&networks, &own, &Policy { masquerade: None, forward: true })
     }

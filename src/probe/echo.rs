@@ -311,7 +311,9 @@ mod tests {
                 never = sending => never,
             }
         };
-        assert!(is_answered_after(0, MAX_READ - 1).await && is_answered_after(MAX_READ_OF_OTHERS - 1, MAX_READ - 1).await);
+        assert!(
+            is_answered_after(0, MAX_READ - 1).await && is_answered_after(MAX_READ_OF_OTHERS - 1, MAX_READ - 1).await
+        );
         assert!(!is_answered_after(0, MAX_READ).await, "the peer keeps this node busy");
         assert!(!is_answered_after(MAX_READ_OF_OTHERS, 0).await, "others keep this node busy");
     }

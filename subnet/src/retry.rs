@@ -219,7 +219,8 @@ mod tests {
     #[test]
     fn an_error_is_shown_with_each_cause_once() {
         use crate::source::Error;
-        let unavailable = |what: &str, cause: &str| Error::Unavailable { what: what.into(), source: Some(cause.into()) };
+        let unavailable =
+            |what: &str, cause: &str| Error::Unavailable { what: what.into(), source: Some(cause.into()) };
         let refused = "connection refused (os error 111)";
         assert_eq!(chain(&unavailable("read config", refused)), format!("read config: {refused}"));
         let said = format!("read config: {refused}");

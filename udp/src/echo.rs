@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
-use super::icmp::put_checksum;
 pub use super::icmp::HEADER;
+use super::icmp::put_checksum;
 
 /// Returns the type of an echo request.
 pub fn request_type(is_ipv4: bool) -> u8 {

@@ -175,8 +175,7 @@ mod tests {
             [("UDP port 8472", true, true), ("UDP port 8472", false, false), ("UDP port 4789", true, false)]
         {
             let problem = AgentProblem { text: "lost".to_owned(), hint: Hint::Dropped(packets.to_owned()) };
-            let facts =
-                NodeFacts { agent: AgentAnswer::Problems(vec![problem]), on_vmware, ..NodeFacts::default() };
+            let facts = NodeFacts { agent: AgentAnswer::Problems(vec![problem]), on_vmware, ..NodeFacts::default() };
             let found = check(&facts);
             assert_eq!(found[0].remedy.contains("VMware NSX"), is_named, "{packets} {found:?}");
         }

@@ -30,8 +30,9 @@ fn other_pods(facts: &NodeFacts) -> Option<NodeFinding> {
          first: pods of other nodes do not reach them",
         counted(facts.other_pods.len(), "pod is", "pods are")
     );
-    let remedy =
-        format!("delete them, so that they are made again: kubectl get pods -A -o wide --field-selector status.podIP={addr}");
+    let remedy = format!(
+        "delete them, so that they are made again: kubectl get pods -A -o wide --field-selector status.podIP={addr}"
+    );
     Some(finding(evidence, remedy))
 }
 

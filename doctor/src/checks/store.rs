@@ -94,8 +94,14 @@ mod tests {
         let failed = check(&NodeFacts::with_store(StoreAnswer::Failed("connection refused".to_owned())));
         assert_eq!(failed[0].evidence, "etcd does not answer: connection refused");
         for (why, words) in [
-            ("invalid peer certificate: certificate not valid yet: verification time 200 (UNIX)", "set the clock of this node"),
-            ("invalid peer certificate: certificate expired: verification time 200 (UNIX)", "give the store a new certificate"),
+            (
+                "invalid peer certificate: certificate not valid yet: verification time 200 (UNIX)",
+                "set the clock of this node",
+            ),
+            (
+                "invalid peer certificate: certificate expired: verification time 200 (UNIX)",
+                "give the store a new certificate",
+            ),
         ] {
             let failed = check(&NodeFacts::with_store(StoreAnswer::Failed(why.to_owned())));
             assert!(failed[0].remedy.contains(words), "{failed:?}");

@@ -72,10 +72,9 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
                 "{ip} route add default via GATEWAY dev {uplink}; or let the program that manages {uplink} do it (DHCP)"
             ),
         ),
-        Fault::NoRule => finding(
-            format!("no policy rule asks the main table, which has a route to {who}"),
-            main_rule(peer),
-        ),
+        Fault::NoRule => {
+            finding(format!("no policy rule asks the main table, which has a route to {who}"), main_rule(peer))
+        }
         Fault::OtherLink(other) => other_link(other, peer, &who, ip),
         Fault::Permanent { nexthop, link, mac } => finding(
             format!(

@@ -63,7 +63,8 @@ fn inside(pod: &Pod, address: IpAddr, way: &Way) -> Vec<Step> {
     // A pod that may not be entered is a step of its own.
     let judged = File::open(&pod.netns).ok().and_then(|netns| in_netns(netns.as_fd(), judge).ok());
     let Some((of_nftables, of_legacy)) = judged else { return Vec::new() };
-    let unread = |what: &str, why: String| Step::unknown(STEP, format!("{what} in the pod {address} cannot be read: {why}"));
+    let unread =
+        |what: &str, why: String| Step::unknown(STEP, format!("{what} in the pod {address} cannot be read: {why}"));
     let of_nftables = of_nftables.or_else(|error| match is_unsupported(&error) {
         // A kernel without nftables has no such rules.
         true => Ok(Vec::new()),

@@ -15,9 +15,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nix::libc;
-use nix::sys::socket::{
-    MsgFlags, SockFlag, SockType, SockaddrStorage, bind, recvfrom, sendto, setsockopt, sockopt,
-};
+use nix::sys::socket::{MsgFlags, SockFlag, SockType, SockaddrStorage, bind, recvfrom, sendto, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use weft_backends::owner::{FENCE_TABLES, PROTOCOL};
 use weft_netlink::rtnl::{Addr, Route};

@@ -35,7 +35,8 @@ pub(super) fn read(tables: &Tables<'_>) -> Option<SelfAssigned> {
         let is_port = bridge.is_some_and(|bridge| link.index == bridge || link.master == bridge);
         is_port || is_ours(link) || is_of_routed_pod(link)
     };
-    let is_self_assigned = |addr: &Addr| matches!(addr.addr, IpAddr::V4(v4) if v4.is_link_local() && addr.len == LENGTH);
+    let is_self_assigned =
+        |addr: &Addr| matches!(addr.addr, IpAddr::V4(v4) if v4.is_link_local() && addr.len == LENGTH);
     let all = tables.addrs.iter().filter(|addr| is_self_assigned(addr));
     let mut all = all.filter_map(|addr| Some((tables.link(addr.index).filter(|link| is_watched(link))?, addr.addr)));
     let (link, addr) = all.next()?;

@@ -158,13 +158,7 @@ fn of_tunnel(packets: PeerPackets<'_>, tables: &Tables<'_>, sources: &NodeSource
             forget: forget("-d"),
             of_reached,
         },
-        Flow {
-            of_tunnel: from_peer,
-            hooks: &[Hook::Prerouting],
-            masqueraded: None,
-            forget: forget("-s"),
-            of_reached,
-        },
+        Flow { of_tunnel: from_peer, hooks: &[Hook::Prerouting], masqueraded: None, forget: forget("-s"), of_reached },
     ]
 }
 

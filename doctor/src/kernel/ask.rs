@@ -211,7 +211,8 @@ mod tests {
         let main = u32::from(libc::RT_TABLE_MAIN);
         let dump = |family: i32, bits: u8, dst: &[u8]| {
             let mut w = Writer::default();
-            let fixed = [family as u8, bits, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_STATIC, 0, libc::RTN_UNICAST, 0, 0, 0, 0];
+            let fixed =
+                [family as u8, bits, 0, 0, libc::RT_TABLE_MAIN, libc::RTPROT_STATIC, 0, libc::RTN_UNICAST, 0, 0, 0, 0];
             w.begin(libc::RTM_NEWROUTE, 0, &fixed);
             w.attr(libc::RTA_DST, dst);
             w.end(1);

@@ -8,7 +8,8 @@ use weft_doctor::sources::{AgentAnswer, AgentProblem, NodeSources};
 
 use super::memory::Group;
 use super::{
-    ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, named_process, only_finding, only_text, sources, two_pods,
+    ENV, OtherNamespace, doctor, doctor_with, in_namespace, ip, named_process, only_finding, only_text, sources,
+    two_pods,
 };
 
 /// Returns what an agent says that publishes this address and has a problem.
@@ -20,7 +21,8 @@ fn published(file: &Path, address: &str) -> NodeSources {
 #[test]
 fn an_address_behind_the_nat_of_a_hypervisor_is_found_if_the_node_is_not_alone() {
     in_namespace(|file| {
-        for line in ["link add eth0 up type veth peer name far0", "link set far0 up", "addr add 10.0.2.15/24 dev eth0"] {
+        for line in ["link add eth0 up type veth peer name far0", "link set far0 up", "addr add 10.0.2.15/24 dev eth0"]
+        {
             ip(line);
         }
         ip("route add default via 10.0.2.2");
@@ -77,7 +79,8 @@ fn a_pod_of_the_kubelet_in_another_network_is_found_and_a_container_of_another_p
         other.run("ip addr add 10.88.0.7/16 dev eth0");
         assert_eq!(doctor(file, "cni"), [], "a container of podman");
         group.add(other.pid());
-        let remedy = only_finding(file, "cni", &["1 pod is connected to another network", "10.88.0.7, over cni-podman0"]);
+        let remedy =
+            only_finding(file, "cni", &["1 pod is connected to another network", "10.88.0.7, over cni-podman0"]);
         assert!(remedy.contains("status.podIP=10.88.0.7"), "{remedy}");
         // A second network of a pod.
         ip(&format!("link add veth0a1b2c3f up type veth peer name net1 netns {}", other.pid()));

@@ -30,7 +30,8 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Maximum size of the file in bytes. Of a larger one, only the end is read.
 const MAX_FILE: u64 = 1 << 20;
 /// What is recorded and said of an agent that left its socket. Why it was killed is in no place that the agent may read.
-pub const EARLIER_WAS_KILLED: &str = "the agent before this one was killed or crashed, because it had no time to remove its socket";
+pub const EARLIER_WAS_KILLED: &str =
+    "the agent before this one was killed or crashed, because it had no time to remove its socket";
 /// How long the status shows this. The history keeps it for longer.
 const SHOWN: Duration = Duration::from_secs(24 * 3600);
 
