@@ -41,6 +41,7 @@ use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::ConditionReporter;
 use crate::observe::report::{self, Reporter};
 use crate::observe::socket::{self, AgentSocket};
+use crate::observe::status::now_ms;
 use crate::observe::systemd::Notify;
 use crate::options::Options;
 use crate::pass::Passer;
@@ -119,7 +120,7 @@ pub struct Surroundings {
     pub metrics: Arc<Metrics>,
     /// The agent writes traffic rules into nftables or iptables. Otherwise it has no task for them, and must want none.
     pub traffic_rules: bool,
-    /// The agent before this one was killed or crashed.
+    /// The agent before this one left its socket.
     pub was_killed: bool,
 }
 
@@ -207,7 +208,7 @@ async fn open_history(options: &Options, was_killed: bool) -> Recorder {
     let mut recorder = Recorder::open(file).await;
     if was_killed {
         tracing::warn!("{EARLIER_WAS_KILLED}");
-        recorder.add_kill();
+        recorder.add_kill().await;
     }
     recorder
 }
@@ -340,13 +341,14 @@ async fn changed(file: &mut Option<FileWatch>) {
 
 /// Answers a command before the agent has a lease. The client may be gone already.
 fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readiness, recorder: &Recorder) {
+    let starting = || {
+        let remarks = recorder.remark(now_ms()).into_iter().collect();
+        report::starting(store.describe(), readiness.reasons(), remarks)
+    };
     match request {
-        socket::Request::Status(reply) => {
-            drop(reply.send(report::starting(store.describe(), readiness.reasons())));
-        }
+        socket::Request::Status(reply) => drop(reply.send(starting())),
         socket::Request::Mesh(reply) => {
-            let row = Row::of(report::starting(store.describe(), readiness.reasons()));
-            drop(reply.send(RowAnswer { row, readers: Vec::new() }));
+            drop(reply.send(RowAnswer { row: Row::of(starting()), readers: Vec::new() }));
         }
         socket::Request::Plan(reply) => {
             let reasons = readiness.reasons().join("; ");

@@ -55,8 +55,11 @@ pub async fn run(task: &HistoryTask) -> anyhow::Result<ExitCode> {
 /// Says on standard error that nothing was changed, because an empty answer looks like a failure. Programs read the other output.
 fn note_empty(task: &HistoryTask, records: &[HistoryRecord]) {
     if records.is_empty() && !task.json {
-        let hint = if task.since.is_some() { ": without --since all of them are shown" } else { "" };
-        eprintln!("weft: no changes are recorded in this time{hint}");
+        let text = match task.since {
+            Some(_) => "no changes are recorded in this time: without --since all of them are shown",
+            None => "no changes are recorded yet",
+        };
+        eprintln!("weft: {text}");
     }
 }
 

@@ -15,7 +15,7 @@ use crate::kernel::Kernel;
 use crate::observe::fault::{Fault, FaultKind};
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::report::{self, NodeState, PeerCounts, PeerList};
-use crate::observe::status::{Peer, PeerState, Status};
+use crate::observe::status::{Peer, PeerState, Status, now_ms};
 use crate::pass::Pending;
 use crate::plan::claims;
 
@@ -55,10 +55,10 @@ impl<K: Kernel> Node<K> {
         let uplink = &self.plan.host().uplink;
         let addresses = uplink.v4.map(|v4| v4.to_string()).into_iter().chain(uplink.v6.map(|v6| v6.to_string()));
         let addresses: Vec<String> = addresses.collect();
+        let remarks = self.context.conflist.remark().into_iter().chain(self.context.recorder.remark(now_ms()));
         Status {
             ready,
             problems,
-            remarks: self.context.conflist.remark().into_iter().chain(self.context.recorder.remark(now)).collect(),
             subnet: state.subnets.to_string(),
             lease_ttl_s: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at).as_secs()),
             public: self.plan.own().attrs.published().map(|ip| ip.to_string()).collect(),
@@ -82,7 +82,7 @@ impl<K: Kernel> Node<K> {
             rules: self.rules_status(),
             tunnel: self.tunnel_status(),
             tunnel_port: self.plan.hidden_port(),
-            ..report::starting(self.context.store.describe(), Vec::new())
+            ..report::starting(self.context.store.describe(), Vec::new(), remarks.collect())
         }
     }
 

@@ -167,9 +167,10 @@ pub fn node_name() -> String {
 }
 
 /// Returns the answer to `weft status` before the agent has a lease. `reasons` say why it has none.
-pub fn starting(store: String, reasons: Vec<String>) -> Status {
-    let problems = Problem::each(ProblemKind::Start, reasons).collect();
-    Status { version: env!("CARGO_PKG_VERSION").to_owned(), node: node_name(), problems, store, ..Status::default() }
+pub fn starting(store: String, reasons: Vec<String>, remarks: Vec<String>) -> Status {
+    let (version, problems) =
+        (env!("CARGO_PKG_VERSION").to_owned(), Problem::each(ProblemKind::Start, reasons).collect());
+    Status { version, node: node_name(), problems, remarks, store, ..Status::default() }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use anyhow::Context;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::stat::{Mode, umask};
-use nix::time::{ClockId, clock_gettime};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -106,7 +106,7 @@ impl AgentSocket {
         Ok(AgentSocket { listener: listen(path)?, path: path.to_owned(), was_left })
     }
 
-    /// Returns true if the agent before this one left its socket, and so was killed or crashed: one that is stopped removes it.
+    /// Returns true if the agent before this one left its socket here since the boot: one that is stopped removes it.
     pub fn was_left(&self) -> bool {
         self.was_left
     }
@@ -146,15 +146,11 @@ impl AgentSocket {
     }
 }
 
-/// Returns true if there is a socket that was made since the boot. That of an earlier boot says nothing about the agent, because the
-/// machine itself may have lost its power. A socket whose time is in the future says nothing either.
+/// Returns true if there is a socket of this boot, which is one in a file system that a boot empties. One that is kept on a disk says
+/// nothing about the agent, because the machine itself may have lost its power.
 fn was_left(path: &Path) -> bool {
-    let age = || {
-        let about = fs::symlink_metadata(path).ok().filter(|about| about.file_type().is_socket())?;
-        about.modified().ok()?.elapsed().ok()
-    };
-    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from);
-    age().zip(since_boot.ok()).is_some_and(|(age, since_boot)| age < since_boot)
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
+    is_socket && statfs(path).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
 }
 
 /// Creates the socket and its directory.
@@ -471,22 +467,24 @@ mod tests {
 
     #[test]
     fn a_socket_that_was_left_since_the_boot_is_that_of_a_killed_agent() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("weft.sock");
-        let is_left = || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async { AgentSocket::bind(&path).unwrap().was_left() })
-        };
-        assert!(!is_left(), "the first start");
-        assert!(!is_left(), "the earlier agent was stopped");
-        let leave = || drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        leave();
-        assert!(is_left());
-        leave();
-        let done = std::process::Command::new("touch").args(["-h", "-d", "@0"]).arg(&path).status().unwrap();
-        assert!(done.success() && !is_left(), "it is older than the boot");
-        fs::write(&path, "").unwrap();
-        assert!(!is_left(), "it is no socket");
+        let memory = Path::new("/dev/shm");
+        // The second one is on a disk of most machines.
+        for parent in [memory, std::env::temp_dir().as_path()] {
+            let dir = tempfile::tempdir_in(parent).unwrap();
+            let is_kept = statfs(dir.path()).unwrap().filesystem_type() != TMPFS_MAGIC;
+            assert!(parent != memory || !is_kept);
+            let path = dir.path().join("weft.sock");
+            let is_left = || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async { AgentSocket::bind(&path).unwrap().was_left() })
+            };
+            assert!(!is_left(), "the first start");
+            assert!(!is_left(), "the earlier agent was stopped");
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            assert_eq!(is_left(), !is_kept, "{}", parent.display());
+            fs::write(&path, "").unwrap();
+            assert!(!is_left(), "it is no socket");
+        }
     }
 
     #[test]

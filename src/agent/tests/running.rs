@@ -31,7 +31,7 @@ use crate::kernel::fake::FakeKernel;
 use crate::kernel::fake::tests::machine;
 use crate::observe::health::Readiness;
 use crate::observe::history;
-use crate::observe::history::recorder::Recorder;
+use crate::observe::history::recorder::{EARLIER_WAS_KILLED, Recorder};
 use crate::observe::metrics::Metrics;
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::socket::Request;
@@ -388,16 +388,38 @@ async fn an_agent_that_was_killed_is_a_remark_and_a_record_of_the_next_one() {
             .run(async |requests| {
                 place.ready().await;
                 let remarks = status(&requests).await.remarks;
-                let is_it = |text: &String| text.contains("was killed or crashed") && text.contains("weft doctor");
+                let is_it = |text: &String| text.contains(EARLIER_WAS_KILLED) && text.contains("weft doctor");
                 assert_eq!(remarks.iter().any(is_it), was_killed, "{remarks:?}");
                 let (reply, answer) = oneshot::channel();
                 requests.send(Request::History(history::Query::default(), reply)).await.unwrap();
                 let records = answer.await.unwrap();
-                let first = records.first().is_some_and(|line| line.contains("was killed or crashed"));
+                let first = records.first().is_some_and(|line| line.contains(EARLIER_WAS_KILLED));
                 assert_eq!(first, was_killed, "{records:?}");
             })
             .await;
     }
+}
+
+/// The store is away, so the agent has no lease when it is stopped, and its socket is removed.
+#[tokio::test(start_paused = true)]
+async fn that_an_agent_was_killed_is_recorded_also_by_one_that_ends_before_it_has_a_lease() {
+    let place = Place { was_killed: true, ..Place::new(HOST_GW, Vec::new()) };
+    place.store.is_away.set(true);
+    place
+        .run(async |requests| {
+            let said = status(&requests).await;
+            assert!(said.subnet.is_empty(), "there is no lease yet");
+            assert!(said.remarks.iter().any(|text| text.contains(EARLIER_WAS_KILLED)), "{:?}", said.remarks);
+        })
+        .await;
+    let next = Place { was_killed: false, readiness: Readiness::new(), ..place };
+    next.store.is_away.set(false);
+    next.run(async |requests| {
+        next.ready().await;
+        let remarks = status(&requests).await.remarks;
+        assert!(remarks.iter().any(|text| text.contains(EARLIER_WAS_KILLED)), "{remarks:?}");
+    })
+    .await;
 }
 
 /// Eight commands run at once. If the loop did not wake up when one ends, each further group would wait up to ten seconds.

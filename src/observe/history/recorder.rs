@@ -20,6 +20,7 @@ use super::{HistoryRecord, Query};
 use crate::files;
 use crate::instance;
 use crate::observe::status::now_ms;
+use crate::observe::status::table::duration;
 
 /// Time from a change to its write, so that changes that follow each other are written together.
 const DELAY: Duration = Duration::from_secs(2);
@@ -31,9 +32,11 @@ const LIMIT: Duration = Duration::from_secs(2);
 const MAX_FILE: u64 = 1 << 20;
 /// What is recorded and said of an agent that left its socket. Why it was killed is in no place that the agent may read.
 pub const EARLIER_WAS_KILLED: &str =
-    "the agent before this one was killed or crashed, because it had no time to remove its socket";
-/// How long the status shows this. The history keeps it for longer.
-const SHOWN: Duration = Duration::from_secs(24 * 3600);
+    "the agent before this one was killed, crashed, or was ended by a second signal: it left its socket";
+/// How long the status shows this, in seconds. The history keeps it for longer.
+const SHOWN: u64 = 24 * 3600;
+/// How long `weft doctor` finds the reason in the log of the kernel, in seconds.
+const IN_KERNEL_LOG: u64 = 3600;
 
 /// What the last write left behind.
 #[derive(Debug, Default)]
@@ -55,8 +58,8 @@ pub struct Recorder {
     due: Option<Instant>,
     task: Option<JoinHandle<()>>,
     written: Arc<Mutex<Written>>,
-    /// When this agent recorded that the one before it was killed.
-    kill_recorded: Option<Instant>,
+    /// When an agent last recorded that the one before it was killed, in milliseconds since 1970.
+    kill_recorded: Option<u64>,
 }
 
 /// Returns the path of the file of an instance.
@@ -84,6 +87,7 @@ impl Recorder {
             Ok(Ok(Ok(text))) => {
                 recorder.ring.load(&text, now_ms());
                 recorder.saved = recorder.ring.last();
+                recorder.kill_recorded = recorder.ring.newest(EARLIER_WAS_KILLED);
                 return recorder;
             }
             Ok(Ok(Err(error))) if error.kind() == io::ErrorKind::NotFound => return recorder,
@@ -103,20 +107,23 @@ impl Recorder {
         }
     }
 
-    /// Records that the agent before this one was killed or crashed.
-    pub fn add_kill(&mut self) {
+    /// Records that the agent before this one was killed. This is written at once, because the agent may end before it has a lease, and the
+    /// next one finds no socket then. A disk that hangs is not waited for longer than two seconds.
+    pub async fn add_kill(&mut self) {
         self.add(HistoryRecord { cause: "start".into(), event: EARLIER_WAS_KILLED.into(), ..HistoryRecord::default() });
-        self.kill_recorded = Some(Instant::now());
+        self.kill_recorded = self.ring.newest(EARLIER_WAS_KILLED);
+        self.close().await;
     }
 
-    /// Returns what an operator should know of the agent before this one, for a day.
-    pub fn remark(&self, now: Instant) -> Option<String> {
-        let age = now.saturating_duration_since(self.kill_recorded?);
+    /// Returns what an operator should know of an agent that was killed, for a day. `now_ms` is the current time in milliseconds since
+    /// 1970.
+    pub fn remark(&self, now_ms: u64) -> Option<String> {
+        let age = now_ms.saturating_sub(self.kill_recorded?) / 1000;
+        let memory = if age < IN_KERNEL_LOG { "`weft doctor` finds out whether memory was short; " } else { "" };
         (age < SHOWN).then(|| {
             format!(
-                "{EARLIER_WAS_KILLED}; this one has run for {} min. For an hour `weft doctor` finds out whether memory was short; the \
-                 log of the earlier one: journalctl -u weft, kubectl logs --previous",
-                age.as_secs() / 60
+                "recorded {} ago: {EARLIER_WAS_KILLED}; {memory}its log: journalctl -u weft, kubectl logs --previous",
+                duration(age)
             )
         })
     }
@@ -155,7 +162,7 @@ impl Recorder {
         }));
     }
 
-    /// Writes what is not written yet, because the agent ends. Returns when it is written, or after two seconds.
+    /// Writes what is not written yet, because the agent ends or may end. Returns when it is written, or after two seconds.
     pub async fn close(&mut self) {
         let write = async {
             if let Some(task) = self.task.take() {
@@ -318,17 +325,34 @@ mod tests {
         assert_eq!(events(&reopened(&path).await), ["a", "b", "c"], "the next write makes up for the one that failed");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_kill_is_recorded_and_shown_for_a_day() {
-        let mut recorder = Recorder::default();
-        assert_eq!(recorder.remark(Instant::now()), None);
-        recorder.add_kill();
-        assert_eq!(events(&recorder), [EARLIER_WAS_KILLED]);
-        tokio::time::advance(Duration::from_secs(150)).await;
-        let remark = recorder.remark(Instant::now()).unwrap();
-        assert!(remark.contains("has run for 2 min") && remark.contains("weft doctor"), "{remark}");
-        tokio::time::advance(SHOWN).await;
-        assert_eq!(recorder.remark(Instant::now()), None);
+    #[tokio::test]
+    async fn a_kill_is_written_at_once_and_shown_for_a_day_by_each_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history");
+        let mut recorder = reopened(&path).await;
+        assert_eq!(recorder.remark(now_ms()), None);
+        recorder.add_kill().await;
+        assert_eq!((events(&recorder), recorder.next()), (vec![EARLIER_WAS_KILLED.to_owned()], None));
+        let mut next = reopened(&path).await;
+        next.add(record("a"));
+        next.close().await;
+        let next = reopened(&path).await;
+        let at = next.kill_recorded.unwrap();
+        assert_eq!(
+            (events(&next), recorder.kill_recorded),
+            (vec![EARLIER_WAS_KILLED.to_owned(), "a".to_owned()], Some(at))
+        );
+        for (seconds, words, asks_doctor) in [
+            (0, "recorded 0 s ago: ", true),
+            (150, "recorded 2 min ago: ", true),
+            (3600, "recorded 60 min ago: ", false),
+        ] {
+            let remark = next.remark(at + seconds * 1000).unwrap();
+            assert!(remark.starts_with(words) && remark.contains(EARLIER_WAS_KILLED), "{remark}");
+            assert_eq!(remark.contains("weft doctor"), asks_doctor, "{remark}");
+        }
+        assert_eq!(next.remark(at + SHOWN * 1000), None);
+        assert!(next.remark(0).is_some(), "the clock was set back");
     }
 
     /// Another program may have put a link in the place of the file.

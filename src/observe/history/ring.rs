@@ -77,6 +77,12 @@ impl Ring {
         wanted.map(|entry| entry.line.clone()).collect()
     }
 
+    /// Returns when the newest record of this event was made, in milliseconds since 1970. The event must be a text that JSON does not
+    /// change.
+    pub fn newest(&self, event: &str) -> Option<u64> {
+        self.entries.iter().rev().find(|entry| entry.line.contains(event)).map(|entry| entry.at_ms)
+    }
+
     /// Returns the number of the newest record, or 0 if there was none.
     pub fn last(&self) -> u64 {
         self.last

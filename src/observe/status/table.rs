@@ -201,7 +201,8 @@ fn cut(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['~']).collect()
 }
 
-fn duration(seconds: u64) -> String {
+/// Returns a time in seconds for people.
+pub fn duration(seconds: u64) -> String {
     match seconds {
         0..=119 => format!("{seconds} s"),
         120..=7199 => format!("{} min", seconds / 60),
