@@ -998,6 +998,14 @@ fn a_way_to_the_outside_on_which_large_packets_vanish_is_found_by_a_probe() {
         pair.ip("route del 198.51.100.1/32").await?;
         checked(fabric.command("nft").arg("delete table ip quiet")).await?;
         explain(node, from, to, &["--probe"]).await?.ends(0, WORKS)?;
+        // The router says what fits, and the host ignores the fragments that follow from it.
+        let whole = "table ip whole { chain p { type filter hook prerouting priority -450; ip frag-off & 0x3fff != 0 drop; }; }";
+        checked(outside.command("nft").arg(whole)).await?;
+        node.ns.sysctl(&["ipv4/route/flush=1"])?;
+        let told = explain(node, from, to, &["--probe"]).await?;
+        told.ends(0, WORKS)?;
+        ensure!(told.answer.to_string().contains("says that packets of 1400 bytes fit"), "{:#}", told.answer);
+        checked(outside.command("nft").arg("delete table ip whole")).await?;
         // Many hosts answer no echo requests.
         let silent = "table ip quiet { chain i { type filter hook input priority 0; icmp type echo-request drop; }; }";
         checked(outside.command("nft").arg(silent)).await?;

@@ -59,9 +59,13 @@ impl Kernel {
             Err(error) => return Lookup::Unreadable(error.to_string()),
         };
         match (self.get_route(packet, arrives, 0), entry) {
-            (Ok(Ok(result)), Some(entry)) => {
-                Lookup::Route(Route { prefix: entry.prefix, protocol: entry.protocol, table: entry.table, ..result })
-            }
+            (Ok(Ok(result)), Some(entry)) => Lookup::Route(Route {
+                prefix: entry.prefix,
+                protocol: entry.protocol,
+                table: entry.table,
+                mtu_is_learned: result.mtu.is_some() && result.mtu != entry.mtu,
+                ..result
+            }),
             (Ok(Ok(result)), None) => Lookup::Route(Route { prefix: None, ..result }),
             // The entry refuses packets, and its kind says how.
             (Ok(Err(_)), Some(entry)) if matches!(entry.kind, RouteKind::Refuses(_)) => Lookup::Route(entry),
@@ -208,7 +212,6 @@ mod tests {
     /// A kernel that was booted with ipv6.disable=1 answers so.
     #[test]
     fn routes_of_ipv4_are_no_answer_to_the_question_for_those_of_ipv6() {
-        let main = u32::from(libc::RT_TABLE_MAIN);
         let dump = |family: i32, bits: u8, dst: &[u8]| {
             let mut w = Writer::default();
             let fixed =
@@ -221,8 +224,8 @@ mod tests {
         let four = dump(libc::AF_INET, 24, &[10, 5, 2, 0]);
         let six = dump(libc::AF_INET6, 16, &[0xfd; 16]);
         let number = |data: &[u8], is_ipv4, table| of_table(data, is_ipv4, table).len();
-        assert_eq!((number(&four, true, main), number(&four, false, main)), (1, 0));
-        assert_eq!((number(&six, true, main), number(&six, false, main)), (0, 1));
-        assert_eq!(number(&four, true, main + 1), 0, "another table");
+        assert_eq!((number(&four, true, MAIN), number(&four, false, MAIN)), (1, 0));
+        assert_eq!((number(&six, true, MAIN), number(&six, false, MAIN)), (0, 1));
+        assert_eq!(number(&four, true, MAIN + 1), 0, "another table");
     }
 }

@@ -50,7 +50,7 @@ impl Packet {
 }
 
 /// Returns the address that stands for any one of a family: 0.0.0.0 or ::.
-pub(crate) fn unspecified(is_ipv4: bool) -> IpAddr {
+pub fn unspecified(is_ipv4: bool) -> IpAddr {
     if is_ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
@@ -213,6 +213,8 @@ pub struct Route {
     pub source: Option<IpAddr>,
     /// The MTU in bytes that the route has, or that the kernel has learned for this destination.
     pub mtu: Option<u32>,
+    /// The kernel has learned the MTU from an ICMP error, which anybody may have sent, and forgets it after some minutes.
+    pub mtu_is_learned: bool,
 }
 
 impl Route {
@@ -233,6 +235,7 @@ impl From<rtnl::Route> for Route {
             device: route.index,
             source: route.source,
             mtu: route.mtu,
+            mtu_is_learned: false,
         }
     }
 }

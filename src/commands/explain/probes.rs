@@ -5,9 +5,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use weft_doctor::explain::facts::{Agent, Facts, Place, Way};
+use weft_doctor::explain::facts::{Agent, Facts, Lookup, Packet, Place, Way};
 use weft_doctor::explain::{State, Step};
 use weft_doctor::facts::pod_way::{self, Direct};
+use weft_doctor::kernel::Kernel;
+use weft_doctor::kernel::entries::unspecified;
 use weft_doctor::remedies;
 
 use crate::probe::connection;
@@ -21,7 +23,7 @@ const TRIES: usize = 2;
 /// The name of the steps.
 const NAME: &str = "probe";
 /// Sizes of packets that paths carry often: what IPv4 and IPv6 promise, and what remains in tunnels, such as PPPoE, and inside of several.
-const SIZES: [u16; 9] = [576, 1280, 1380, 1400, 1420, 1450, 1460, 1480, 1492];
+const SIZES: [u16; 10] = [576, 1280, 1380, 1400, 1420, 1450, 1460, 1480, 1492, 1500];
 
 /// Sends the requests for the way that leads to the other address. If neither address belongs to this node, nothing is sent.
 pub async fn send(facts: &Facts) -> Vec<Step> {
@@ -142,9 +144,15 @@ async fn silent(way: &Way, place: &Place, asked: IpAddr) -> Result<Step, EchoErr
     })
 }
 
-/// The step at a host outside of the cluster that answers small packets, and none of this size. If a router had said that they are too
-/// large, the second one would have been sent in fragments, and answered.
+/// The step at a host outside of the cluster that answers small packets, and none of this size.
 async fn vanishes(way: &Way, asked: IpAddr, full: u16) -> Result<Step, EchoError> {
+    // The second one was sent in fragments then, which many hosts ignore.
+    if let Some(fits) = learned_mtu(asked).filter(|mtu| *mtu < u32::from(full)) {
+        let text = format!(
+            "a router on the way to {asked} says that packets of {fits} bytes fit, and those of {full} bytes do not"
+        );
+        return Ok(Step::ok(NAME, text));
+    }
     let answered = largest(asked, full).await?;
     if answered == SMALL {
         let text = format!("{asked} answers packets of {SMALL} bytes, and none of {} bytes or more", SIZES[0]);
@@ -166,6 +174,15 @@ async fn vanishes(way: &Way, asked: IpAddr, full: u16) -> Result<Step, EchoError
         )),
         ..Step::ok(NAME, format!("{asked} answers packets of {answered} bytes, and none of {full} bytes"))
     })
+}
+
+/// Returns the size in bytes that the kernel has learned for packets to this address from messages of routers, if there were any.
+fn learned_mtu(to: IpAddr) -> Option<u32> {
+    let packet = Packet { from: unspecified(to.is_ipv4()), to, proto: None, port: None };
+    match Kernel::open().ok()?.route(&packet, None) {
+        Lookup::Route(route) => route.mtu.filter(|_| route.mtu_is_learned),
+        Lookup::Refused(_) | Lookup::Unreadable(_) => None,
+    }
 }
 
 /// Returns the largest of the usual sizes below this one that is answered, or else [`SMALL`].
