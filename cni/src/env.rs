@@ -223,7 +223,7 @@ mod tests {
             assert_eq!(request(Some(given), own).check_netns(), Ok(()), "{given}");
             assert!(!request(Some(given), own).is_own_netns().unwrap(), "{given}");
             let error = request(Some(given), "/nowhere").check_netns().unwrap_err();
-            assert_eq!(error.code, code::NETNS, "a namespace that does not exist is refused all the same");
+            assert_eq!(error.code, code::NETNS, "a namespace that does not exist is refused also then");
         }
     }
 

@@ -68,7 +68,11 @@ pub const CHECKS: [Check; 36] = [
     Check { name: "device", about: "another vxlan device takes the packets of weft's", decide: device::check },
     Check { name: "network", about: "another program's route or network is inside Network", decide: network::check },
     Check { name: "managed", about: "another program manages weft's devices", decide: managed::check },
-    Check { name: "uplink", about: "a bridge takes packets of a link, ARP is off, or a NAT", decide: uplink::check },
+    Check {
+        name: "uplink",
+        about: "a bridge takes packets of a link, ARP is off, or the uplink is behind a NAT",
+        decide: uplink::check,
+    },
     Check {
         name: "underlay",
         about: "packets to other nodes do not leave, or leave by a wrong way",

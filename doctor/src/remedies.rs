@@ -14,6 +14,11 @@ pub(crate) fn ip(of: IpAddr) -> &'static str {
     if of.is_ipv4() { "ip" } else { "ip -6" }
 }
 
+/// Returns how a sysctl is set, now and at each boot.
+pub(crate) fn set_sysctl(setting: &str) -> String {
+    format!("sysctl -w {setting}; write it into a file in /etc/sysctl.d, too")
+}
+
 /// Returns how to remove a rule from a chain of nftables, given by its family, its table and its name.
 pub(crate) fn remove_nft_rule(chain: &str) -> String {
     format!("`nft -a list chain {chain}` shows the rule with its handle: remove it with `nft delete rule`")

@@ -8,8 +8,8 @@ use crate::sources::{AgentAnswer, AgentProblem, Hint, LossyPeer};
 
 /// flannel's program. weft may run under this name, too.
 const FLANNELD: &str = "flanneld";
-/// The packets that VMware NSX takes for its own.
-const TAKEN_BY_NSX: &str = "UDP port 8472";
+/// The packets that VMware NSX takes for its own: before 6.2.3, and since then.
+const TAKEN_BY_NSX: [&str; 2] = ["UDP port 8472", "UDP port 4789"];
 /// The programs that undo again and again what the agent writes.
 const FIND: &str = "find the program that does it: cron, networkd, NetworkManager, a VPN, a firewall, a second agent";
 
@@ -36,9 +36,11 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 /// Returns the finding about a problem that the agent reports.
 fn reported(problem: &AgentProblem, on_vmware: bool) -> NodeFinding {
     let mut remedy = remedy(&problem.hint);
-    if on_vmware && matches!(&problem.hint, Hint::Dropped(packets) if packets == TAKEN_BY_NSX) {
-        remedy.push_str("; if VMware NSX carries the network of this machine, it takes that port for itself: choose another Port in \
-         net-conf");
+    if on_vmware && matches!(&problem.hint, Hint::Dropped(packets) if TAKEN_BY_NSX.contains(&packets.as_str())) {
+        remedy.push_str(
+            "; if VMware NSX carries the network of this machine, it takes such a port for itself: choose another Port in net-conf, \
+             neither 8472 nor 4789",
+        );
     }
     finding(format!("the agent reports: {}", problem.text), remedy)
 }
@@ -170,10 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn on_a_machine_of_vmware_nsx_is_named_for_the_port_that_it_takes() {
-        for (packets, on_vmware, is_named) in
-            [("UDP port 8472", true, true), ("UDP port 8472", false, false), ("UDP port 4789", true, false)]
-        {
+    fn on_a_machine_of_vmware_nsx_is_named_for_the_ports_that_it_takes() {
+        for (packets, on_vmware, is_named) in [
+            ("UDP port 8472", true, true),
+            ("UDP port 8472", false, false),
+            ("UDP port 4789", true, true),
+            ("UDP port 51820", true, false),
+        ] {
             let problem = AgentProblem { text: "lost".to_owned(), hint: Hint::Dropped(packets.to_owned()) };
             let facts = NodeFacts { agent: AgentAnswer::Problems(vec![problem]), on_vmware, ..NodeFacts::default() };
             let found = check(&facts);

@@ -19,8 +19,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let evidence =
         format!("{BRIDGE} exists and {evidence}: a pod may not reach a service whose pod is on the same node");
     let remedy = format!(
-        "modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-{sysctl}=1; for the next boot: br_netfilter into a file in \
-         /etc/modules-load.d, the sysctl into one in /etc/sysctl.d"
+        "modprobe br_netfilter && sysctl -w net.bridge.bridge-nf-call-{sysctl}=1; for the next boot, write br_netfilter into a file in \
+         /etc/modules-load.d, and the sysctl into one in /etc/sysctl.d"
     );
     vec![finding(evidence, remedy)]
 }

@@ -28,11 +28,12 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 fn impossible(now: u64) -> NodeFinding {
     let evidence = format!(
-        "the clock of this node says {}, when there was no weft: certificates, also those of the Kubernetes API, count as not valid yet",
+        "the clock of this node says {}, which is before the first version of weft: certificates, also those of the Kubernetes API, count \
+         as not valid yet",
         date(now)
     );
-    let remedy = "`chronyc makestep` or `systemctl restart systemd-timesyncd`, whichever runs; a machine whose clock stops while it is \
-        off needs NTP at its boot";
+    let remedy = "run the one whose service is active: `chronyc makestep` or `systemctl restart systemd-timesyncd`; a machine whose clock \
+                  stops while it is off needs NTP at its boot";
     finding(evidence, remedy.to_owned())
 }
 

@@ -15,5 +15,11 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         "{} of {} connections are tracked; when the table is full, new ones are dropped",
         fill.entries, fill.max
     );
-    vec![finding(evidence, format!("sysctl -w net.netfilter.nf_conntrack_max={}, and in /etc/sysctl.d", fill.max * 2))]
+    // kube-proxy writes the limit at its start, and the files of sysctl.d are read at a boot before the module is loaded.
+    let remedy = format!(
+        "sysctl -w net.netfilter.nf_conntrack_max={}; for good: raise conntrack.maxPerCore in the configuration of kube-proxy, or, without \
+         kube-proxy, write nf_conntrack into a file in /etc/modules-load.d, and the sysctl into one in /etc/sysctl.d",
+        fill.max * 2
+    );
+    vec![finding(evidence, remedy)]
 }

@@ -3,16 +3,14 @@
 
 use crate::facts::NodeFacts;
 use crate::finding::{NodeFinding, finding};
+use crate::remedies::set_sysctl;
 
 /// The kernel drops packets of pods instead of forwarding them.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let Some(env) = facts.subnet_file.env() else { return Vec::new() };
     let found = |name: &str, what: &str| {
         let evidence = format!("{name} is 0: {what}");
-        finding(
-            evidence,
-            format!("sysctl -w {name}=1, and in /etc/sysctl.d; then find the file there that sets it to 0"),
-        )
+        finding(evidence, set_sysctl(&format!("{name}=1")) + "; then find the file there that sets it to 0")
     };
     let mut findings = Vec::new();
     let forwarding = &facts.forwarding;

@@ -4,6 +4,7 @@
 use crate::facts::NodeFacts;
 use crate::facts::limits::{Fill, Limits};
 use crate::finding::{NodeFinding, finding};
+use crate::remedies::set_sysctl;
 
 /// A limit is reported from this share, in percent.
 const FULL: u64 = 95;
@@ -17,15 +18,14 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
             "root has {entries} of {max} inotify instances: programs that watch files fail with \"too many open files\" (the kubelet, \
              container runtimes), and weft checks its files every second instead"
         );
-        let remedy = format!("sysctl -w fs.inotify.max_user_instances={}, and in /etc/sysctl.d", max.saturating_mul(4));
-        finding(evidence, remedy)
+        finding(evidence, set_sysctl(&format!("fs.inotify.max_user_instances={}", max.saturating_mul(4))))
     });
     let watches = watches.filter(is_full).map(|Fill { entries, max }| {
         let evidence = format!(
             "root watches {entries} of {max} files by inotify: programs that watch files fail with \"no space left on device\" (the \
              kubelet, container runtimes), and weft checks its files every second instead"
         );
-        finding(evidence, format!("sysctl -w fs.inotify.max_user_watches={}, and in /etc/sysctl.d", max.saturating_mul(4)))
+        finding(evidence, set_sysctl(&format!("fs.inotify.max_user_watches={}", max.saturating_mul(4))))
     });
     let files = files.filter(is_full).map(|Fill { entries, max }| {
         let evidence = format!(

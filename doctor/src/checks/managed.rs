@@ -36,7 +36,8 @@ fn self_assigned(SelfAssigned { link, addr, count, program }: &SelfAssigned) -> 
     );
     let exclude = match program {
         Some("dhcpcd") => {
-            "put `denyinterfaces veth* cni0 flannel*` into /etc/dhcpcd.conf, and `systemctl restart dhcpcd`".to_owned()
+            // A restart would take the address of the uplink away for a moment.
+            "put `denyinterfaces veth* cni0 flannel*` into /etc/dhcpcd.conf, and `dhcpcd -n`".to_owned()
         }
         _ => format!("exclude the links veth*, cni0 and flannel* in the configuration of {who} (a DHCP client)"),
     };

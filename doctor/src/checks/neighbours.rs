@@ -4,6 +4,7 @@
 use crate::facts::NodeFacts;
 use crate::facts::limits::NeighbourTable;
 use crate::finding::{NodeFinding, finding};
+use crate::remedies::set_sysctl;
 
 /// The table is reported from this share of its limit, in percent. Bursts fill the rest.
 const FULL: u64 = 90;
@@ -13,7 +14,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let one = |NeighbourTable { family, fill }: &NeighbourTable| {
         let limit = format!("net.{family}.neigh.default.gc_thresh3");
         let evidence = format!("{} neighbours count against {limit}, which is {}", fill.entries, fill.max);
-        finding(evidence, format!("sysctl -w {limit}={}, and in /etc/sysctl.d", fill.max.max(512) * 2))
+        finding(evidence, set_sysctl(&format!("{limit}={}", fill.max.max(512) * 2)))
     };
     full.map(one).collect()
 }

@@ -4,6 +4,7 @@
 use crate::facts::NodeFacts;
 use crate::facts::ways::ReversePath;
 use crate::finding::{NodeFinding, finding};
+use crate::remedies::set_sysctl;
 
 /// The value of rp_filter with which a packet must come in over the link by which its source is reached.
 const STRICT: u64 = 1;
@@ -22,11 +23,9 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
             "nodes are reached over {count} links, and rp_filter of {link} is strict: packets from a node that chooses another \
              link than this one are dropped"
         );
-        // In the form with dots, a dot in the name of a link would separate words.
-        finding(
-            evidence,
-            format!("sysctl -w net/ipv4/conf/{link}/rp_filter=2 net/ipv4/conf/all/rp_filter=2, and in /etc/sysctl.d"),
-        )
+        // The larger one of this value and that for all links counts. In the form with dots, a dot in the name of a link would separate
+        // words.
+        finding(evidence, set_sysctl(&format!("net/ipv4/conf/{link}/rp_filter=2")))
     };
     strict.map(one).collect()
 }

@@ -47,8 +47,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 /// Returns what to do about a store that did not answer. The library for TLS says so if the time of a certificate is the reason.
 fn after_failure(why: &str) -> &'static str {
     if why.contains("certificate not valid yet") {
-        "the certificate of the store begins in the future: set the clock of this node (`date` shows it, NTP), or else that of the \
-         machine that makes certificates"
+        "the certificate of the store begins in the future: set the clock of this node (NTP); `date` shows it; if it is right, that of \
+         the machine that makes certificates"
     } else if why.contains("certificate expired") {
         "give the store a new certificate; if its certificate has not ended, the clock of this node is wrong: `date` shows it"
     } else {

@@ -92,6 +92,10 @@ fn of_iptables_legacy(way: &Way, family: Family) -> Result<Vec<Step>, ProgramErr
     if present.trim().is_empty() {
         return Ok(Vec::new());
     }
-    let saved = saved_rules::read(family, Some(&present))?;
-    Ok(follow_all(way, saved.filters(), &saved.program).steps)
+    match saved_rules::read(family, Some(&present)) {
+        Ok(saved) => Ok(follow_all(way, saved.filters(), &saved.program).steps),
+        // Many kernels have these tables in each namespace, whether somebody has written rules into them or not.
+        Err(ProgramError::NotInstalled(_)) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }

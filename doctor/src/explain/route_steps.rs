@@ -72,15 +72,15 @@ fn refused(facts: &Facts, way: &Way, errno: Errno, is_pod: bool) -> Step {
             // In the form with dots, a dot in the name of a link would separate words.
             format!(
                 "`ip route get {from}` shows the link on which they should arrive; if {arrives} is right, too: sysctl -w \
-                 net/ipv4/conf/{arrives}/rp_filter=2 net/ipv4/conf/all/rp_filter=2"
+                 net/ipv4/conf/{arrives}/rp_filter=2"
             ),
         ),
         _ => {
-            let ip = if to.is_ipv4() { "ip" } else { "ip -6" };
             let remedy = match is_pod {
                 true => REWRITE.to_owned(),
                 false => format!(
-                    "{ip} route add default via GATEWAY; or let the program that manages the uplink do it (DHCP)"
+                    "{} route add {to} via GATEWAY; or let the program that manages the uplink write the route (DHCP)",
+                    ip(to)
                 ),
             };
             step.broken(format!("the kernel has no route to {to}: {}", errno.desc()), remedy)
@@ -118,7 +118,7 @@ fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
 
 /// Returns the command that removes a route that refuses packets to this address.
 fn removal(route: &Route, to: IpAddr) -> String {
-    let (ip, text) = (if to.is_ipv4() { "ip" } else { "ip -6" }, text(route, None));
+    let (ip, text) = (ip(to), text(route, None));
     match route.prefix {
         Some(_) => format!("{ip} route del {text}"),
         None => format!("`{ip} route show table all` shows it"),

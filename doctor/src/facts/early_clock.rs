@@ -28,6 +28,5 @@ mod tests {
         assert_eq!(impossible(Duration::from_secs(200)), Some(200));
         assert_eq!(impossible(Duration::from_secs(FIRST_YEAR - 1)), Some(FIRST_YEAR - 1));
         assert_eq!(impossible(Duration::from_secs(FIRST_YEAR)), None);
-        assert_eq!(read(), None, "the machine of this test has a clock");
     }
 }

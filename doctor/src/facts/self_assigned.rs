@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use weft_netlink::rtnl::{Addr, Link};
 
 use super::tables::Tables;
-use crate::known_links::{BRIDGE, is_of_routed_pod, is_ours};
+use crate::known_links::{bridge, is_of_routed_pod, is_ours};
 use crate::processes;
 
 /// The programs that do so.
@@ -30,7 +30,7 @@ pub struct SelfAssigned {
 
 /// Returns the links of weft, the bridge of pods, its ports and the links of routed pods that have such addresses, if there are any.
 pub(super) fn read(tables: &Tables<'_>) -> Option<SelfAssigned> {
-    let bridge = tables.links.iter().find(|link| link.name == BRIDGE).map(|link| link.index);
+    let bridge = bridge(tables.links).map(|link| link.index);
     let is_watched = |link: &Link| {
         let is_port = bridge.is_some_and(|bridge| link.index == bridge || link.master == bridge);
         is_port || is_ours(link) || is_of_routed_pod(link)
