@@ -31,7 +31,7 @@ use crate::underlay_mtu::UnderlayMtu;
 use crate::wireguard_key::{DeviceSecrets, KIND, KeyPair, Secret};
 use crate::wireguard_peer::WgPeer;
 use error::{LeaseFault, NotReached, WireguardError};
-pub use link::WireGuardLink;
+pub use link::{DEVICE_KIND, WireGuardLink};
 use mode::Mode;
 use reach::Reached;
 
@@ -44,7 +44,7 @@ const MIN_MTU: u32 = 148;
 pub(crate) const TYPE: BackendType = BackendType {
     identities: |attrs| lease::keys(attrs).map(|key| key.map(|key| PublicIdentity::new(KIND, key))),
     ports: lease::ports,
-    device_kind: Some(link::DEVICE_KIND),
+    device_kind: Some(DEVICE_KIND),
     ..BackendType::new(KIND, make)
 };
 

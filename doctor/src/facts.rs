@@ -138,6 +138,8 @@ pub struct NodeFacts {
     pub on_vmware: bool,
     /// A published address behind the NAT of a hypervisor.
     pub virtual_nat: Option<VirtualNat>,
+    /// The agent knows leases of other nodes. Those that it sets aside count, too.
+    pub has_peers: bool,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
     /// Other peers, to which some packets get lost.
@@ -240,6 +242,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         // A kernel without filters has none that drop packets.
         filters: filters::read(&links, &qdiscs).unwrap_or_default(),
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
+        has_peers: sources.has_peers,
         unreachable: sources.unreachable,
         lossy: sources.lossy.clone(),
         dropping: tunnel_rules::read(&tables, sources, tunnel, &subnets, &rules.iptables)?,

@@ -2,7 +2,7 @@
 //! Runs a program that lists something, and ends it if it takes too long.
 
 use std::io::{self, Read, Write};
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -61,38 +61,48 @@ pub fn output(program: &str, mut command: Command, input: &str, limit: Duration)
         // It may have ended without reading.
         let _ = stdin.write_all(input.as_bytes());
     }
-    let deadline = Instant::now() + limit;
-    let ended = ends(Pid::from_raw(child.id().cast_signed()));
-    let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
-    let (Some(()), Some(stdout), Some(stderr)) =
-        (until(deadline, &ended), until(deadline, &stdout), until(deadline, &stderr))
-    else {
+    let printed = outcome(&mut child, Instant::now() + limit);
+    if !matches!(printed, Ok(Some(_))) {
         // It may have ended just now.
         let _ = child.kill();
-        let _ = child.wait();
-        return Err(ProgramError::Late { program: name(), limit });
-    };
-    let status = child.wait().map_err(start)?;
-    Ok(Output { status, stdout, stderr })
+    }
+    let status = child.wait();
+    match printed.map_err(start)? {
+        Some((stdout, stderr)) => Ok(Output { status: status.map_err(start)?, stdout, stderr }),
+        None => Err(ProgramError::Late { program: name(), limit }),
+    }
+}
+
+/// Returns what a program has printed when it ends, without waiting for its status. `None` if it does not end in time.
+///
+/// # Errors
+/// There can be no more threads.
+fn outcome(child: &mut Child, deadline: Instant) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
+    let ended = ends(Pid::from_raw(child.id().cast_signed()))?;
+    let (stdout, stderr) = (drain(child.stdout.take())?, drain(child.stderr.take())?);
+    if until(deadline, &ended).is_none() {
+        return Ok(None);
+    }
+    Ok(until(deadline, &stdout).zip(until(deadline, &stderr)))
 }
 
 /// Does something in a thread of its own, which hands over the result.
-fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Receiver<T>> {
     let (sender, receiver) = mpsc::channel();
     // Nobody receives the result once the time is over.
-    thread::spawn(move || sender.send(work()));
-    receiver
+    thread::Builder::new().spawn(move || sender.send(work()))?;
+    Ok(receiver)
 }
 
 /// Waits for the end of a program, and leaves its status to others.
-fn ends(pid: Pid) -> Receiver<()> {
+fn ends(pid: Pid) -> io::Result<Receiver<()>> {
     apart(move || {
         let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
     })
 }
 
 /// Reads an output until it is closed. A program that prints much waits for its reader.
-fn drain(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+fn drain(pipe: Option<impl Read + Send + 'static>) -> io::Result<Receiver<Vec<u8>>> {
     apart(move || {
         let mut data = Vec::new();
         if let Some(mut pipe) = pipe {

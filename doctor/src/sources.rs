@@ -28,6 +28,10 @@ pub struct NodeSources {
     pub published: Vec<IpAddr>,
     /// The link by which the agent reaches peers, if it named one.
     pub uplink: String,
+    /// The addresses of that link from which the agent lets its tunnels send.
+    pub uplink_addrs: Vec<IpAddr>,
+    /// The agent knows leases of other nodes. Those that it sets aside count, too.
+    pub has_peers: bool,
     /// The addresses of peers, if the agent named them: of those that packets do not reach, and of some others.
     pub peer_addresses: Vec<PeerAddress>,
     /// Published addresses of peers: of those that packets do not reach, and of one more.

@@ -88,7 +88,10 @@ async fn ask_agent(sources: &mut NodeSources) {
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
     sources.tunnel_port = status.tunnel_port;
-    sources.uplink = status.uplink.split(' ').next().unwrap_or_default().to_owned();
+    let mut uplink = status.uplink.split(' ');
+    sources.uplink = uplink.next().unwrap_or_default().to_owned();
+    sources.uplink_addrs = uplink.filter_map(|word| word.parse().ok()).collect();
+    sources.has_peers = !status.peers.is_empty();
     sources.agent = AgentAnswer::Problems(problems(&status, &sources.uplink));
     sources.backend = status.backend;
 }

@@ -7,7 +7,7 @@ use crate::link::{Difference, LinkKind};
 use crate::wireguard_key::PublicKey;
 
 /// Its kind.
-pub(super) const DEVICE_KIND: &str = "wireguard";
+pub const DEVICE_KIND: &str = "wireguard";
 
 /// A WireGuard device. All its attributes can be changed in place, so weft takes over a device of flannel with its sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

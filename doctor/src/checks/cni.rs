@@ -5,7 +5,7 @@ use crate::facts::NodeFacts;
 use crate::facts::cni_files::BrokenPlugin;
 use crate::facts::cni_plugins::OURS;
 use crate::facts::other_pods::OtherPod;
-use crate::finding::{NodeFinding, counted, finding};
+use crate::finding::{MAX_NAMED, NodeFinding, counted, finding, some_of};
 use crate::sources::AgentAnswer;
 use crate::subnet_file::SubnetFile;
 
@@ -21,17 +21,27 @@ fn calls_others(plugins: &[String]) -> bool {
 
 /// Pods are connected to another network. With Multus somebody may have chosen that.
 fn other_pods(facts: &NodeFacts) -> Option<NodeFinding> {
-    let OtherPod { bridge, addr } = facts.other_pods.first()?;
+    let pods = &facts.other_pods;
+    if pods.is_empty() {
+        return None;
+    }
     if facts.cni.confs.iter().any(|conf| conf.plugins.as_ref().is_ok_and(|plugins| calls_others(plugins))) {
         return None;
     }
+    let names: Vec<String> = pods.iter().map(|OtherPod { bridge, addr }| format!("{addr} over {bridge}")).collect();
     let evidence = format!(
-        "{} connected to another network than weft's ({addr}, over {bridge}), as those that start before weft's configuration comes \
-         first: pods of other nodes do not reach them",
-        counted(facts.other_pods.len(), "pod is", "pods are")
+        "{} connected to another network than weft's ({}); probably they were started while another configuration came first: pods of \
+         other nodes do not reach them",
+        counted(pods.len(), "pod is", "pods are"),
+        some_of(names.iter().map(String::as_str))
     );
+    // Each node may have the same addresses there.
+    let select = pods.iter().take(MAX_NAMED).map(|OtherPod { addr, .. }| {
+        format!("`kubectl get pods -A -o wide --field-selector status.podIP={addr},spec.nodeName=NODE`")
+    });
     let remedy = format!(
-        "delete them, so that they are made again: kubectl get pods -A -o wide --field-selector status.podIP={addr}"
+        "delete them, so that they are made again; with the name of this node for NODE, they are shown by {}",
+        select.collect::<Vec<_>>().join(", ")
     );
     Some(finding(evidence, remedy))
 }

@@ -13,6 +13,8 @@ use crate::finding::{NodeFinding, counted, finding};
 use crate::kernel::entries::MAIN;
 use crate::remedies::{ip, main_rule, without_addresses_of_pods};
 
+/// The smallest MTU in bytes that is proposed for all nodes. IPv6 needs it.
+const SMALLEST: u32 = 1280;
 /// A policy rule with this preference comes before those of VPNs.
 const RULE: u32 = 100;
 
@@ -82,7 +84,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             ),
             format!("{ip} neigh del {nexthop} dev {link}; then find the program that writes it"),
         ),
-        Fault::SmallWay(small) => small_way(small, &who),
+        Fault::SmallWay(small) => small_way(small, peer, &who),
         Fault::NoListener { port, device } => {
             let answer = if peers.len() == 1 { "answers" } else { "answer" };
             no_listener(&format!("{who} {answer}"), *port, device)
@@ -90,15 +92,28 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
     }
 }
 
-fn small_way(SmallWay { link, mtu, device, needed }: &SmallWay, who: &str) -> NodeFinding {
+fn small_way(small: &SmallWay, peer: IpAddr, who: &str) -> NodeFinding {
+    let SmallWay { link, mtu, is_learned, device, needed } = small;
+    let says = if *is_learned { ", as a router on it has said," } else { "" };
     let evidence = format!(
-        "packets to {who} leave over {link}, and that way takes {mtu} bytes; those of full size of {device} have {needed} bytes, so \
+        "packets to {who} leave over {link}, and that way{says} takes {mtu} bytes; those of full size of {device} have {needed} bytes, so \
          they are sent in fragments or get lost"
     );
-    let remedy = format!(
-        "`ip route get` with that address shows the way; raise its MTU to {needed}, or let all nodes send smaller packets: \
-         `Backend.MTU` {mtu} in net-conf (vxlan, wireguard), or the MTU {mtu} for their uplinks"
-    );
+    let ip = ip(peer);
+    // Nobody has configured such a size, it may end by itself, and the message may be forged: the whole cluster must not follow it.
+    let remedy = if *is_learned {
+        format!(
+            "`tracepath -n {peer}` shows where the way becomes smaller: raise the MTU there to {needed}; if it does not, the message was \
+             wrong or forged, and `{ip} route flush cache` forgets it"
+        )
+    } else if *mtu < SMALLEST {
+        format!("`{ip} route get {peer}` shows the way; raise its MTU to {needed}")
+    } else {
+        format!(
+            "`{ip} route get {peer}` shows the way; raise its MTU to {needed}, or let all nodes send smaller packets: `Backend.MTU` {mtu} \
+             in net-conf (vxlan, wireguard), or set the MTU of their uplinks to {mtu}"
+        )
+    };
     finding(evidence, remedy)
 }
 

@@ -49,10 +49,11 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     findings
 }
 
-/// The published address is that of each machine of the hypervisor. A machine without other nodes does not need another one.
+/// The published address is that of each machine of the hypervisor. A machine without other nodes does not need another one, whatever else
+/// is wrong with it.
 fn virtual_nat(facts: &NodeFacts) -> Option<NodeFinding> {
     let VirtualNat { addr, link } = facts.virtual_nat.as_ref()?;
-    if !matches!(&facts.agent, AgentAnswer::Problems(problems) if !problems.is_empty()) {
+    if !facts.has_peers || !matches!(&facts.agent, AgentAnswer::Problems(problems) if !problems.is_empty()) {
         return None;
     }
     let evidence = format!(

@@ -17,6 +17,9 @@ use crate::processes::{self, Id};
 
 /// The control groups of pods contain this word.
 const OF_KUBELET: &str = "kubepods";
+/// What the group of a container or of a machine has in its name: such a node in a container (kind, k3d, LXD) has a kubelet and pods of its
+/// own.
+const OF_OTHERS: [&str; 5] = ["docker", "libpod", "lxc", "machine.slice", "containerd"];
 
 /// A pod that is connected to the bridge of another network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,12 +69,54 @@ fn candidates(tables: &Tables<'_>, subnets: &[IpNet]) -> BTreeMap<i32, String> {
     found
 }
 
+/// Returns true for the control groups of a process in a pod of the kubelet of this host.
+fn is_of_kubelet(groups: &str) -> bool {
+    let mut paths = groups.lines().filter_map(|line| line.split_once(OF_KUBELET)).peekable();
+    let is_inner = |(before, after): (&str, &str)| {
+        // The groups of a pod are `kubepods.slice/kubepods-burstable.slice/...`. One that comes later is that of a pod in a pod.
+        let mut later = after.split('/').skip(1).skip_while(|part| part.contains(OF_KUBELET));
+        OF_OTHERS.iter().any(|other| before.contains(other)) || later.any(|part| part.contains(OF_KUBELET))
+    };
+    paths.peek().is_some() && !paths.any(is_inner)
+}
+
 /// Returns the network namespaces in which processes of pods are.
 fn namespaces_of_pods() -> BTreeMap<Id, PathBuf> {
     let of_pod = |process: processes::Process| {
         let groups = fs::read_to_string(process.dir.join("cgroup")).unwrap_or_default();
         let netns = process.dir.join("ns/net");
-        groups.contains(OF_KUBELET).then(|| Some((processes::id(&netns).ok()?, netns)))?
+        is_of_kubelet(&groups).then(|| Some((processes::id(&netns).ok()?, netns)))?
     };
     processes::all().unwrap_or_default().into_iter().filter_map(of_pod).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_of_a_node_that_is_a_container_itself_are_not_those_of_this_host() {
+        let burstable = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7.slice/cri-containerd-9.scope";
+        for (group, is_ours) in [
+            (format!("/{burstable}"), true),
+            ("/kubepods/besteffort/pod7/9".to_owned(), true),
+            (
+                "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod7.slice/cri-containerd-9.scope".to_owned(),
+                true,
+            ),
+            (format!("/system.slice/docker-9.scope/kubelet.slice/kubelet-{burstable}"), false),
+            ("/docker/9/kubelet/kubepods/besteffort/pod7/9".to_owned(), false),
+            ("/lxc.payload.n1/kubepods/besteffort/pod7/9".to_owned(), false),
+            (format!("/machine.slice/libpod-9.scope/container/{burstable}"), false),
+            (format!("/{burstable}/kubelet.slice/kubelet-kubepods.slice"), false),
+            ("/kubepods/besteffort/pod7/9/kubepods/besteffort/pod8/9".to_owned(), false),
+            ("/system.slice/containerd.service".to_owned(), false),
+        ] {
+            assert_eq!(is_of_kubelet(&format!("0::{group}\n")), is_ours, "{group}");
+        }
+        let of_two = "12:pids:/docker/9/kubepods/pod7/9\n11:cpu,cpuacct:/kubepods/pod7/9\n1:name=systemd:/user.slice\n";
+        assert!(!is_of_kubelet(of_two), "one of its groups is in a container");
+        assert!(is_of_kubelet(of_two.split_once('\n').unwrap().1), "version 1 has a line for each controller");
+        assert!(!is_of_kubelet(""));
+    }
 }

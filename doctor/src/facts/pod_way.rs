@@ -104,13 +104,7 @@ pub(super) fn read(tables: &Tables<'_>, own: &[IpNet]) -> io::Result<PodWay> {
     let (four, six): (Vec<Direct>, Vec<Direct>) =
         of_weft.filter_map(direct).partition(|direct| direct.gateway.is_ipv4());
     let (four, six) = (&four[..four.len().min(MAX_NODES)], &six[..six.len().min(MAX_NODES)]);
-    // Silence takes six seconds, so it is waited for only once. A thread begins in the network namespace of the one that starts it.
-    let (of_four, of_six) = thread::scope(|scope| {
-        let of_six = scope.spawn(|| ask(tables.policy, six));
-        let of_four = ask(tables.policy, four);
-        let ended = of_six.join().unwrap_or_else(|_| Err(io::Error::other("the thread for IPv6 has failed")));
-        (of_four, ended)
-    });
+    let [of_four, of_six] = ask_both(tables.policy, four, six);
     for (nodes, answers) in [(four, of_four?), (six, of_six?)] {
         for (node, answer) in nodes.iter().zip(answers) {
             match answer {
@@ -142,8 +136,29 @@ pub fn ask_one(node: Direct) -> io::Result<Option<bool>> {
     Ok(ask(&PolicyRules::read()?, &[node])?.into_iter().next().flatten())
 }
 
+/// Asks nodes of IPv4 and nodes of IPv6 at once, because silence takes six seconds.
+fn ask_both(policy: &PolicyRules, four: &[Direct], six: &[Direct]) -> [Answers; 2] {
+    let one_by_one = || [ask(policy, four), ask(policy, six)];
+    if four.is_empty() || six.is_empty() {
+        return one_by_one();
+    }
+    // A thread begins in the network namespace of the one that starts it.
+    thread::scope(|scope| match thread::Builder::new().spawn_scoped(scope, || ask(policy, six)) {
+        Ok(of_six) => {
+            let of_four = ask(policy, four);
+            let failed = |_| Err(io::Error::other("the thread for IPv6 has failed"));
+            [of_four, of_six.join().unwrap_or_else(failed)]
+        }
+        // The machine may have no more threads, which is another finding.
+        Err(_) => one_by_one(),
+    })
+}
+
+/// What each of some nodes answers.
+type Answers = io::Result<Vec<Option<bool>>>;
+
 /// Asks nodes of one family. Returns the same as [`ask_one`] for each.
-fn ask(policy: &PolicyRules, nodes: &[Direct]) -> io::Result<Vec<Option<bool>>> {
+fn ask(policy: &PolicyRules, nodes: &[Direct]) -> Answers {
     let mut answered = vec![[false; KINDS]; nodes.len()];
     let Some(first) = nodes.first() else { return Ok(Vec::new()) };
     if drops_in_silence(policy, first.gateway.is_ipv4()) {

@@ -28,11 +28,11 @@ impl<'a> Tables<'a> {
         self.links.iter().find(|link| link.index == index)
     }
 
-    /// Returns the first of the published addresses that a link of this node has, of the same family as another address. An address of the other side
-    /// of a NAT is none of this node.
-    pub(super) fn published_here(&self, published: &[IpAddr], like: IpAddr) -> Option<IpAddr> {
+    /// Returns the first of these addresses that a link of this node has, of the same family as another address. An address of the other
+    /// side of a NAT is none of this node.
+    pub(super) fn first_here(&self, own: &[IpAddr], like: IpAddr) -> Option<IpAddr> {
         let is_here = |own: &IpAddr| self.addrs.iter().any(|addr| addr.addr == *own);
-        published.iter().copied().find(|own| own.is_ipv4() == like.is_ipv4() && is_here(own))
+        own.iter().copied().find(|own| own.is_ipv4() == like.is_ipv4() && is_here(own))
     }
 
     /// Returns true if a link is up and has a carrier. The kernel may leave out the routes of others.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use weft_backends::register::device_kind;
-use weft_backends::{ipip, vxlan};
+use weft_backends::{ipip, vxlan, wireguard};
 use weft_netlink::rtnl::Link;
 
 use super::tables::Tables;
@@ -88,40 +88,50 @@ impl Tunnel {
         }
     }
 
-    /// Returns the packets between this node and a peer. `None` if this node sends none to that address. `published` are the addresses that this
-    /// node publishes, if they are known.
+    /// Returns the packets between this node and a peer. `None` if this node sends none to that address, or if it is not known from which
+    /// address.
     ///
-    /// The own address in them is the published one. Peers send to it, and it is also the source: the devices of vxlan and ipip, and the socket
-    /// of the agent for udp, have it as their local address, and WireGuard answers from the address to which the peer sent. Behind a NAT, no link
-    /// of this node has it. Then the source that the kernel chooses is taken, which is usually the address of the uplink.
+    /// Peers send to the published address. Behind a NAT, no link of this node has it, and the packets arrive at the source of our own
+    /// ones. That is the address of the uplink, also if another one is published: the devices of vxlan and ipip, and the socket of the
+    /// agent for udp, have it as their local address. If the agent has not named it, the source that the kernel chooses is taken, which is
+    /// usually the same.
+    ///
+    /// WireGuard has no local address: it begins with the source that the kernel chooses, answers from the address to which the peer sent,
+    /// and a peer answers to where packets came from. If these are two addresses, packets may have either, and no rule about one of them is
+    /// certain.
     pub(super) fn packets<'a>(
         self,
         kernel: &mut Kernel,
         tables: &Tables<'a>,
-        published: &[IpAddr],
+        sources: &NodeSources,
         peer: IpAddr,
     ) -> Option<PeerPackets<'a>> {
         if peer.is_ipv6() && self == Tunnel::Ipip {
             return None;
         }
-        let published = tables.published_here(published, peer);
-        let from = published.unwrap_or_else(|| unspecified(peer.is_ipv4()));
+        let is_wireguard = device_kind(&sources.backend) == Some(wireguard::DEVICE_KIND);
+        let local = tables.first_here(&sources.uplink_addrs, peer).filter(|_| !is_wireguard);
+        let from = local.unwrap_or_else(|| unspecified(peer.is_ipv4()));
         let asked = Packet { from, to: peer, proto: Some(self.proto()), port: self.port() };
         let Lookup::Route(route) = kernel.route(&asked, None) else { return None };
-        let (own, link) = (published.or(route.source)?, tables.link(route.device)?);
+        let (source, link) = (local.or(route.source)?, tables.link(route.device)?);
+        let published = tables.first_here(&sources.published, peer).unwrap_or(source);
+        if is_wireguard && published != source {
+            return None;
+        }
         let name = || Some(link.name.clone());
         (route.kind == RouteKind::Unicast).then(|| PeerPackets {
             link,
             nexthop: route.gateway.unwrap_or(peer),
             to_peer: TunnelPacket {
-                packet: Packet { from: own, ..asked },
+                packet: Packet { from: source, ..asked },
                 input: None,
                 output: name(),
                 what: format!("packets of the tunnel ({self}) to {peer}"),
                 tests: self.tests_with(["-d", "daddr"], peer),
             },
             from_peer: TunnelPacket {
-                packet: Packet { from: peer, to: own, ..asked },
+                packet: Packet { from: peer, to: published, ..asked },
                 input: name(),
                 output: None,
                 what: format!("packets of the tunnel ({self}) from {peer}"),

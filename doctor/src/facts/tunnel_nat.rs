@@ -120,7 +120,7 @@ pub(super) fn read(
 ) -> io::Result<Vec<Translation>> {
     let Some(tunnel) = tunnel else { return Ok(Vec::new()) };
     let mut kernel = Kernel::open()?;
-    let packets = |peer: &IpAddr| tunnel.packets(&mut kernel, tables, &sources.published, *peer);
+    let packets = |peer: &IpAddr| tunnel.packets(&mut kernel, tables, sources, *peer);
     let of_peers = sources.peers.iter().filter_map(packets);
     let flows: Vec<Flow> = of_peers.flat_map(|packets| of_tunnel(packets, tables, sources, tunnel)).collect();
     let mut found = of_iptables(&flows, iptables, &sources.published);

@@ -143,7 +143,7 @@ pub(super) fn read(
     if let Some(tunnel) = tunnel {
         let mut kernel = Kernel::open()?;
         for peer in &sources.peers {
-            let packets = tunnel.packets(&mut kernel, tables, &sources.published, *peer);
+            let packets = tunnel.packets(&mut kernel, tables, sources, *peer);
             flows.extend(packets.into_iter().flat_map(of_tunnel));
         }
         let port = tunnel.port().filter(|_| sources.peers.is_empty());

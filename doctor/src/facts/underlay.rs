@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::libc;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::register::{device_kind, makes_routes};
-use weft_backends::vxlan;
+use weft_backends::{vxlan, wireguard};
 use weft_netlink::rtnl::{Link, Route, mac_text};
 
 use super::peer_port::{self, Question};
@@ -86,6 +86,8 @@ pub struct SmallWay {
     pub link: String,
     /// The size in bytes of the largest packet that the link or the route takes.
     pub mtu: u32,
+    /// The kernel has learned this size from an ICMP error, which anybody may have sent, and forgets it after some minutes.
+    pub is_learned: bool,
     /// The device of the tunnel.
     pub device: String,
     /// The size in bytes of its largest packets on the way.
@@ -130,12 +132,13 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, tunnel: Option<Tu
     let (mut found, mut silent) = (Vec::new(), Vec::new());
     for peer in others {
         let to = peer.addr;
-        let from = tables.published_here(&sources.published, to).unwrap_or_else(|| unspecified(to.is_ipv4()));
+        // The tunnel sends from the uplink, also if another address is published.
+        let from = tables.first_here(&sources.uplink_addrs, to).unwrap_or_else(|| unspecified(to.is_ipv4()));
         let lookup = kernel.route(&Packet { from, to, proto: None, port: None }, None);
         match tables.fault(peer, &lookup, sources) {
             Some(fault) => found.push(PeerFault { peer: to, fault }),
             None => {
-                let small = tables.small_way(to, &lookup, &sources.backend);
+                let small = tables.small_way(peer, &lookup, &sources.backend);
                 found.extend(small.map(|small| PeerFault { peer: to, fault: Fault::SmallWay(small) }));
                 let at = peer.port.or(port).filter(|_| !peer.reached).map(|port| SocketAddr::new(to, port));
                 silent.extend(at.map(|peer| Question { own: from, peer }));
@@ -202,8 +205,9 @@ impl Tables<'_> {
 
     /// Returns what is too small on the way to this address for the tunnel of the backend. Nodes that are reached without a tunnel get
     /// smaller packets.
-    fn small_way(&self, to: IpAddr, lookup: &Lookup, backend: &str) -> Option<SmallWay> {
+    fn small_way(&self, peer: &PeerAddress, lookup: &Lookup, backend: &str) -> Option<SmallWay> {
         let Lookup::Route(route) = lookup else { return None };
+        let to = peer.addr;
         let link = self.link(route.device).filter(|link| route.kind == RouteKind::Unicast && !is_ours(link))?;
         let is_direct = |route: &Route| {
             let is_of_tunnel = self.link(route.index).is_none_or(is_ours);
@@ -212,17 +216,30 @@ impl Tables<'_> {
         if self.routes.iter().any(is_direct) {
             return None;
         }
-        let kind = device_kind(backend)?;
-        // With vxlan each family has a device of its own. WireGuard carries both over any of its devices, and the others need IPv4.
-        let carries = |link: &&Link| match kind {
-            vxlan::DEVICE_KIND => link.name.contains("-v6") == to.is_ipv6(),
-            "wireguard" => true,
-            _ => to.is_ipv4(),
-        };
-        let tunnel = self.links.iter().filter(|link| is_ours(link) && link.kind == kind).find(carries)?;
+        let tunnel = self.tunnel_to(peer, device_kind(backend)?)?;
         let mtu = route.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
+        let is_learned = route.mtu_is_learned && mtu < link.mtu;
         let needed = tunnel.mtu + Device::from(tunnel.clone()).kind.overhead(to);
-        (mtu < needed).then(|| SmallWay { link: link.name.clone(), mtu, device: tunnel.name.clone(), needed })
+        (mtu < needed).then(|| SmallWay {
+            link: link.name.clone(),
+            mtu,
+            is_learned,
+            device: tunnel.name.clone(),
+            needed,
+        })
+    }
+
+    /// Returns the device of this kind that sends its packets to an address of a peer.
+    fn tunnel_to(&self, peer: &PeerAddress, kind: &str) -> Option<&Link> {
+        let is_ipv6 = peer.addr.is_ipv6();
+        let ours = || self.links.iter().filter(|link| is_ours(link) && link.kind == kind);
+        let of_family = ours().find(|link| link.name.contains("-v6") == is_ipv6);
+        match kind {
+            vxlan::DEVICE_KIND => of_family,
+            // One device may carry both families. It sends to the endpoint of the peer alone, whichever addresses the peer publishes.
+            wireguard::DEVICE_KIND => of_family.or_else(|| ours().next()).filter(|_| peer.port.is_some()),
+            _ => ours().next().filter(|_| !is_ipv6),
+        }
     }
 
     fn own(&self, to: IpAddr) -> Option<OwnAddress> {
@@ -270,5 +287,37 @@ impl Tables<'_> {
         let mut of_link = self.neighbours.iter().filter(|neigh| neigh.index == link.index && !is_ours(link));
         let neigh = of_link.find(|neigh| neigh.is_permanent() && neigh.addr == nexthop && !neigh.mac.is_empty())?;
         Some(Fault::Permanent { nexthop, link: link.name.clone(), mac: mac_text(&neigh.mac) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::policy_rules::PolicyRules;
+
+    #[test]
+    fn the_device_for_an_address_of_a_peer_depends_on_the_backend_and_on_its_endpoint() {
+        let link = |name: &str, kind: &str| Link { name: name.to_owned(), kind: kind.to_owned(), ..Link::default() };
+        let vxlan = [link("flannel.1", "vxlan"), link("flannel-v6.1", "vxlan")];
+        let both = [link("flannel-wg", "wireguard")];
+        let separate = [link("flannel-wg", "wireguard"), link("flannel-wg-v6", "wireguard")];
+        let policy = PolicyRules::default();
+        for (links, addr, port, device) in [
+            (&vxlan[..], "192.0.2.9", None, Some("flannel.1")),
+            (&vxlan[..], "fd00::9", None, Some("flannel-v6.1")),
+            (&vxlan[..1], "fd00::9", None, None),
+            (&both[..], "192.0.2.9", Some(51820), Some("flannel-wg")),
+            (&both[..], "fd00::9", Some(51820), Some("flannel-wg")),
+            // The endpoint of the peer is its other address.
+            (&both[..], "fd00::9", None, None),
+            (&separate[..], "fd00::9", Some(51821), Some("flannel-wg-v6")),
+            (&[link("flannel.ipip", "ipip")][..], "192.0.2.9", None, Some("flannel.ipip")),
+            (&[link("flannel.ipip", "ipip")][..], "fd00::9", None, None),
+        ] {
+            let tables = Tables { links, addrs: &[], routes: &[], neighbours: &[], policy: &policy };
+            let peer = PeerAddress { addr: addr.parse().unwrap(), reached: true, port };
+            let found = tables.tunnel_to(&peer, &links[0].kind).map(|link| link.name.as_str());
+            assert_eq!(found, device, "{addr} {port:?}");
+        }
     }
 }

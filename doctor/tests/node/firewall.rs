@@ -117,23 +117,38 @@ fn a_rule_for_this_host_and_a_policy_behind_a_doubtful_drop_are_certain() {
     });
 }
 
-/// The tunnel has an address that is not that of the uplink, as with a routing daemon on the host.
+/// Peers send to the published address, and the tunnel sends from that of the uplink.
 #[test]
-fn rules_are_asked_about_the_published_address_and_not_about_the_source_that_the_kernel_would_choose() {
+fn rules_are_asked_about_the_published_address_for_packets_of_peers_and_about_the_uplink_for_our_own() {
     in_namespace(|file| {
         let unknown = with_peer(file);
         ip("addr add 198.51.100.1/32 dev lo");
-        let published = NodeSources { published: vec!["198.51.100.1".parse().unwrap()], ..unknown.clone() };
-        for (addr, found, other) in [("198.51.100.1", &published, &unknown), ("192.0.2.1", &unknown, &published)] {
-            for (rule, direction) in [
-                (format!("INPUT -d {addr} -p udp -j DROP"), "from 192.0.2.9"),
-                (format!("OUTPUT -s {addr} -p udp -j DROP"), "to 192.0.2.9"),
-            ] {
-                shell(&format!("iptables-nft -A {rule}"));
-                only_text(found, "firewall", &[addr, direction]);
-                assert_eq!(doctor_with(other, "firewall"), [], "{rule}");
-                shell("iptables-nft -F");
+        ip("addr add 192.0.2.2/24 dev eth0");
+        let addrs = |text: &str| vec![text.parse().unwrap()];
+        let published = NodeSources {
+            backend: "vxlan".to_owned(),
+            published: addrs("198.51.100.1"),
+            uplink_addrs: addrs("192.0.2.2"),
+            ..unknown.clone()
+        };
+        // As the tunnel of WireGuard sends, whose port only the agent knows.
+        let wireguard = NodeSources { backend: "wireguard".to_owned(), tunnel_port: Some(51820), ..published.clone() };
+        let same = NodeSources { published: addrs("192.0.2.1"), ..wireguard.clone() };
+        for (rule, found) in [
+            ("INPUT -d 198.51.100.1 -p udp -j DROP", vec![&published]),
+            ("INPUT -d 192.0.2.1 -p udp -j DROP", vec![&unknown, &same]),
+            ("INPUT -d 192.0.2.2 -p udp -j DROP", vec![]),
+            ("OUTPUT -s 198.51.100.1 -p udp -j DROP", vec![]),
+            ("OUTPUT -s 192.0.2.1 -p udp -j DROP", vec![&unknown, &same]),
+            ("OUTPUT -s 192.0.2.2 -p udp -j DROP", vec![&published]),
+        ] {
+            shell(&format!("iptables-nft -A {rule}"));
+            for sources in [&unknown, &published, &wireguard, &same] {
+                let is_expected = found.iter().any(|one| std::ptr::eq(*one, sources));
+                let findings = doctor_with(sources, "firewall");
+                assert_eq!(findings.len(), usize::from(is_expected), "{rule}: {sources:?}: {findings:?}");
             }
+            shell("iptables-nft -F");
         }
     });
 }

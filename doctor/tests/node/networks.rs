@@ -12,10 +12,10 @@ use super::{
     two_pods,
 };
 
-/// Returns what an agent says that publishes this address and has a problem.
+/// Returns what an agent says that publishes this address, has a problem, and knows another node.
 fn published(file: &Path, address: &str) -> NodeSources {
     let agent = AgentAnswer::Problems(vec![AgentProblem::new("packets do not reach 1 of 1 peers")]);
-    NodeSources { published: vec![address.parse().unwrap()], agent, ..sources(file) }
+    NodeSources { published: vec![address.parse().unwrap()], agent, has_peers: true, ..sources(file) }
 }
 
 #[test]
@@ -34,8 +34,10 @@ fn an_address_behind_the_nat_of_a_hypervisor_is_found_if_the_node_is_not_alone()
             ip(&format!("neigh replace 10.0.2.2 lladdr {mac} nud permanent dev eth0"));
             only_text(&sources, "uplink", &["10.0.2.15 of eth0", "VirtualBox", "--iface", "private_network"]);
         }
-        let alone = NodeSources { agent: AgentAnswer::Problems(Vec::new()), ..sources.clone() };
-        assert_eq!(doctor_with(&alone, "uplink"), [], "a single node needs no other address");
+        let alone = NodeSources { has_peers: false, ..sources.clone() };
+        assert_eq!(doctor_with(&alone, "uplink"), [], "a single node needs no other address, whatever else is wrong");
+        let sound = NodeSources { agent: AgentAnswer::Problems(Vec::new()), ..sources.clone() };
+        assert_eq!(doctor_with(&sound, "uplink"), [], "the nodes reach each other");
         assert_eq!(doctor_with(&published(file, "192.168.56.2"), "uplink"), [], "another address is published");
     });
 }
@@ -80,8 +82,8 @@ fn a_pod_of_the_kubelet_in_another_network_is_found_and_a_container_of_another_p
         assert_eq!(doctor(file, "cni"), [], "a container of podman");
         group.add(other.pid());
         let remedy =
-            only_finding(file, "cni", &["1 pod is connected to another network", "10.88.0.7, over cni-podman0"]);
-        assert!(remedy.contains("status.podIP=10.88.0.7"), "{remedy}");
+            only_finding(file, "cni", &["1 pod is connected to another network", "(10.88.0.7 over cni-podman0)"]);
+        assert!(remedy.contains("status.podIP=10.88.0.7,spec.nodeName=NODE"), "{remedy}");
         // A second network of a pod.
         ip(&format!("link add veth0a1b2c3f up type veth peer name net1 netns {}", other.pid()));
         ip("link set veth0a1b2c3f master cni0");

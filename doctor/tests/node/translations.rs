@@ -91,12 +91,20 @@ fn another_source_of_packets_of_the_tunnel_is_named_while_a_peer_is_not_reached(
             clean();
             is_found_and_helped(&sources, provoke, &words);
         }
-        // The tunnel has an address that is not that of the uplink, as with a routing daemon on the host.
+        let masquerade = "iptables-nft -t nat -A POSTROUTING -o eth0 -j MASQUERADE";
+        // The published address is not that of the uplink, as with a routing daemon on the host. The tunnel sends from the uplink.
         ip("addr add 198.51.100.1/32 dev lo");
         let published = vec!["198.51.100.1".parse().unwrap()];
-        let other = NodeSources { published, ..sources.clone() };
-        let words = ["replaces the source 198.51.100.1 of packets of the tunnel", "by 192.0.2.1: "];
-        is_found_and_helped(&other, "iptables-nft -t nat -A POSTROUTING -o eth0 -j MASQUERADE", &words);
+        let other = NodeSources { published, uplink_addrs: vec!["192.0.2.1".parse().unwrap()], ..sources.clone() };
+        shell(masquerade);
+        assert_eq!(doctor_with(&other, "firewall"), []);
+        clean();
+        // A masquerade takes the first address of the link.
+        ip("addr add 192.0.2.2/24 dev eth0");
+        let second = vec!["192.0.2.2".parse().unwrap()];
+        let second = NodeSources { published: second.clone(), uplink_addrs: second, ..sources.clone() };
+        let words = ["replaces the source 192.0.2.2 of packets of the tunnel", "by 192.0.2.1: "];
+        is_found_and_helped(&second, masquerade, &words);
         let nat = NodeSources { published: vec!["203.0.113.7".parse().unwrap()], ..sources };
         shell("iptables-nft -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 203.0.113.7");
         assert_eq!(doctor_with(&nat, "firewall"), [], "this is the address that the node publishes");

@@ -34,6 +34,7 @@ fn node(file: &Path) -> NodeSources {
     let peer = |text: &str| PeerAddress { addr: addr(text), reached: false, port: None };
     NodeSources {
         published: vec![addr("192.0.2.1"), addr("fd00:9::1")],
+        uplink_addrs: vec![addr("192.0.2.1"), addr("fd00:9::1")],
         uplink: "eth0".to_owned(),
         peer_addresses: vec![peer(NEAR), peer(FAR), peer(FAR_V6)],
         unreachable: 2,
@@ -190,11 +191,40 @@ fn a_way_that_is_too_small_for_the_tunnel_is_found_also_while_peers_are_reached(
         assert_eq!(doctor_with(&sources, "underlay"), []);
         ip(&format!("route add {FAR}/32 via 192.0.2.9 mtu 1499"));
         only_text(&sources, "underlay", &[FAR, "leave over eth0", "takes 1499 bytes"]);
+        ip(&format!("route replace {FAR}/32 via 192.0.2.9 mtu 1200"));
+        let text = only_text(&sources, "underlay", &[FAR, "takes 1200 bytes", "raise its MTU to 1500"]);
+        assert!(!text.contains("Backend.MTU"), "too small for IPv6: {text}");
         ip(&format!("route del {FAR}/32"));
         ip(&format!("-6 route add {FAR_V6}/128 via fd00:9::9 mtu 1400"));
         only_text(&sources, "underlay", &[FAR_V6, "takes 1400 bytes", "flannel-v6.1 have 1500 bytes"]);
         let other = NodeSources { backend: "host-gw".to_owned(), ..sources };
         assert_eq!(doctor_with(&other, "underlay"), [], "there is no tunnel");
+    });
+}
+
+/// Such a message may be forged, and its size is forgotten, so the whole cluster must not follow it.
+#[test]
+fn a_size_that_a_router_has_said_is_found_and_no_reason_to_change_net_conf() {
+    in_namespace(|file| {
+        let sources = NodeSources { backend: "vxlan".to_owned(), ..reached(&node(file)) };
+        ip("link add flannel.1 mtu 1450 up type vxlan id 1 dstport 8472");
+        assert_eq!(doctor_with(&sources, "underlay"), []);
+        let router = OtherNamespace::new();
+        ip(&format!("link set far0 netns {}", router.pid()));
+        for line in ["link set far0 up", "addr add 192.0.2.9/24 dev far0", "link add br9 mtu 1400 up type bridge"] {
+            router.run(&format!("ip {line}"));
+        }
+        router.run(&format!("ip route add {FAR} dev br9"));
+        router.run("sysctl -qw net.ipv4.ip_forward=1");
+        until("the message of the router", || {
+            shell(&format!("ping -n -c 1 -W 1 -M do -s 1472 {FAR} || true"));
+            shell_output(&format!("ip route get {FAR}")).contains("mtu 1400")
+        });
+        let words = [FAR, "leave over eth0, and that way, as a router on it has said, takes 1400 bytes", "tracepath"];
+        let text = only_text(&sources, "underlay", &words);
+        assert!(!text.contains("Backend.MTU"), "{text}");
+        shell(text.split('`').nth(3).unwrap());
+        assert_eq!(doctor_with(&sources, "underlay"), [], "after the remedy of {text}");
     });
 }
 
