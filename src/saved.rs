@@ -338,7 +338,8 @@ mod tests {
         assert_eq!((count(&saved_file), saver.next(now + EVERY)), (Some(3), None));
     }
 
-    #[tokio::test]
+    /// The clock stands still, because a removal waits for a slow disk for two seconds only.
+    #[tokio::test(start_paused = true)]
     async fn a_write_that_had_begun_does_not_bring_the_file_back() {
         let dir = tempfile::tempdir().unwrap();
         let saved_file = saved_file(dir.path());
@@ -366,8 +367,8 @@ mod tests {
         assert_eq!(count(&saved_file), Some(300), "it must be written again");
     }
 
-    /// The sync of many leases to a slow disk would take longer than the removal may.
-    #[tokio::test]
+    /// The sync of many leases to a slow disk would take longer than the removal may. The clock stands still, so this disk may be slow.
+    #[tokio::test(start_paused = true)]
     async fn a_write_that_has_begun_is_given_up_when_the_file_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let saved_file = saved_file(dir.path());

@@ -13,9 +13,11 @@ mod exe;
 #[allow(dead_code, reason = "others use more of it")]
 #[path = "common/namespace.rs"]
 mod namespace;
+#[path = "common/program.rs"]
+mod program;
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use namespace::ip;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use program::write_program;
 use serde_json::{Value, json};
 use weft_lab::netns::make_names_private;
 
@@ -107,7 +110,7 @@ impl Node {
         let netns = |path: &str| fs::metadata(path).ok().map(|about| std::os::unix::fs::MetadataExt::ino(&about));
         let begin = std::time::Instant::now();
         while netns(&format!("/proc/{}/ns/net", child.id())) != netns(&format!("/run/netns/{pod}")) {
-            assert!(begin.elapsed().as_secs() < 20, "the process does not enter {pod}");
+            assert!(begin.elapsed().as_secs() < 120, "the process does not enter {pod}");
             std::thread::yield_now();
         }
         self.running.push(child);
@@ -249,8 +252,7 @@ fn every_command_that_is_printed_clears_its_leak() {
             "#!/bin/sh\n[ \"$CNI_COMMAND/$CNI_IFNAME\" = DEL/eth0 ] || exit 1\ncat >{0}/conf\nrm {0}/records/$CNI_CONTAINERID\n",
             node.dir.path().display()
         );
-        fs::write(node.path("bin/flannel"), script).unwrap();
-        fs::set_permissions(node.path("bin/flannel"), fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&node.path("bin/flannel"), &script);
         let said = text(&node.doctor(&["--older-than", "30m"]));
         let commands: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("    ")).collect();
         assert_eq!(commands.len(), 4, "{said}");

@@ -24,6 +24,8 @@ mod nodes;
 mod only_ipv6;
 #[path = "common/places.rs"]
 mod places;
+#[path = "common/program.rs"]
+mod program;
 #[path = "kube_mesh/refused.rs"]
 mod refused;
 #[path = "kube_mesh/relay.rs"]

@@ -6,15 +6,17 @@
 
 #[path = "common/becomes_true.rs"]
 mod becomes_true;
+#[path = "common/program.rs"]
+mod program;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use becomes_true::becomes_true;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use program::write_program;
 use tempfile::TempDir;
 
 /// What another program has written to policy-rc.d.
@@ -31,8 +33,7 @@ impl Machine {
     fn new(policy: Option<&str>) -> Machine {
         let machine = Machine(tempfile::tempdir().unwrap());
         for (name, script) in [("apt-get", APT_GET), ("dpkg-query", DPKG_QUERY), ("id", "echo 0")] {
-            fs::write(machine.path(name), format!("#!/bin/sh\n{script}\n")).unwrap();
-            fs::set_permissions(machine.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+            write_program(&machine.path(name), &format!("#!/bin/sh\n{script}\n"));
         }
         fs::write(machine.path("calls"), "").unwrap();
         fs::create_dir(machine.path("sbin")).unwrap();

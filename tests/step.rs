@@ -21,7 +21,7 @@ fn ctrl_c_ends_the_command_of_a_step() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pid");
         let mut step = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/step"));
-        step.args(["60", "x", "sh", "-c", "echo $$ >$0; exec sleep 59"]).arg(&file).env("STEPS_BESIDE", beside);
+        step.args(["600", "x", "sh", "-c", "echo $$ >$0; exec sleep 599"]).arg(&file).env("STEPS_BESIDE", beside);
         let mut step = step.process_group(0).spawn().unwrap();
         let read = || fs::read_to_string(&file).unwrap_or_default().trim().parse().ok().map(Pid::from_raw);
         assert!(becomes_true(|| read().is_some()), "the command does not begin");

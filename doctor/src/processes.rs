@@ -166,7 +166,9 @@ mod tests {
         assert_eq!(start(stat), Some(8_675_309));
         assert_eq!(start("42 (weft) S 1"), None);
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let (older, younger) = (age(std::process::id()), age(child.id()));
+        // In this order, time that passes between the two makes only the older one older.
+        let younger = age(child.id());
+        let older = age(std::process::id());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(younger.is_some() && older >= younger, "{older:?}, {younger:?}");

@@ -60,6 +60,13 @@ fn idle(runner: &Extension) -> bool {
         && runner.peers.next().is_none()
 }
 
+/// Ends the commands and saves the peers. The clock stands still meanwhile: a slow disk is waited for.
+async fn stop(runner: &mut Extension) {
+    tokio::time::pause();
+    tokio::time::timeout(LIMIT / 2, runner.stop()).await.expect("the commands are killed");
+    tokio::time::resume();
+}
+
 #[tokio::test]
 async fn without_the_flag_nothing_is_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -119,12 +126,12 @@ async fn a_peer_that_left_while_the_agent_was_down_gets_its_command() {
     ));
     let mut runner = Extension::new(Some(file.clone()));
     until(&mut runner, &*backend, &[2, 3], idle).await;
-    runner.stop().await;
+    stop(&mut runner).await;
     drop(runner);
     let mut runner = Extension::new(Some(file.clone()));
     until(&mut runner, &*backend, &[3], |runner| idle(runner) && ran.exists()).await;
     assert_eq!(lines(&ran), ["10.5.2.0/24 192.0.2.2 data of 2"]);
-    runner.stop().await;
+    stop(&mut runner).await;
     assert_eq!(memory::read(&file).unwrap(), [peer(3)]);
     memory::remove(dir.path(), Path::new("/run/x/subnet.env")).unwrap();
     memory::remove(dir.path(), Path::new("/run/x/subnet.env")).unwrap();
@@ -147,7 +154,7 @@ async fn a_write_that_failed_is_tried_again_although_nothing_changed() {
         assert!(runner.next().is_some(), "the loop must wake up for the next attempt");
         std::fs::remove_file(&state_dir).unwrap();
         if stops {
-            runner.stop().await;
+            stop(&mut runner).await;
         } else {
             until(&mut runner, &*backend, &[2], |runner| runner.next().is_none()).await;
         }
@@ -203,7 +210,7 @@ async fn while_enough_commands_run_nothing_is_due_and_the_end_does_not_wait_for_
     }
     std::fs::remove_file(&file).unwrap();
     runner.peers.is_changed = true;
-    tokio::time::timeout(LIMIT / 2, runner.stop()).await.expect("the commands are killed");
+    stop(&mut runner).await;
     assert_eq!(
         memory::read(&file).unwrap().len(),
         MAX_AT_ONCE,

@@ -208,6 +208,7 @@ mod tests {
         while reader.recv(&mut buffer).is_ok() {}
         notify.ready();
         notify.next_status = None;
+        let sent = Instant::now();
         notify.status("3 peers");
         assert!(notify.ready_sent && notify.next().is_none());
         let mut received = Vec::new();
@@ -216,9 +217,11 @@ mod tests {
         }
         assert_eq!(received, ["READY=1", "STATUS=3 peers"]);
         notify.status("4 peers");
-        assert!(reader.recv(&mut buffer).is_err() && notify.next().is_some(), "one a second is enough");
+        let waits = reader.recv(&mut buffer).is_err() && notify.next().is_some();
+        // The second may be over on a very busy machine.
+        assert!(waits || sent.elapsed() >= STATUS_INTERVAL, "one a second is enough");
         notify.status("3 peers");
-        assert_eq!(notify.next(), None, "that is what systemd shows");
+        assert!(!waits || notify.next().is_none(), "that is what systemd shows");
     }
 
     #[test]

@@ -60,6 +60,13 @@ impl SharedStore for Kind {
             }
         }
     }
+
+    fn patience(&self) -> std::time::Duration {
+        match self {
+            Kind::Dir(_) => dir::LIMIT,
+            Kind::Etcd(_) => contract::PATIENCE,
+        }
+    }
 }
 
 macro_rules! contract {

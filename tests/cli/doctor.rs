@@ -44,22 +44,27 @@ fn a_finding_has_evidence_and_remedy_and_the_exit_code_is_2() {
         let other = UdpSocket::bind("0.0.0.0:8472").unwrap();
         // A worker of this program has the same socket. It is no second finding.
         let shared = OwnedFd::from(other.try_clone().unwrap());
-        let mut worker = Command::new("sleep").arg("60").stdin(shared).spawn().unwrap();
-        let (code, answer) = doctor_json(&place, &["--only", "port"]);
-        assert_eq!(code, Some(2), "{answer}");
-        assert_eq!(answer["findings"].as_array().unwrap().len(), 1, "{answer}");
+        let mut worker = Command::new("sleep").arg("600").stdin(shared).spawn().unwrap();
+        // A process that another test is just starting has a copy of the socket, too, until it executes its program.
+        let answer = wait_for("one finding", || {
+            let (code, answer) = doctor_json(&place, &["--only", "port"]);
+            assert_eq!(code, Some(2), "{answer}");
+            (answer["findings"].as_array().unwrap().len() == 1).then_some(answer)
+        });
         let finding = &answer["findings"][0];
         assert_eq!(finding["check"], "port");
         let pid = format!("(pid {})", std::process::id());
         for part in ["evidence", "remedy"] {
             assert!(finding[part].as_str().unwrap().contains(&pid), "{answer}");
         }
-        let (code, text) = doctor(&place, &[]);
-        assert_eq!(code, Some(2));
+        let text = wait_for("one finding as text", || {
+            let (code, text) = doctor(&place, &[]);
+            assert_eq!(code, Some(2), "{text}");
+            (text.lines().nth(2) == Some("1 finding")).then_some(text)
+        });
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], format!("port: {}", finding["evidence"].as_str().unwrap()));
         assert_eq!(lines[1], format!("    {}", finding["remedy"].as_str().unwrap()));
-        assert_eq!(lines[2], "1 finding");
         assert_eq!(doctor(&place, &["--port", "8473"]).0, Some(0), "the socket is on another port");
         assert_eq!(doctor(&place, &["--only", "mtu,subnet-file"]).0, Some(0), "the check is not chosen");
         worker.kill().unwrap();
@@ -140,11 +145,14 @@ fn an_agent_that_was_killed_or_lost_its_socket_is_a_finding() {
         let mut agent = place.agent(&[], &[]);
         place.wait_status(", ready, weft");
         assert_eq!(agent_check().0, Some(0));
-        fs::remove_file(place.path("weft.sock")).unwrap();
         let evidence = |answer: &Value| answer["findings"][0]["evidence"].as_str().unwrap_or_default().to_owned();
-        let (code, answer) = agent_check();
         let pid = format!("weft (pid {}) runs, and no agent answers on ", agent.0.id());
-        assert!(code == Some(2) && evidence(&answer).starts_with(&pid), "{answer}");
+        // The agent makes its socket again within ten seconds, which may be before the doctor looks.
+        wait_for("the finding", || {
+            let _ = fs::remove_file(place.path("weft.sock"));
+            let (code, answer) = agent_check();
+            (code == Some(2) && evidence(&answer).starts_with(&pid)).then_some(())
+        });
         agent.0.kill().unwrap();
         agent.0.wait().unwrap();
         let (code, answer) = agent_check();
@@ -186,7 +194,7 @@ fn flanneld_beside_the_agent_is_found_and_weft_under_its_name_is_not() {
         assert_eq!(doctor(&place, &["--only", "other-agent"]).0, Some(0));
         let program = place.path("flanneld");
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
-        let mut other = Command::new(&program).arg("60").spawn().unwrap();
+        let mut other = Command::new(&program).arg("600").spawn().unwrap();
         let comm = format!("/proc/{}/comm", other.id());
         while fs::read_to_string(&comm).unwrap() != "flanneld\n" {
             std::thread::yield_now();
@@ -233,24 +241,30 @@ fn an_agent_that_gives_no_proper_answer_is_a_finding_and_the_node_is_examined() 
         let place = Place::new();
         let _other = UdpSocket::bind("0.0.0.0:8472").unwrap();
         let listener = UnixListener::bind(place.path("weft.sock")).unwrap();
-        std::thread::scope(|scope| {
-            // The first question is whether an agent answers, the second one is for its status.
-            let answers = scope.spawn(|| {
-                for _ in 0..2 {
-                    let (mut stream, _) = listener.accept().unwrap();
-                    BufReader::new(&stream).read_line(&mut String::new()).unwrap();
-                    stream.write_all(b"nonsense\n").unwrap();
-                }
-            });
-            let (code, answer) = doctor_json(&place, &["--only", "agent,port"]);
-            answers.join().unwrap();
-            assert_eq!(code, Some(2));
+        let examined = || {
+            std::thread::scope(|scope| {
+                // The first question is whether an agent answers, the second one is for its status.
+                let answers = scope.spawn(|| {
+                    for _ in 0..2 {
+                        let (mut stream, _) = listener.accept().unwrap();
+                        BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                        stream.write_all(b"nonsense\n").unwrap();
+                    }
+                });
+                let (code, answer) = doctor_json(&place, &["--only", "agent,port"]);
+                answers.join().unwrap();
+                assert_eq!(code, Some(2));
+                answer
+            })
+        };
+        // A process that another test is just starting has a copy of the UDP socket, too, until it executes its program.
+        let evidence = wait_for("both findings and no more", || {
+            let answer = examined();
             let findings = answer["findings"].as_array().unwrap();
             let checks: Vec<&Value> = findings.iter().map(|finding| &finding["check"]).collect();
-            assert_eq!(checks, ["agent", "port"], "{answer}");
-            let evidence = findings[0]["evidence"].as_str().unwrap();
-            assert!(evidence.starts_with("the agent does not show its status: read the answer on "), "{evidence}");
+            (checks == ["agent", "port"]).then(|| findings[0]["evidence"].as_str().unwrap().to_owned())
         });
+        assert!(evidence.starts_with("the agent does not show its status: read the answer on "), "{evidence}");
     });
 }
 

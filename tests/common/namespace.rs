@@ -2,6 +2,7 @@
 //! A network namespace for one test, and commands that run in it.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, unshare};
 
@@ -26,6 +27,16 @@ pub fn add_uplink() {
         "addr add fd00::1/64 dev up0 nodad",
     ] {
         ip(line);
+    }
+    until_local("fd00::1");
+}
+
+/// Waits until packets to this IPv6 address of the host stay on it. The kernel adds that route a moment after the address, and sends such
+/// packets out of the interface until then.
+fn until_local(address: &str) {
+    let (wanted, deadline) = (format!("local {address} "), Instant::now() + Duration::from_secs(120));
+    while !ip("-6 route show table local").contains(&wanted) {
+        assert!(Instant::now() < deadline, "packets to {address} leave this host");
     }
 }
 

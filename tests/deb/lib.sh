@@ -12,6 +12,14 @@ check() {
     "$@" || fail "$name: $*"
     echo "PASS $name"
 }
+# answered FILE: prints the numbers of the answers in the output of a ping, each once. A line of which a part is written does not count.
+answered() { sed -n 's/^[0-9]* bytes from .*icmp_seq=\([0-9]*\) .* ms.*/\1/p' "$1" | sort -nu; }
+# last FILE: prints the number of the last answer.
+last() { answered "$1" | tail -n 1; }
+# later FILE NUMBER: whether a ping with a higher number was answered.
+later() { [ "$(last "$1")" -gt "$2" ]; }
+# no_gap FILE: whether all pings up to the last answered one were answered. An answer that is on its way when the ping is ended is no loss.
+no_gap() { answered "$1" | awk '{ last = $1 } END { exit !(NR > 0 && NR == last) }'; }
 # within SECONDS NAME COMMAND...: waits for a condition.
 within() {
     local end=$((SECONDS + $1)) name=$2

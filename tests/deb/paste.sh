@@ -14,7 +14,7 @@ ip route add default via 10.0.0.2
 client=http://10.0.0.1:2379 peer=http://127.0.0.1:2380
 etcd --data-dir /tmp/etcd --listen-client-urls $client --advertise-client-urls $client --listen-peer-urls $peer \
     --initial-advertise-peer-urls $peer --initial-cluster default=$peer >/tmp/etcd.log 2>&1 &
-within 60 "etcd answers" etcdctl --endpoints $client get x
+within 120 "etcd answers" etcdctl --endpoints $client get x
 leases() { etcdctl --endpoints $client get --prefix --keys-only /coreos.com/network/subnets/ | grep -c 10.244.; }
 
 cp -r /packages /root/release

@@ -6,7 +6,9 @@ use weft_backends::state::{Key, Value};
 
 use crate::patience::PATIENCE;
 
-use super::adapter_net::{ALIAS, PROTOCOL, bridge, fdb, in_namespace, ip, json, kernel, neigh, put, via, vxlan};
+use super::adapter_net::{
+    ALIAS, PROTOCOL, bridge, fdb, in_namespace, ip, json, kernel, neigh, put, settled, via, vxlan,
+};
 
 fn monitor(k: &LinuxKernel) -> LinuxMonitor {
     LinuxMonitor::open(MonitorOptions::new(PROTOCOL, k.shared())).unwrap()
@@ -170,6 +172,7 @@ fn changes_that_do_not_matter_are_not_reported() {
         let mut k = kernel(true);
         put(&mut k, &[vxlan(false)]);
         ip("link add cni0 type bridge");
+        settled();
         let mut m = monitor(&k);
         // The kernel notifies of each of these: a link without a relevant change, a renewed address, a neighbour that is not permanent
         // and one of a multicast address, a route of another table, the links of pods.

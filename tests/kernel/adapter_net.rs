@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::Value as Json;
 use weft::kernel::{Kernel, LinuxKernel, LinuxOptions, Outcome};
@@ -12,6 +13,7 @@ use weft_backends::state::{Key, Mac, Name, Route, Value};
 use weft_backends::vxlan::VxlanLink;
 
 pub use crate::namespace::{add_uplink, alone, bridge, ip, run};
+use crate::patience::PATIENCE;
 
 pub const PROTOCOL: u8 = 90;
 pub const ALIAS: &str = "weft test";
@@ -24,6 +26,17 @@ pub fn in_namespace<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(test());
     });
+}
+
+/// Waits until the kernel has finished with the link-local address of up0, which takes a second or two. Until then the monitor reports at
+/// any moment that the address has changed.
+pub fn settled() {
+    let deadline = Instant::now() + PATIENCE;
+    // This route comes after the notification of the address.
+    let is_local = || ip("-6 route show table local dev up0").contains("local fe80::");
+    while !is_local() || ip("-6 addr show dev up0").contains("tentative") {
+        assert!(Instant::now() < deadline, "{}", ip("-6 addr show dev up0"));
+    }
 }
 
 pub fn json(program: &str, line: &str) -> Json {

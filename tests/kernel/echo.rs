@@ -23,10 +23,18 @@ fn an_answer_does_not_end_the_time_in_which_requests_of_the_peer_are_noticed() {
         // Both are addresses of this host. Our requests to the first one must not come from it.
         ip("route add local 10.9.9.8/32 dev lo src 10.0.0.1");
         ip("addr add 10.9.9.9/32 dev lo");
-        let began = Instant::now();
-        let answer = echo(Some("10.9.9.9")).send().await.unwrap();
-        assert!(answer.round_trip.is_some_and(|trip| trip < WAIT) && !answer.heard, "{answer:?}");
-        assert!(began.elapsed() >= WAIT, "{:?}", began.elapsed());
+        let answered = async {
+            loop {
+                let began = Instant::now();
+                let answer = echo(Some("10.9.9.9")).send().await.unwrap();
+                assert!(began.elapsed() >= WAIT && !answer.heard, "{answer:?} after {:?}", began.elapsed());
+                // A busy machine may read the answer too late.
+                if answer.round_trip.is_some_and(|trip| trip < WAIT) {
+                    break;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, answered).await.expect("an answer within its time");
         // The peer asks until it is heard. Its requests go to the address from which this host would send to it.
         let asking = async {
             loop {
@@ -63,6 +71,6 @@ fn an_anycast_address_of_a_router_answers_from_another_address() {
 /// Sends an echo request from this address of the host to itself.
 async fn ping(address: &str) {
     let mut ping = tokio::process::Command::new("ping");
-    let done = ping.args(["-c", "1", "-W", "1", "-I", address, address]).output().await.unwrap();
+    let done = ping.args(["-c", "1", "-W", "60", "-I", address, address]).output().await.unwrap();
     assert!(done.status.success(), "{done:?}");
 }

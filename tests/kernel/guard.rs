@@ -17,7 +17,7 @@ use weft_subnet::cidr::Family;
 
 use crate::patience::PATIENCE;
 
-use super::adapter_net::{PROTOCOL, all_done, in_namespace, ip, put, remove, run};
+use super::adapter_net::{PROTOCOL, all_done, in_namespace, ip, put, remove, run, settled};
 
 const FILE: &str = "/run/flannel/subnet.env";
 
@@ -162,6 +162,7 @@ async fn expect(monitor: &mut LinuxMonitor, what: &str, is: impl Fn(&Notice) -> 
 #[test]
 fn changes_by_other_programs_are_reported() {
     in_namespace(|| async {
+        settled();
         let mut k = kernel();
         let options = MonitorOptions::new(PROTOCOL, k.shared()).watch_guard(&format!("weft {FILE}"));
         let mut m = LinuxMonitor::open(options).unwrap();

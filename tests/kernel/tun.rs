@@ -72,9 +72,7 @@ fn a_tap_device_is_not_one_and_a_device_of_a_person_is_taken_over() {
         assert!(!seen.mark, "{seen:?}");
         put(&mut k, &[(key, value.clone())]);
         assert_eq!(k.observe(&[]).unwrap().get(&key).unwrap().value, value);
-        let mut data_path = DataPath::default();
-        data_path.update(Some(&wanted(1, &Vec::new)), Instant::now());
-        assert!(data_path.running().is_some(), "{:?}", data_path.problem());
+        until_running(&mut DataPath::default(), &wanted(1, &Vec::new), Instant::now());
     });
 }
 
@@ -87,7 +85,7 @@ fn wanted(version: u64, peers: &dyn Fn() -> Vec<TunnelPeer>) -> Wanted<'_> {
 #[test]
 fn the_table_of_peers_is_made_once_for_each_version() {
     in_namespace(|| async {
-        put(&mut kernel(true), &[tun(1400)]);
+        make(&mut kernel(true)).await;
         let (made, count) = (Cell::new(0), Cell::new(2));
         let peers = || {
             made.set(made.get() + 1);

@@ -17,7 +17,7 @@ use crate::places::Place;
 const VERSION: &str = include_str!("../../tools/kube-version");
 
 /// How long to wait for a condition. It is far longer than a loaded machine needs.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The pause between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(100);

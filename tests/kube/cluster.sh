@@ -62,7 +62,7 @@ enter_cgroups() {
 # leave_no_cgroup NAME: removes cgroups whose processes were killed. The last process may not have ended yet.
 leave_no_cgroup() {
     local parent try
-    for try in $(seq 100); do
+    for try in $(seq 600); do
         for parent in "${parents[@]}"; do
             find "$parent" -depth -type d -path "$parent/$1*" -exec rmdir {} + 2>/dev/null || true
         done

@@ -98,7 +98,7 @@ fn uninstall(cluster: &Cluster) {
         let refused = cluster.try_on(&node, CLEANUP).expect_err("an agent runs");
         assert!(refused.contains("an agent answers on /run/flannel/weft.sock"), "{refused}");
     }
-    cluster.kubectl("delete -f tests/kube/web.yml --timeout=120s");
+    cluster.kubectl("delete -f tests/kube/web.yml --timeout=300s");
     cluster.helm("uninstall flannel --namespace kube-flannel");
     cluster.until("no agent", || cluster.items("-n kube-flannel pods").is_empty());
     // This way is for nodes without a login. Any image with chroot will do.

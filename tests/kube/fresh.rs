@@ -133,8 +133,8 @@ const REMAINS: &str = "
 pub fn pods_leave_nothing(cluster: &Cluster) {
     let had = cluster.on("n2", REMAINS);
     assert!(had.contains("CNI-DN-") && had.contains("10.244."), "the search finds nothing of pods that exist: {had}");
-    cluster.kubectl("delete -f tests/kube/web.yml --timeout=120s");
-    cluster.kubectl("delete pod port --timeout=120s");
+    cluster.kubectl("delete -f tests/kube/web.yml --timeout=300s");
+    cluster.kubectl("delete pod port --timeout=300s");
     for node in cluster.nodes() {
         cluster.until(&format!("nothing left of pods on {node}"), || cluster.on(&node, REMAINS).is_empty());
         let doctor = cluster.on(&node, "/opt/cni/bin/weft doctor pods");

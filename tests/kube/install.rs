@@ -114,5 +114,5 @@ pub fn assert_no_sandbox_failed(cluster: &Cluster) {
 
 /// Returns a shell script that asks `address:port` for the name of the pod that answers.
 pub fn ask(address: &str, port: u16) -> String {
-    format!("printf 'GET /name HTTP/1.0\\r\\n\\r\\n' | nc -w 2 {address} {port} | tail -n 1")
+    format!("printf 'GET /name HTTP/1.0\\r\\n\\r\\n' | nc -w 10 {address} {port} | tail -n 1")
 }

@@ -167,21 +167,17 @@ fn image(dir: &Path, flanneld: &Path) -> PathBuf {
 
 /// Returns the program that all agents run.
 fn agents(cluster: &Cluster) -> String {
-    let mut names: Vec<_> = cluster
-        .nodes()
-        .iter()
-        .map(|node| {
-            cluster.on(node, "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/cmdline 2>/dev/null | head -n 1; done")
+    const NAMES: [&str; 3] = ["/flanneld", "/opt/bin/flanneld", "/weft"];
+    let script = "for p in /proc/[0-9]*; do tr '\\0' '\\n' <$p/cmdline 2>/dev/null | head -n 1; done";
+    let of = |node: &String| {
+        // A program that an agent is just starting looks like a second agent until it is executed.
+        cluster.wait_for(&format!("one agent on {node}"), || {
+            let all = cluster.on(node, script);
+            let ours: Vec<&str> = all.lines().filter(|line| NAMES.contains(line)).collect();
+            (ours.len() == 1).then(|| ours[0].trim_start_matches('/').to_owned())
         })
-        .map(|all| {
-            let mut ours = all
-                .lines()
-                .filter_map(|line| ["/flanneld", "/opt/bin/flanneld", "/weft"].into_iter().find(|name| *name == line));
-            let first = ours.next().unwrap_or_default().trim_start_matches('/').to_owned();
-            assert_eq!(ours.next(), None, "two agents on one node");
-            first
-        })
-        .collect();
+    };
+    let mut names: Vec<_> = cluster.nodes().iter().map(of).collect();
     names.dedup();
     names.join(", ")
 }

@@ -40,7 +40,7 @@ impl<'a> Ping<'a> {
         assert!(!process.is_empty(), "no network namespace with {own} on {}", from.node);
         let what = format!("{} to {address}", from.node);
         let ping = Ping { cluster, what, node: from.node.clone(), process, log };
-        cluster.until(&format!("the first answer, {}", ping.what), || ping.read().contains("seq="));
+        cluster.until(&format!("the first answer, {}", ping.what), || !ping.seen().is_empty());
         ping
     }
 
@@ -55,16 +55,19 @@ impl<'a> Ping<'a> {
         self.cluster.on(&self.node, &format!("cat {}", self.log))
     }
 
-    /// Ends the ping.
+    fn seen(&self) -> BTreeSet<u32> {
+        self.read().lines().filter_map(sequence).collect()
+    }
+
+    /// Ends the ping when requests of from now on were answered. What is still on its way then is not lost.
     pub fn stop(self) -> Score {
+        let last = || self.seen().last().copied().unwrap_or_default();
+        let now = last();
+        self.cluster.until(&format!("a later answer, {}", self.what), || last() >= now + 20);
         self.cluster.on(&self.node, &format!("kill -INT {}", self.process));
         self.cluster.until("the end of ping", || self.read().contains("packets transmitted"));
-        let said = self.read();
-        let seen: BTreeSet<u32> = said.lines().filter_map(sequence).collect();
-        let sent = said.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
-        let sent: u32 = sent.unwrap_or_else(|| panic!("{said}"));
-        // The last answers may be still on their way.
-        let expected = 1..=sent.saturating_sub(5);
+        let seen = self.seen();
+        let expected = 1..*seen.last().unwrap();
         Score {
             what: self.what,
             answered: seen.len(),
@@ -73,8 +76,9 @@ impl<'a> Ping<'a> {
     }
 }
 
-/// Returns the sequence number of an answer.
+/// Returns the sequence number of an answer. A line about an error has no time, and neither has one that is not written yet.
 fn sequence(line: &str) -> Option<u32> {
+    line.contains(" time=").then_some(())?;
     line.split_once("seq=")?.1.split_whitespace().next()?.parse().ok()
 }
 

@@ -50,6 +50,7 @@ fn minutes_without_the_api() {
         let mut site = Site::start(BackendKind::Vxlan, false).await?;
         site.create_peer(100).await;
         site.routed(1, 100, "", true).await?;
+        site.conditions_written().await?;
         let before = site.versions().await;
         let pods = (&site.lab.nodes[0].pods[0], site.lab.nodes[2].pods[0].addrs[0]);
         let mut stream = Stream::start(pods.0, pods.1).await?;
@@ -134,6 +135,7 @@ fn a_boot_without_the_api() {
         let mut site = Site::start(BackendKind::Vxlan, false).await?;
         site.create_peer(100).await;
         site.routed(1, 100, "", true).await?;
+        site.conditions_written().await?;
         booted(&mut site).await?;
         site.relay.close();
         site.cluster.delete(100).await;

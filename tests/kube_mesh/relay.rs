@@ -2,15 +2,19 @@
 //! A TCP relay from an address of the lab's fabric to the API server's port on 127.0.0.1 of the machine. When it is closed, the server is
 //! away for this lab, but not for others.
 
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use nix::sched::{CloneFlags, setns};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
+
+use crate::site::LIMIT;
 
 /// The address and port for the nodes: that of the fabric's bridge.
 pub const ADDRESS: &str = "192.168.77.1:6443";
@@ -72,13 +76,20 @@ impl Drop for Relay {
     }
 }
 
-/// Creates a listener in the namespace of the fabric. The thread returns to its own namespace.
+/// Creates a listener in the namespace of the fabric. The thread returns to its own namespace. A process that another test is just
+/// starting has a copy of the last listener until it executes its program.
 fn listen() -> Result<TcpListener> {
     let (here, there) = (std::fs::File::open("/proc/thread-self/ns/net")?, std::fs::File::open("/run/netns/fabric")?);
     setns(there.as_fd(), CloneFlags::CLONE_NEWNET).context("enter the fabric")?;
-    let listener = TcpListener::bind(LISTEN).with_context(|| format!("listen on {LISTEN}"));
+    let deadline = Instant::now() + LIMIT;
+    let listener = loop {
+        match TcpListener::bind(LISTEN) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => std::thread::yield_now(),
+            done => break done,
+        }
+    };
     setns(here.as_fd(), CloneFlags::CLONE_NEWNET).context("leave the fabric")?;
-    listener
+    listener.with_context(|| format!("listen on {LISTEN}"))
 }
 
 async fn carry(listener: TcpListener, to: u16) {

@@ -20,7 +20,8 @@ pub use crate::thread::on_this_thread;
 /// The path of ClusterRoleBindings.
 pub const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
-pub const LIMIT: Duration = Duration::from_secs(30);
+/// How long to wait for a condition at most. The machine may be busy with other tests.
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 pub struct Site {
     pub lab: Lab,
@@ -199,6 +200,14 @@ impl Site {
     pub async fn conditioned(&self, node: u8, status: &str, reason: &str) -> Result<()> {
         let is = |there: Option<[String; 3]>| there.is_some_and(|it| it[0] == status && it[1] == reason);
         self.until(&format!("{reason} of node {node}"), async || is(self.condition(node).await)).await
+    }
+
+    /// Waits until all agents have said in their Nodes that the network is there. After that they write nothing as long as nothing changes.
+    pub async fn conditions_written(&self) -> Result<()> {
+        for node in 1..=3 {
+            self.conditioned(node, "False", "FlannelIsUp").await?;
+        }
+        Ok(())
     }
 
     /// Waits until a node's kernel has (`there`) or does not have a route to subnet N with these words.

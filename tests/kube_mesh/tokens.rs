@@ -2,12 +2,12 @@
 //! Credentials: a token that is replaced while agents run, and the files of a service account in a pod.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use anyhow::Result;
 use serde_json::json;
 use weft_lab::BackendKind;
 
+use crate::program::write_program;
 use crate::relay::ADDRESS;
 use crate::site::{Site, on_this_thread};
 
@@ -73,8 +73,7 @@ impl Site {
             account.display(),
             crate::exe::weft_exe().display()
         );
-        fs::write(&wrapper, text)?;
-        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+        write_program(&wrapper, &text);
         for node in &mut self.lab.nodes {
             node.set_exe(&wrapper);
             node.remove_flag("--kubeconfig-file");

@@ -29,6 +29,7 @@ v6=
 # devices NODE: its devices of backends, in order
 devices() { ip -n "$1" -o link show | sed -n 's/^[0-9]*: \(flannel[^:@]*\).*/\1/p' | sort | tr '\n' ' '; }
 has_devices() { [ "$(devices "$1")" = "$2" ]; } # has_devices NODE DEVICES
+has_mtu() { [ "$(value "$1" FLANNEL_MTU)" = "$2" ]; } # has_mtu NODE MTU
 followed() { # followed NODE TYPE: its lease names this type and no other
     status_json "$1" | tr -d ' \n' >/tmp/status && grep -q "\"backend\":\"$2\"" /tmp/status && ! grep -q other_ways /tmp/status
 }
@@ -41,7 +42,7 @@ change() {
     for n in n1 n2 n3; do
         eventually "$1: $n names $2 and no other way" 200 followed $n "$2"
         eventually "$1: $n has only the devices of $2" 200 has_devices $n "$4"
-        eventually "$1: mtu of $n" 60 [ "$(value $n FLANNEL_MTU)" = "$5" ]
+        eventually "$1: mtu of $n" 60 has_mtu $n "$5"
     done
     sleep 2
     no_loss "$1"

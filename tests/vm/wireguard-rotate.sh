@@ -26,10 +26,10 @@ for round in 1 2; do
     sleep 3
     no_loss "round $round: rotate-key"
     for n in n1 n3; do
-        check "round $round: one peer for each lease on $n" shows "peers 2" wg $n show flannel-wg
-        check "round $round: $n has the new key" peer $n n2 "allowed $(net n2)|handshake yes"
+        eventually "round $round: one peer for each lease on $n" 60 shows "peers 2" wg $n show flannel-wg
+        eventually "round $round: $n has the new key" 60 peer $n n2 "allowed $(net n2)|handshake yes"
     done
-    check "round $round: n2 is ready" ready n2
+    eventually "round $round: n2 is ready" 60 ready n2
 done
 subnet=$(value n2 FLANNEL_SUBNET); before=$(key n2)
 check "both places have one key" grep -qF "$(cat /run/n2/wgkey)" /var/lib/weft/*.wireguard.key

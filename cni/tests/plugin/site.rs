@@ -5,7 +5,8 @@
 //! All namespaces and mounts belong to the test's own thread and disappear with it.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -85,12 +86,16 @@ impl Site {
         fs::rename(self.path("run/.subnet.env"), self.path("run/subnet.env")).unwrap();
     }
 
-    /// Installs a shell script as a plugin. `$here` is the directory of this site.
+    /// Installs a shell script as a plugin. `$here` is the directory of this site. A child writes it: a process that another test is just
+    /// starting has copies of all files that this one has open for writing, and the kernel refuses to run such a file.
     pub fn script(&self, name: &str, text: &str) {
-        let file = self.path("bin").join(name);
-        let aside = self.path(name);
-        fs::write(&aside, format!("#!/bin/sh\nhere={}\n{text}\n", self.dir.path().display())).unwrap();
-        fs::set_permissions(&aside, fs::Permissions::from_mode(0o755)).unwrap();
+        let (file, aside) = (self.path("bin").join(name), self.path(name));
+        let text = format!("#!/bin/sh\nhere={}\n{text}\n", self.dir.path().display());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", r#"cat >"$0" && chmod 755 "$0""#]).arg(&aside).stdin(Stdio::piped());
+        let mut writes = shell.spawn().unwrap();
+        writes.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        assert!(writes.wait().unwrap().success(), "{name} is not written");
         fs::rename(aside, file).unwrap();
     }
 
@@ -177,7 +182,6 @@ pub const V4_TEXT: &str =
     "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 
 pub fn run(mut command: Command, conf: &Value) -> Answer {
-    use std::io::Write;
     let mut child = command.spawn().unwrap();
     // A plugin that ends before it reads causes a broken pipe.
     let _ = child.stdin.take().unwrap().write_all(conf.to_string().as_bytes());
@@ -189,7 +193,7 @@ pub fn run(mut command: Command, conf: &Value) -> Answer {
 pub fn wait_for(what: &str, condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "waited 60 s for {what}");
+        assert!(begin.elapsed() < Duration::from_secs(300), "waited 300 s for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

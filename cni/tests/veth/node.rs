@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::site::{Answer, PLUGINS, Site, run};
+use crate::site::{Answer, PLUGINS, Site, run, wait_for};
 
 pub fn on_a_node(test: impl FnOnce(Site) + Send + 'static) {
     crate::site::on_a_node(|site| {
@@ -16,6 +17,10 @@ pub fn on_a_node(test: impl FnOnce(Site) + Send + 'static) {
         // The node uses these addresses when it sends packets to its pods.
         site.ip("addr add 198.51.100.1/32 dev lo");
         site.ip("addr add 2001:db8:1::1/128 dev lo nodad");
+        // Only then does the kernel accept packets for it.
+        wait_for("the route to the own address", || {
+            site.ip("-6 route show table local").contains("local 2001:db8:1::1 ")
+        });
         test(site);
     });
 }
@@ -57,9 +62,21 @@ pub fn inside(site: &Site, pod: &str, words: &str) -> String {
     site.ip(&format!("-n {pod} {words}"))
 }
 
-/// Returns everything in the kernel that a pod has entries in, and the reservations. Link-local addresses and the state
-/// of the carrier are left out, because they change asynchronously.
+/// Returns everything in the kernel that a pod has entries in, and the reservations. Link-local addresses are left out, because they change
+/// asynchronously. So does the state of the carrier, which is waited for: the kernel shows it a moment after both ends are up.
 pub fn state(site: &Site, pods: &[&str]) -> Vec<String> {
+    let begin = Instant::now();
+    loop {
+        let all = seen(site, pods);
+        let is_settled = !all.iter().any(|line| line.contains("NO-CARRIER") || line.contains(" linkdown"));
+        if is_settled || begin.elapsed() > Duration::from_secs(60) {
+            return all;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn seen(site: &Site, pods: &[&str]) -> Vec<String> {
     let mut all = Vec::new();
     let spaces = std::iter::once(String::new()).chain(pods.iter().map(|pod| format!("-n {pod} ")));
     for space in spaces {
@@ -80,7 +97,7 @@ pub fn state(site: &Site, pods: &[&str]) -> Vec<String> {
 
 #[track_caller]
 pub fn reaches(site: &Site, pod: &str, addr: &str) {
-    let words = format!("ping -n -c1 -W5 {addr}");
+    let words = format!("ping -n -c1 -W30 {addr}");
     let mut ping = Command::new(words.split(' ').next().unwrap());
     if !pod.is_empty() {
         ping = Command::new("ip");

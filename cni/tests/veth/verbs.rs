@@ -45,7 +45,7 @@ fn del_removes_everything_at_any_time_and_can_be_repeated() {
             assert!(call(&site, "DEL", "p1", &conf).success().stdout.is_empty());
             assert_eq!(state(&site, &[]), empty);
         }
-        assert_eq!(inside(&site, "p1", "-o link").lines().count(), 1, "the pod must have only lo");
+        wait_for("the pod to have only lo", || inside(&site, "p1", "-o link").lines().count() == 1);
         // If the namespace is deleted first, the pair is deleted with it, and DEL releases the address.
         call(&site, "ADD", "p1", &conf).success();
         site.ip("netns del p1");
@@ -225,7 +225,8 @@ fn an_add_that_is_refused_for_its_configuration_leaves_no_record() {
             site.call("DEL", "p1", &with(&wrong)).success();
             call(&site, "ADD", "p1", &conf(&site, wrong.clone())).error();
             call(&site, "DEL", "p1", &conf(&site, wrong.clone())).success();
-            assert_eq!(state(&site, &["p1"]), empty, "{wrong}");
+            // The kernel removes the pod's end of the pair asynchronously.
+            wait_for(&format!("nothing to be left, {wrong}"), || state(&site, &["p1"]) == empty);
         }
         let mut no_ipam = with(&json!({}));
         no_ipam["ipam"]["type"] = json!("nosuch");
@@ -264,7 +265,7 @@ fn a_record_with_a_wrong_configuration_is_removed_by_del_and_gc() {
                     assert!(text.contains("GC of the IPAM plugin") && !text.contains("id-p1"), "{wrong}: {text}");
                 }
                 assert_eq!(site.files("records"), Vec::<String>::new(), "{verb} {wrong}");
-                assert_eq!(state(&site, &["p1"]), empty, "{verb} {wrong}");
+                wait_for(&format!("nothing to be left, {verb} {wrong}"), || state(&site, &["p1"]) == empty);
             }
         }
     });

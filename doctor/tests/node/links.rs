@@ -48,11 +48,13 @@ fn pods_that_lost_their_bridge_are_found() {
         pods.run("ip link set eth0 up");
         // Only a link that is up and is no port of a bridge has it.
         let has_own_route = || !shell_output("ip -6 route show fe80::/64 dev veth0a1b2c3d").is_empty();
+        until_it_forwards();
         assert_eq!(doctor(file, "bridge"), []);
         ip("link set veth0a1b2c3d nomaster");
         until("the kernel to give the link a route of its own", has_own_route);
         only_finding(file, "bridge", &["1 veth pair of a pod is", "veth0a1b2c3d", "no bridge"]);
         ip("link set veth0a1b2c3d master cni0");
+        until_it_forwards();
         assert_eq!(doctor(file, "bridge"), []);
         ip("link del cni0");
         let remedy = only_finding(file, "bridge", &["1 veth pair of a pod is", "veth0a1b2c3d", "no bridge"]);
@@ -76,7 +78,13 @@ fn bridge_with_a_pod(file: &Path) -> OtherNamespace {
     ip(&format!("link add veth0a1b2c3d mtu 1450 up type veth peer name eth0 netns {}", pods.pid()));
     pods.run("ip link set eth0 up");
     ip("link set veth0a1b2c3d master cni0");
+    until_it_forwards();
     pods
+}
+
+/// Waits until the bridge forwards packets of the pod, which begins a moment after both ends are up.
+fn until_it_forwards() {
+    until("the port to forward", || shell_output("bridge link show dev veth0a1b2c3d").contains("state forwarding"));
 }
 
 #[test]
@@ -109,7 +117,7 @@ fn a_port_of_the_bridge_that_passes_no_packets_is_found() {
         pods.run("ip link set eth0 down");
         assert_eq!(doctor(file, "bridge"), [], "the pod does not use its link yet");
         pods.run("ip link set eth0 up");
-        until("the port to forward", || shell_output("bridge link show dev veth0a1b2c3d").contains("forwarding"));
+        until_it_forwards();
         for wrong in ["state 0", "learning off flood off", "locked on"] {
             shell(&format!("bridge link set dev veth0a1b2c3d {wrong}"));
             let remedy = only_finding(file, "bridge", &["veth0a1b2c3d", "cni0"]);
@@ -456,6 +464,7 @@ fn an_ipv4_address_that_another_host_has_is_found() {
         ip("route add default via 192.0.2.7");
         assert_eq!(doctor(file, "duplicate-address"), []);
         other.run("ip addr add 192.0.2.1/24 dev eth0");
+        until("the other host to answer", || !doctor(file, "duplicate-address").is_empty());
         let evidence = ["192.0.2.1, too", "eth0", "02:00:00:00:00:0b", "another address"];
         only_text(&sources(file), "duplicate-address", &evidence);
         other.run("ip addr del 192.0.2.1/24 dev eth0");

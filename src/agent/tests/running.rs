@@ -43,7 +43,7 @@ const HOST_GW: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"
 /// The id of our lease.
 const OWN: &str = "10.5.7.0-24";
 /// How long a test waits for a condition.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// The loop looks at files and sysctls every ten seconds without an event. What happens within this time has another cause.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -422,11 +422,12 @@ async fn that_an_agent_was_killed_is_recorded_also_by_one_that_ends_before_it_ha
     .await;
 }
 
-/// Eight commands run at once. If the loop did not wake up when one ends, each further group would wait up to ten seconds.
+/// Eight commands run at once. If the loop did not wake up when one ends, each further group would wait for ten seconds, which is much
+/// longer than the test waits for all of them.
 #[tokio::test]
 async fn the_end_of_a_command_lets_the_next_one_start() {
-    const PEERS: u8 = 64;
-    let mut place = Place::new("", (100..100 + PEERS).map(|number| peer(number, "extension")).collect());
+    const PEERS: u8 = 240;
+    let mut place = Place::new("", (8..8 + PEERS).map(|number| peer(number, "extension")).collect());
     let log = place.path("log");
     let add = format!("echo $SUBNET >> {}", log.display());
     let commands = format!(r#""PostStartupCommand":"true","SubnetAddCommand":"{add}""#);
@@ -435,14 +436,12 @@ async fn the_end_of_a_command_lets_the_next_one_start() {
     place.options.net_conf_commands = NetConfCommands::Run;
     // The file of the peers would be written each second, which wakes the loop up.
     place.options.state_dir = None;
-    let begin = Instant::now();
     place
         .run(async |_| {
             let is_done = || fs::read_to_string(&log).is_ok_and(|text| text.lines().count() == usize::from(PEERS));
             until("a command for each peer", is_done).await;
         })
         .await;
-    assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
 }
 
 #[tokio::test]

@@ -188,19 +188,27 @@ mod tests {
 
     #[tokio::test]
     async fn a_bounded_number_of_nodes_is_asked_at_once() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let peers = (2..=200).map(|number| KnownNode { public: "127.0.0.1".into(), ..known(number) }).collect();
-        let asking = tokio::spawn(cluster(row(1), peers, String::new(), port));
-        let mut open = Vec::new();
-        while open.len() < AT_ONCE {
-            open.push(listener.accept().await.unwrap());
+        for _ in 0..20 {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let peers = (2..=200).map(|number| KnownNode { public: "127.0.0.1".into(), ..known(number) }).collect();
+            let began = Instant::now();
+            let asking = tokio::spawn(cluster(row(1), peers, String::new(), port));
+            let mut open = Vec::new();
+            while open.len() < AT_ONCE {
+                open.push(listener.accept().await.unwrap());
+            }
+            // There is room for another one only after an answer, or when the time of the first ones is over, as on a very busy machine.
+            let more = tokio::time::timeout(Duration::from_millis(200), listener.accept()).await;
+            if more.is_err() {
+                open.clear();
+                listener.accept().await.unwrap();
+                asking.abort();
+                return;
+            }
+            assert!(began.elapsed() >= LIMIT, "more than {AT_ONCE} connections at once");
+            asking.abort();
         }
-        // There is room for another one only after an answer.
-        let more = tokio::time::timeout(Duration::from_millis(200), listener.accept()).await;
-        assert!(more.is_err(), "more than {AT_ONCE} connections at once");
-        open.clear();
-        listener.accept().await.unwrap();
-        asking.abort();
+        panic!("this machine is too slow");
     }
 }

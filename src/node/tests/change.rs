@@ -534,9 +534,9 @@ async fn whether_packets_still_go_an_earlier_way_is_saved_at_once() {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         test.node.context.options.change_grace = Duration::from_secs(60);
         let reader = test.saves();
-        // The next write of other changes would wait for half a minute.
-        let deadline = Instant::now() + Duration::from_secs(15);
         let saves = async |test: &mut TestNode, wanted: (&str, bool)| {
+            // The next write of other changes would wait for half a minute.
+            let deadline = Instant::now() + Duration::from_secs(25);
             let is_wanted = |head: Head| (head.own.attrs.backend_type.as_str(), head.sends_earlier) == wanted;
             while !reader.read_head().is_some_and(is_wanted) {
                 assert!(Instant::now() < deadline, "{wanted:?} is not saved");

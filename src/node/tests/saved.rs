@@ -44,9 +44,9 @@ async fn a_lease_that_names_another_backend_is_saved_at_once() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
         let reader = test.saves();
-        // The next write would wait for half a minute.
-        let deadline = Instant::now() + Duration::from_secs(15);
         let saves = async |test: &mut TestNode, backend_type: &str| {
+            // The next write would wait for half a minute.
+            let deadline = Instant::now() + Duration::from_secs(25);
             while reader.read_head().is_none_or(|head| head.own.attrs.backend_type != backend_type) {
                 assert!(Instant::now() < deadline, "no lease with {backend_type} is saved");
                 test.node.tick().await;

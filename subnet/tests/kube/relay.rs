@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A TCP relay to the API server for one store. When it is closed, the server is away for this store, but not for the test and others.
 
+use std::io::ErrorKind;
+
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
 use weft_subnet::kube::{KubeStore, Who};
 
+use super::contract::PATIENCE;
 use super::server::Cluster;
 
 pub struct Relay {
@@ -27,9 +31,18 @@ impl Relay {
         KubeStore::new(options).unwrap()
     }
 
-    /// Accepts connections, each time on the same port.
+    /// Accepts connections, each time on the same port. A process that another test is just starting has a copy of the last listener
+    /// until it executes its program.
     pub async fn open(&mut self) {
-        let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        let listener = loop {
+            match TcpListener::bind(("127.0.0.1", self.port)).await {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
+                    tokio::task::yield_now().await;
+                }
+                done => break done.unwrap(),
+            }
+        };
         self.port = listener.local_addr().unwrap().port();
         let to = self.to;
         self.task = Some(tokio::spawn(async move {

@@ -62,7 +62,7 @@ struct Holder {
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
-        let at = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        let at = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 6_000;
         let port = 20_000 + u16::try_from(at).unwrap();
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The watch: which changes are reported, and an API server that goes away and comes back, also with another history.
 
-use std::time::Duration;
-
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -10,7 +8,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::{Event, RecordChange, Source};
 
-use super::contract::{attrs, next, request, watching};
+use super::contract::{PATIENCE, attrs, first_list, next, request, watching};
 use super::own::dual;
 use super::relay::Relay;
 use super::server::{Cluster, Server};
@@ -36,7 +34,7 @@ async fn snapshot(events: &mut Events) -> Vec<Record> {
 }
 
 /// Waits for the report of a failure.
-async fn failure(events: &mut Events, limit: u64) -> String {
+async fn failure(events: &mut Events) -> String {
     let wait = async {
         loop {
             if let Some(Event::Unreachable(text)) = events.recv().await {
@@ -44,7 +42,7 @@ async fn failure(events: &mut Events, limit: u64) -> String {
             }
         }
     };
-    timeout(Duration::from_secs(limit), wait).await.expect("a failure must be reported")
+    timeout(PATIENCE, wait).await.expect("a failure must be reported")
 }
 
 #[tokio::test]
@@ -52,7 +50,7 @@ async fn changes_that_do_not_concern_a_lease_are_not_reported() {
     let cluster = Cluster::shared().await;
     cluster.store(1).acquire(&request(1)).await.unwrap();
     watching(&cluster.store(2), |mut events| async move {
-        assert_eq!(snapshot(&mut events).await.len(), 1);
+        assert_eq!(first_list(&mut events, 1, PATIENCE).await.len(), 1);
         for n in 0..5 {
             cluster.patch(1, &json!({"metadata": {"labels": {"n": n.to_string()}}})).await;
         }
@@ -75,7 +73,7 @@ async fn a_change_of_one_family_is_reported() {
     cluster.create(1, &["10.5.1.0/24", "fd00:12:0:1::/64"]).await;
     cluster.store(1).acquire(&dual(1)).await.unwrap();
     watching(&cluster.store(2), |mut events| async move {
-        snapshot(&mut events).await;
+        first_list(&mut events, 1, PATIENCE).await;
         cluster.annotate(1, "public-ipv6", &json!("2001:db8::77")).await;
         let lease = put(&mut events).await;
         let wanted = Attrs { public_ipv6: Some("2001:db8::77".parse().unwrap()), ..dual(1).attrs };
@@ -135,10 +133,10 @@ async fn lists_and_resumes(cluster: &Cluster) {
     cluster.store(2).acquire(&request(2)).await.unwrap();
     watching(&store, |mut events| async move {
         let ids = |records: &[Record]| records.iter().map(|record| record.id.to_string()).collect::<Vec<_>>();
-        assert_eq!(ids(&snapshot(&mut events).await), [cluster.node(1), cluster.node(2)]);
+        assert_eq!(ids(&first_list(&mut events, 2, PATIENCE).await), [cluster.node(1), cluster.node(2)]);
         // The version has not expired: the changes in the meantime are reported in order, without a list.
         relay.close().await;
-        failure(&mut events, 20).await;
+        failure(&mut events).await;
         cluster.delete(2).await;
         cluster.create(3, &["10.5.3.0/24"]).await;
         let third = cluster.store(3).acquire(&request(3)).await.unwrap();
@@ -147,7 +145,7 @@ async fn lists_and_resumes(cluster: &Cluster) {
         assert_eq!(put(&mut events).await, third);
         // The version has expired (410): the next event is a snapshot.
         relay.close().await;
-        failure(&mut events, 20).await;
+        failure(&mut events).await;
         cluster.delete(3).await;
         cluster.create(2, &["10.5.2.0/24"]).await;
         let second = cluster.store(2).acquire(&request(2)).await.unwrap();
@@ -218,7 +216,7 @@ async fn paged_lists_where_etcd_is_too_old() {
     cluster.create(1, &["10.5.1.0/24"]).await;
     let lease = cluster.store(1).acquire(&request(1)).await.unwrap();
     watching(&cluster.store(2), |mut events| async move {
-        assert_eq!(snapshot(&mut events).await[0].lease.as_ref(), Ok(&lease));
+        assert_eq!(first_list(&mut events, 1, PATIENCE).await[0].lease.as_ref(), Ok(&lease));
         cluster.annotate(1, "kube-subnet-manager", &json!(null)).await;
         assert_eq!(change(&mut events).await, RecordChange::Removed(lease.id));
     })
@@ -243,10 +241,10 @@ async fn a_wiped_etcd_is_noticed() {
             put(&mut events).await;
             cluster.server.order("wipe");
             cluster.server.ready().await;
-            let until = tokio::time::Instant::now() + Duration::from_secs(60);
+            let until = tokio::time::Instant::now() + PATIENCE;
             loop {
                 assert!(tokio::time::Instant::now() < until, "no new list");
-                match timeout(Duration::from_secs(60), events.recv()).await.unwrap() {
+                match timeout(PATIENCE, events.recv()).await.unwrap() {
                     Some(Event::Snapshot { records, reset }) => {
                         assert!(reset && records.is_empty());
                         break;
@@ -273,7 +271,7 @@ async fn a_server_that_hangs_is_noticed() {
         async move {
             snapshot(&mut events).await;
             cluster.server.order("pause");
-            let text = failure(&mut events, 60).await;
+            let text = failure(&mut events).await;
             assert!(text.contains(&cluster.server.url()), "{text}");
             cluster.server.order("go-on");
             let lease = cluster.store(1).acquire(&request(1)).await.unwrap();

@@ -10,7 +10,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
 use weft_subnet::evidence::Evidence;
-use weft_subnet::lease::{Id, Lease};
+use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::net_conf::{NetConf, Range};
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
@@ -25,7 +25,18 @@ pub trait SharedStore {
 
     /// Writes a value without the store. `name` is `config` or `subnets/<key>`.
     async fn put(&self, name: &str, value: &str);
+
+    /// How long its next event is waited for.
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
 }
+
+/// How long the next event of a server is waited for. The machine may be busy with other tests.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A TTL of leases that a test waits for. A busy machine does not stand still for so long.
+pub const SHORT_TTL: Duration = Duration::from_secs(6);
 
 pub fn net_conf(len: u8, max: &str) -> NetConf {
     let net = "10.5.0.0/16".parse().unwrap();
@@ -65,15 +76,33 @@ pub fn subnet(text: &str) -> Subnets {
     Subnets { v4: Some(text.parse().unwrap()), v6: None }
 }
 
-/// Returns the next event that reports a change.
+/// Returns the next event of a server that reports a change.
 pub async fn next(events: &mut mpsc::Receiver<Event>) -> Event {
+    next_within(events, PATIENCE).await
+}
+
+/// Does the same for any store, with this limit.
+pub async fn next_within(events: &mut mpsc::Receiver<Event>, limit: Duration) -> Event {
     loop {
-        match tokio::time::timeout(Duration::from_secs(20), events.recv()).await.expect("an event within 20 s") {
+        match tokio::time::timeout(limit, events.recv()).await.expect("an event in time") {
             Some(Event::Answered | Event::Unreachable(_) | Event::Renewed(_)) => {}
             Some(event) => return event,
             None => panic!("the watch ended"),
         }
     }
+}
+
+/// Returns the first list with this number of records. An API server answers lists from a cache that may lag behind the last write. Then
+/// the watch reports what is missing.
+pub async fn first_list(events: &mut mpsc::Receiver<Event>, count: usize, limit: Duration) -> Vec<Record> {
+    let first = next_within(events, limit).await;
+    let Event::Snapshot { mut records, reset: false } = first else { panic!("a snapshot comes first, not {first:?}") };
+    while records.len() < count {
+        let event = next_within(events, limit).await;
+        let Event::Changes(changes) = event else { panic!("the missing records, not {event:?}") };
+        records.extend(changes.iter().filter_map(RecordChange::written).cloned());
+    }
+    records
 }
 
 /// Runs `body` while the store is watched.
@@ -392,22 +421,22 @@ pub async fn changes_are_reported_in_order(shared: &impl SharedStore) {
     let (store, other) = (shared.open(), shared.open());
     let first = other.acquire(&request(1)).await.unwrap();
     watching(&*store, |mut events| async move {
-        let Event::Snapshot { records, reset } = next(&mut events).await else { panic!("a snapshot comes first") };
-        assert!(!reset);
+        let limit = shared.patience();
+        let records = first_list(&mut events, 1, limit).await;
         assert_eq!(records.iter().map(|record| &record.id).collect::<Vec<_>>(), [&first.id]);
         let second = shared.open_for(2).acquire(&request(2)).await.unwrap();
-        let Event::Changes(changes) = next(&mut events).await else { panic!("a change") };
+        let Event::Changes(changes) = next_within(&mut events, limit).await else { panic!("a change") };
         assert_eq!(changes.len(), 1);
         assert_eq!(changes[0].written().unwrap().lease.as_ref().unwrap(), &second);
         other.remove(&second.id).await.unwrap();
         let gone = |id: &Id| Event::Changes(vec![RecordChange::Removed(id.clone())]);
-        assert_eq!(next(&mut events).await, gone(&second.id));
+        assert_eq!(next_within(&mut events, limit).await, gone(&second.id));
         other.remove(&first.id).await.unwrap();
         // The directory store may report the removal of the second lease twice, if its host had no inotify instance and got one between
         // the removal and the reading that noticed it. The order of new changes is the same.
-        let mut last = next(&mut events).await;
+        let mut last = next_within(&mut events, limit).await;
         if last == gone(&second.id) {
-            last = next(&mut events).await;
+            last = next_within(&mut events, limit).await;
         }
         assert_eq!(last, gone(&first.id));
     })
@@ -420,13 +449,7 @@ pub async fn a_bad_entry_does_not_affect_others(shared: &impl SharedStore) {
     shared.put("subnets/garbage", "{}").await;
     shared.put("subnets/10.5.200.0-24", "no json").await;
     watching(&*store, |mut events| async move {
-        let Event::Snapshot { mut records, .. } = next(&mut events).await else { panic!("a snapshot comes first") };
-        // An API server answers lists from a cache that may lag behind the last write. The watch reports what is missing.
-        while records.len() < 3 {
-            let Event::Changes(changes) = next(&mut events).await else { panic!("the missing records") };
-            records.extend(changes.iter().filter_map(RecordChange::written).cloned());
-        }
-        for record in records {
+        for record in first_list(&mut events, 3, shared.patience()).await {
             assert_eq!(record.lease.is_ok(), record.id == good.id, "{record:?}");
         }
     })
@@ -442,11 +465,11 @@ pub async fn a_change_of_net_conf_is_reported(shared: &impl SharedStore) {
     shared.put("config", r#"{"Network":"10.5.0.0/16"}"#).await;
     assert_eq!(store.config().await.unwrap(), r#"{"Network":"10.5.0.0/16"}"#);
     watching(&*store, |mut events| async move {
-        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        assert!(matches!(next_within(&mut events, shared.patience()).await, Event::Snapshot { .. }));
         shared.put("config", r#"{"Network":"10.6.0.0/16"}"#).await;
         loop {
             // A file may be read while it is being written.
-            match next(&mut events).await {
+            match next_within(&mut events, shared.patience()).await {
                 Event::Config(text) if text.is_empty() => {}
                 event => {
                     assert_eq!(event, Event::Config(r#"{"Network":"10.6.0.0/16"}"#.into()));

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{attrs, booted, next, request, subnet, watching};
+use super::contract::{PATIENCE, SHORT_TTL, attrs, booted, next, request, subnet, watching};
 use super::server::{PREFIX, Server, free_port, options};
 
 fn key(id: &str) -> String {
@@ -71,7 +71,7 @@ async fn a_reservation_stays_a_reservation() {
 async fn the_renewal_reports_a_key_that_is_gone_without_a_watch() {
     let server = Server::start().await;
     let mut short = options(vec![server.url()]);
-    short.lease_ttl = Duration::from_secs(3);
+    short.lease_ttl = SHORT_TTL;
     let store = EtcdStore::new(short).unwrap();
     let lease = store.acquire(&request(1)).await.unwrap();
     let mut client = server.client().await;
@@ -90,7 +90,7 @@ async fn the_renewal_reports_a_key_that_is_gone_without_a_watch() {
     };
     tokio::select! {
         () = store.keep(&lease, kept) => panic!("the keeper ended"),
-        done = timeout(Duration::from_secs(60), body) => done.expect("nothing was reported"),
+        done = timeout(PATIENCE, body) => done.expect("nothing was reported"),
     }
 }
 
@@ -98,7 +98,7 @@ async fn the_renewal_reports_a_key_that_is_gone_without_a_watch() {
 async fn a_renewal_that_fails_is_reported_and_tried_again() {
     let mut server = Server::start().await;
     let mut short = options(vec![server.url()]);
-    short.lease_ttl = Duration::from_secs(3);
+    short.lease_ttl = SHORT_TTL;
     let store = EtcdStore::new(short).unwrap();
     let lease = store.acquire(&request(1)).await.unwrap();
     let (kept, mut keeps) = mpsc::channel(64);
@@ -123,7 +123,7 @@ async fn a_renewal_that_fails_is_reported_and_tried_again() {
     };
     tokio::select! {
         () = store.keep(&lease, kept) => panic!("the keeper ended"),
-        done = timeout(Duration::from_secs(60), body) => done.expect("a report"),
+        done = timeout(2 * PATIENCE, body) => done.expect("a report"),
     }
 }
 
@@ -131,7 +131,7 @@ async fn a_renewal_that_fails_is_reported_and_tried_again() {
 async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
     let server = Server::start().await;
     let mut short = options(vec![server.url()]);
-    short.lease_ttl = Duration::from_secs(2);
+    short.lease_ttl = SHORT_TTL;
     let store = EtcdStore::new(short).unwrap();
     let lease = store.acquire(&request(1)).await.unwrap();
     let mut client = server.client().await;
@@ -140,14 +140,14 @@ async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
         let (store, lease) = (&store, &lease);
         async move {
             next(&mut events).await;
-            let grant = client.lease_grant(2, None).await.unwrap().id();
+            let grant = client.lease_grant(SHORT_TTL.as_secs().cast_signed(), None).await.unwrap().id();
             let body = async {
                 assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
                 client
                     .put(key(&lease.id), lease.attrs.to_wire(), Some(PutOptions::new().with_lease(grant)))
                     .await
                     .unwrap();
-                let until = Instant::now() + Duration::from_secs(6);
+                let until = Instant::now() + 2 * SHORT_TTL;
                 while Instant::now() < until {
                     keeps.recv().await.unwrap();
                 }
@@ -228,8 +228,7 @@ async fn the_watch_is_resumed_after_the_server_stopped_or_restarted() {
         server.signal(Signal::SIGSTOP);
         loop {
             // The watch must notice this although nothing is written. Without the limit, a failing test would wait forever.
-            let event =
-                timeout(Duration::from_secs(60), events.recv()).await.expect("a stopped server must be noticed");
+            let event = timeout(PATIENCE, events.recv()).await.expect("a stopped server must be noticed");
             if let Some(Event::Unreachable(text)) = event {
                 assert!(text.contains(&server.url()), "{text}");
                 break;
@@ -266,6 +265,7 @@ async fn a_wiped_store_is_reported_as_another_store() {
         server.end();
         server.wipe();
         server.again();
+        server.ready().await;
         assert_eq!(next(&mut events).await, Event::Snapshot { records: Vec::new(), reset: true });
     };
     tokio::select! {
@@ -284,7 +284,7 @@ async fn snapshot(events: &mut mpsc::Receiver<Event>) -> (usize, bool) {
 }
 
 /// How long a store may take to notice that it has another server. Without the limit, a failing test would wait forever.
-const NOTICED: Duration = Duration::from_secs(60);
+const NOTICED: Duration = PATIENCE;
 
 /// Another cluster listens at the same address. It has more revisions and no net-conf, so only the id of the cluster tells them apart.
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{attrs, booted, net_conf, next, request, subnet, watching};
+use super::contract::{SHORT_TTL, attrs, booted, net_conf, next, request, subnet, watching};
 use super::server::{PREFIX, Server};
 
 type Requests = BTreeMap<String, u64>;
@@ -107,7 +107,7 @@ async fn a_start_with_a_lease_from_before_makes_four_requests() {
 async fn a_renewal_is_one_request_while_the_watch_reports_every_change_of_the_key() {
     let server = with_config().await;
     let mut short = super::server::options(vec![server.url()]);
-    short.lease_ttl = Duration::from_secs(3);
+    short.lease_ttl = SHORT_TTL;
     let store = weft_subnet::etcd::EtcdStore::new(short).unwrap();
     let lease = store.acquire(&request(1)).await.unwrap();
     let (kept, mut keeps) = mpsc::channel(8);
@@ -120,13 +120,24 @@ async fn a_renewal_is_one_request_while_the_watch_reports_every_change_of_the_ke
                 keeps.recv().await.unwrap();
             }
             let mut all = since(&server, &before);
-            // The stream of the watch opens some time after the list.
-            all.remove("Watch");
+            // The stream of the watch opens some time after the list. The test makes the changes.
+            for other in ["Watch", "Put"] {
+                all.remove(other);
+            }
             assert!(all["LeaseKeepAlive"] >= 2, "{all:?}");
             assert_eq!(all.into_keys().collect::<Vec<_>>(), ["LeaseKeepAlive"]);
         };
+        // A watch that hears nothing for some seconds asks whether the server lives.
+        let changes = async {
+            let mut client = server.client().await;
+            loop {
+                client.put(format!("{PREFIX}/subnets/10.5.200.0-24"), attrs(9).to_wire(), None).await.unwrap();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
         tokio::select! {
             () = store.keep(&lease, kept) => panic!("the keeper ended"),
+            () = changes => {}
             () = renewed => {}
         }
     })
@@ -197,19 +208,36 @@ async fn a_release_is_one_request_and_checks_whose_lease_it_is() {
     assert!(matches!(store.release(&lease).await, Err(Error::Taken { .. })));
 }
 
+/// Waits for a call while the clock stands still: while a blocking task runs, tokio does not move a paused clock by itself. A call that
+/// makes a pause goes on after a second.
+async fn standing<T>(call: impl Future<Output = T>) -> T {
+    let mut call = std::pin::pin!(call);
+    loop {
+        #[expect(clippy::disallowed_methods, reason = "the second must be a real one")]
+        let second = tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_secs(1)));
+        tokio::select! {
+            biased;
+            done = &mut call => return done,
+            _ = second => tokio::time::advance(Duration::from_millis(200)).await,
+        }
+    }
+}
+
 #[tokio::test]
 async fn nodes_that_start_together_in_a_large_network_rarely_choose_the_same_subnet() {
     let server = with_config().await;
+    // A list that is ten seconds old would be read again.
+    tokio::time::pause();
     let nodes = 60;
     let stores: Vec<_> = (1..=nodes).map(|last| (last, server.store())).collect();
     // Each reads its list before any of them creates a lease.
     for (last, store) in &stores {
-        assert_eq!(store.own(&booted(*last)).await.unwrap(), None);
+        assert_eq!(standing(store.own(&booted(*last))).await.unwrap(), None);
     }
     let before = received(&server);
     for (last, store) in &stores {
         let large = LeaseRequest { net_conf: net_conf(30, "10.5.255.0"), ..request(*last) };
-        store.acquire(&large).await.unwrap();
+        standing(store.acquire(&large)).await.unwrap();
     }
     let writes = since(&server, &before)["Txn"];
     // With 16,000 subnets, five collisions have a chance of one in a million. With the first 100 of them, 15 are expected.

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::source::{Error, Event, Source};
 
-use super::contract::{attrs, next, request};
+use super::contract::{PATIENCE, attrs, next, request};
 use super::server::{PREFIX, Server, options};
 
 fn openssl(dir: &Path, command: &str) {
@@ -58,7 +58,7 @@ fn with_ca(server: &Server) -> EtcdOptions {
 
 /// Acquires a lease, and waits for the server if it is not up yet.
 async fn acquire(store: &EtcdStore) -> Result<(), Error> {
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
     loop {
         match store.acquire(&request(1)).await {
             Err(Error::Unavailable { .. }) if Instant::now() < until => sleep(Duration::from_millis(50)).await,
@@ -95,7 +95,7 @@ fn with_client(server: &Server) -> EtcdOptions {
 
 /// Waits until the store answers.
 async fn answers(store: &EtcdStore, what: &str) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     while let Err(error) = store.list().await {
         assert!(Instant::now() < until, "{what}: {}", weft_subnet::retry::chain(&error));
         sleep(Duration::from_millis(50)).await;
@@ -223,7 +223,7 @@ async fn user_logs_in_again_after_a_restart() {
         // The server keeps tokens in memory.
         server.end();
         server.again();
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + PATIENCE;
         while let Err(error) = store.retake(&lease.subnets, &attrs(1), &attrs(2)).await {
             assert!(Instant::now() < until, "{error}");
             sleep(Duration::from_millis(50)).await;

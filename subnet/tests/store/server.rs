@@ -4,6 +4,7 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use etcd_client::Client;
@@ -26,8 +27,17 @@ pub struct Server {
     scheme: &'static str,
 }
 
+/// Returns a free port that no other call in this process returns. It is below the ports that outgoing connections use, and above those of
+/// kube/server.rs, so it is still free a moment later.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let at = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 6_000;
+        let port = 26_000 + u16::try_from(at).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 fn spawn(dir: &Path, (port, peer): (u16, u16), scheme: &str, extra: &[String]) -> Child {
@@ -97,10 +107,10 @@ impl Server {
 
     pub async fn ready(&self) {
         // On a busy machine etcd needs many seconds to start.
-        let end = Instant::now() + Duration::from_secs(90);
+        let end = Instant::now() + Duration::from_secs(180);
         while Instant::now() < end {
             if let Ok(mut client) = Client::connect([self.url()], None).await
-                && let Ok(Ok(_)) = tokio::time::timeout(Duration::from_secs(1), client.get("x", None)).await
+                && let Ok(Ok(_)) = tokio::time::timeout(Duration::from_secs(5), client.get("x", None)).await
             {
                 return;
             }

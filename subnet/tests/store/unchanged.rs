@@ -17,7 +17,7 @@ use weft_subnet::evidence::Evidence;
 use weft_subnet::net_conf::Range;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{attrs, booted, net_conf, next, request, subnet, watching};
+use super::contract::{SHORT_TTL, attrs, booted, net_conf, next, request, subnet, watching};
 use super::server::{PREFIX, Server, options};
 
 fn key(id: &str) -> String {
@@ -160,7 +160,7 @@ async fn a_record_that_changed_since_it_was_read_is_not_rewritten() {
 async fn the_lease_of_another_node_is_not_renewed() {
     let server = Server::start().await;
     let mut short = options(vec![server.url()]);
-    short.lease_ttl = Duration::from_secs(2);
+    short.lease_ttl = SHORT_TTL;
     let store = EtcdStore::new(short).unwrap();
     let lease = store.acquire(&request(1)).await.unwrap();
     let (mut client, own) = (server.client().await, lease.clone());
@@ -171,7 +171,7 @@ async fn the_lease_of_another_node_is_not_renewed() {
             assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
             let body = async {
                 // The lease was renewed for longer than its TTL.
-                for _ in 0..8 {
+                for _ in 0..5 {
                     assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
                 }
                 let same = PutOptions::new().with_ignore_lease();
@@ -214,7 +214,7 @@ async fn the_lease_of_another_node_is_not_renewed() {
 async fn the_record_of_the_node_that_created_our_key_is_not_reported_as_removed() {
     let server = Server::start().await;
     let mut short = options(vec![server.url()]);
-    short.lease_ttl = Duration::from_secs(2);
+    short.lease_ttl = SHORT_TTL;
     let store = EtcdStore::new(short).unwrap();
     let lease = store.acquire(&request(1)).await.unwrap();
     let (out, mut events) = mpsc::channel(64);
@@ -244,7 +244,7 @@ async fn our_key_is_not_reported_as_removed_if_it_has_another_etcd_lease() {
     for is_reservation in [false, true] {
         let server = Server::start().await;
         let mut short = options(vec![server.url()]);
-        short.lease_ttl = Duration::from_secs(2);
+        short.lease_ttl = SHORT_TTL;
         let store = EtcdStore::new(short).unwrap();
         let lease = store.acquire(&request(1)).await.unwrap();
         let (out, mut events) = mpsc::channel(64);
