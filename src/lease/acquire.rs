@@ -143,23 +143,24 @@ async fn attempt<K: Kernel>(context: &mut StartContext<'_, K>) -> Result<Started
     let text = context.store.config().await.map_err(StartError::store("net-conf: ", None))?;
     let conf = ParsedConf::parse(&text)?;
     let (author, previous) = read_subnet_file(context.subnet_file, &conf.net_conf);
-    if let Some(before) = context.memory.other_backend(&conf) {
-        match lease(context, &before, previous, Some(&*conf.backend)).await {
+    for before in context.memory.before(&conf) {
+        let fits = |mine: Option<&Attrs>| mine.is_some_and(|mine| before.fits(&*conf.backend, mine));
+        match lease(context, &before.conf, previous, fits).await {
             Ok(Some(leased)) => {
-                let started = started(context, before, author, leased)?;
+                let started = started(context, before.conf, author, leased)?;
                 return Ok(Started { wanted: Some(conf.text), ..started });
             }
             Ok(None) => {}
             // Nobody needs to wait for a backend that net-conf names no more.
             Err(StartError::Identity(reason)) => {
-                let kind = before.backend.kind();
+                let kind = before.conf.backend.kind();
                 context.memory.log_unusable(format!("the earlier backend {kind} cannot work on this node: {reason}"));
             }
             Err(error) => return Err(error),
         }
     }
     context.first_command.run(&*conf.backend).await?;
-    let leased = lease(context, &conf, previous, None).await?;
+    let leased = lease(context, &conf, previous, |_| true).await?;
     let leased = leased.ok_or(StartError::OtherBackend)?;
     started(context, conf, author, leased)
 }
@@ -233,13 +234,13 @@ fn with_chosen(choice: &UplinkChoice, chosen: [Option<IpAddr>; 2]) -> UplinkChoi
     choice
 }
 
-/// Takes our lease for the backend of this net-conf. `previous` is the subnet that subnet.env names. Returns `None`, and changes nothing, if our
-/// lease in the store is not of this backend but of the `next` one.
+/// Takes our lease for the backend of this net-conf. `previous` is the subnet that subnet.env names. `fits` gets what our lease in the
+/// store says, if there is one. If it returns false, nothing is changed, and this returns `None`.
 async fn lease<K: Kernel>(
     context: &mut StartContext<'_, K>,
     conf: &ParsedConf,
     previous: Option<Subnets>,
-    next: Option<&dyn Backend>,
+    fits: impl Fn(Option<&Attrs>) -> bool,
 ) -> Result<Option<Leased>, StartError> {
     let ParsedConf { text, net_conf, backend } = conf;
     let failed = |what| StartError::store(what, Some(text));
@@ -261,7 +262,7 @@ async fn lease<K: Kernel>(
         ..Evidence::none(TYPES)
     };
     let mine = context.store.own(&evidence).await.map_err(failed("own lease: "))?;
-    if next.is_some_and(|next| mine.as_ref().is_none_or(|mine| next.understands(&mine.attrs))) {
+    if !fits(mine.as_ref().map(|mine| &mine.attrs)) {
         return Ok(None);
     }
     if let Some(lease) = &mine {

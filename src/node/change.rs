@@ -56,13 +56,17 @@ pub(super) struct Change {
     guessed_since: HashMap<u64, Instant>,
     /// Since when our lease names a backend that encrypts. `None` if no earlier backend may send in clear text.
     pub(super) clear_text: Option<ClearTextTime>,
+    /// Since when that was so in an earlier run, and the net-conf in the store at the start. The store may not have accepted the lease of
+    /// that run. Then this run makes the same change again, and its time has begun already.
+    pub(super) resumed: Option<(String, ClearTextTime)>,
 }
 
 impl Change {
     /// Returns the state at the start of the agent, with the net-conf that is to be applied after the first pass, and with what an earlier
     /// run saved about clear text.
     pub(super) fn at_start(wanted: Option<String>, clear_text: Option<ClearTextTime>) -> Change {
-        Change { at_start: wanted, clear_text, ..Change::default() }
+        let resumed = wanted.clone().zip(clear_text);
+        Change { at_start: wanted, clear_text, resumed, ..Change::default() }
     }
 }
 
@@ -125,6 +129,8 @@ impl<K: Kernel> Node<K> {
         let had_one = self.change.wanted.take().is_some();
         if had_one {
             self.plan.give_up_next();
+            // Its devices must go even if the net-conf in its place cannot be applied.
+            self.schedule.audit_by(Instant::now(), NET_CONF);
         }
         had_one
     }
@@ -166,6 +172,10 @@ impl<K: Kernel> Node<K> {
     /// Lets our lease name the next backend when its devices stand.
     fn switch_if_ready(&mut self) {
         let Some(NextBackend { kind, devices, problem }) = self.plan.next() else { return };
+        // Peers that are not known yet would count as new ones, which are never reached in clear text.
+        if self.plan.next_ends_clear_text() && !self.knows_peers() {
+            return;
+        }
         let problem = problem.or_else(|| self.missing_device(&devices)).or_else(|| self.next_tunnel_problem());
         if let Some(problem) = problem {
             if let Some(problem) = self.cannot_change(kind, &problem) {
@@ -202,6 +212,8 @@ impl<K: Kernel> Node<K> {
     /// Lets packets go the way that our lease names, some time after the store has accepted the lease.
     fn send_current_if_settled(&mut self, now: Instant) {
         if !self.plan.is_settling() {
+            // The earlier backends may have gone while packets still went by them.
+            self.change.sends_at = None;
             return;
         }
         // Peers choose the way by what the lease says beside its addresses, which an administrator may have chosen.

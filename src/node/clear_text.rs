@@ -47,10 +47,11 @@ impl ClearTextTime {
 
 impl<K: Kernel> Node<K> {
     /// Begins the time of clear text, or ends it, because our lease names another backend than this one since this moment. Another option of a
-    /// backend that encrypts does not begin the time again.
+    /// backend that encrypts does not begin the time again, and neither does a change that an earlier run had begun.
     pub(super) fn clear_text_after_change(&mut self, before: &str, now: Instant) {
         let is_option = before == self.plan.net_conf().backend_type;
-        let begun = self.change.clear_text.take().filter(|_| is_option);
+        let resumed = self.change.resumed.take().map(|(_, time)| time);
+        let begun = self.change.clear_text.take().filter(|_| is_option).or(resumed);
         self.change.clear_text = self.plan.has_clear_text().then(|| begun.unwrap_or_else(|| ClearTextTime::begin(now)));
     }
 

@@ -105,11 +105,9 @@ impl<K: Kernel> Node<K> {
         if self.change.wanted.as_deref() == Some(text) {
             return NetConfChange::None;
         }
+        // Whoever may write net-conf may begin the time for clear text again.
+        self.change.resumed.take_if(|(of, _)| of.as_str() != text);
         let gave_up = self.give_up_change();
-        if text == self.net_conf.text {
-            self.net_conf.not_applied = None;
-            return if gave_up { NetConfChange::Applied } else { NetConfChange::None };
-        }
         let conf = match ParsedConf::parse(text) {
             Ok(conf) => conf,
             Err(reason) => {
@@ -118,6 +116,11 @@ impl<K: Kernel> Node<K> {
                 return NetConfChange::Rejected;
             }
         };
+        // A start may have taken some keys from a newer net-conf than this text.
+        if text == self.net_conf.text && conf.net_conf == *self.plan.net_conf() {
+            self.net_conf.not_applied = None;
+            return if gave_up { NetConfChange::Applied } else { NetConfChange::None };
+        }
         let changed = self.plan.net_conf().differing_keys(&conf.net_conf);
         if let Err(refusal) = self.check_net_conf(&changed, &conf.net_conf, &*conf.backend) {
             self.refuse_net_conf(text, &refusal);

@@ -162,6 +162,8 @@ impl<K: Kernel> Node<K> {
             self.full_pass(Trigger::new(Cause::Start, "the own lease changed")).await;
         }
         self.recheck_own_lease();
+        // The time of peers to learn of our lease begins now, also if the lease was only written again.
+        self.continue_change(Instant::now());
         self.continue_key_change().await;
     }
 

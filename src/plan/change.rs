@@ -11,10 +11,10 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id, Lease};
 
-use super::Plan;
 use super::extra_backends::{EARLIER, ExtraBackend, NEXT, Which};
 use super::parsed_conf::ParsedConf;
 use super::wide_routes::{self, WideRoutes};
+use super::{Plan, clear_text};
 
 /// What one lease leads to, and by which backend it is reached.
 pub(super) struct Reached {
@@ -213,6 +213,12 @@ impl Plan {
         if self.extra_backends.next.take().is_some() {
             self.plan_everything();
         }
+    }
+
+    /// Returns true if the backend of our lease sends in clear text, and the next one encrypts and allows none.
+    pub fn next_ends_clear_text(&self) -> bool {
+        let next = self.extra_backends.next.as_ref();
+        next.is_some_and(|next| clear_text::refusal(&*next.backend, self.backend.kind()).is_some())
     }
 
     /// Returns the next backend, if there is one.

@@ -4,7 +4,7 @@
 
 use std::cell::OnceCell;
 
-use weft_backends::backend::Skip;
+use weft_backends::backend::{Backend, Skip};
 use weft_backends::host::Host;
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
@@ -75,19 +75,37 @@ impl EarlierRun {
         }
     }
 
-    /// Returns the net-conf of our lease, if the backend of this one does not understand our lease. Both must be of the
+    /// Returns the net-confs of the earlier run with which a start may have to begin, before it changes to this one. Our lease in the store
+    /// decides ([`Before::fits`]).
+    pub(super) fn before(&mut self, conf: &ParsedConf) -> Vec<Before> {
+        let asked = self.in_force(conf).map(|conf| Before { conf, is_saved: false });
+        let saved = self.other_backend(conf).map(|conf| Before { conf, is_saved: true });
+        asked.into_iter().chain(saved).collect()
+    }
+
+    /// Returns the net-conf that was in force, if `conf` is another one and our saved lease does not show which of the two our lease is of.
+    /// Either the store had not answered when the earlier run asked for a lease with it, or an option of the backend was changing.
+    fn in_force(&mut self, conf: &ParsedConf) -> Option<ParsedConf> {
+        let head = self.head()?;
+        let then = of_network(head, conf, &head.config).filter(|then| then.text != conf.text)?;
+        let names = |backend: &dyn Backend| backend.understands(&head.own.attrs);
+        let is_same_type = |text: &String| {
+            of_network(head, conf, text).is_some_and(|other| other.backend.kind() == then.backend.kind())
+        };
+        let changes_option = names(&*conf.backend) && head.earlier.iter().any(is_same_type);
+        (!names(&*then.backend) || changes_option).then_some(then)
+    }
+
+    /// Returns the net-conf of our saved lease, if the backend of this one does not understand that lease. Both must be of the
     /// network in which our lease is. If the store had not accepted our lease with the backend that was in force, this is an
     /// earlier net-conf.
     pub(super) fn other_backend(&mut self, conf: &ParsedConf) -> Option<ParsedConf> {
         let head = self.head()?;
-        if conf.backend.commands().is_some() || conf.backend.understands(&head.own.attrs) {
+        if conf.backend.understands(&head.own.attrs) {
             return None;
         }
-        let read = |text: &String| {
-            let then = ParsedConf::parse(text).ok()?;
-            let is_ours = then.backend.understands(&head.own.attrs) && then.backend.commands().is_none();
-            (is_ours && are_of_one_network(&then.net_conf, &conf.net_conf, &head.own.subnets)).then_some(then)
-        };
+        let read =
+            |text: &String| of_network(head, conf, text).filter(|then| then.backend.understands(&head.own.attrs));
         std::iter::once(&head.config).chain(&head.earlier).find_map(read)
     }
 
@@ -112,8 +130,8 @@ impl EarlierRun {
         let place = |text: &str| order.iter().position(|other| *other == text);
         match place(&conf.text) {
             Some(at) => earlier.iter().any(|extra| place(extra.text()).is_some_and(|other| other < at)),
-            // The file is older than our lease, if its lease is of another backend.
-            None => !conf.backend.understands(&head.own.attrs),
+            // Somebody has edited net-conf since, or the file is older than our lease, if its lease is of another backend.
+            None => head.sends_earlier || !conf.backend.understands(&head.own.attrs),
         }
     }
 
@@ -147,6 +165,36 @@ impl EarlierRun {
             self.logged = Some(reason);
         }
     }
+}
+
+/// A net-conf of the earlier run with which a start may have to begin.
+pub(super) struct Before {
+    pub(super) conf: ParsedConf,
+    /// Our saved lease is of its backend.
+    is_saved: bool,
+}
+
+impl Before {
+    /// Returns true if a start begins with this net-conf, because peers reach this node as our lease in the store says, and the `next`
+    /// backend cannot follow without a change of that lease.
+    pub(super) fn fits(&self, next: &dyn Backend, lease: &Attrs) -> bool {
+        if self.is_saved {
+            return !next.understands(lease);
+        }
+        // While an option changes, another one waits until that has ended. A start must not hurry it.
+        let changes_option = || lease.other_ways().iter().any(|way| way.backend_type == lease.backend_type);
+        self.conf.backend.understands(lease) && (!next.understands(lease) || changes_option())
+    }
+}
+
+/// Returns a net-conf of the earlier run, if it is of the network of this one, and neither has commands. What only a start can change is as
+/// in this one, because this is a start.
+fn of_network(head: &Head, conf: &ParsedConf, text: &str) -> Option<ParsedConf> {
+    let mut then = ParsedConf::parse(text).ok()?;
+    let has_commands = conf.backend.commands().is_some() || then.backend.commands().is_some();
+    let is_one = are_of_one_network(&then.net_conf, &conf.net_conf, &head.own.subnets);
+    then.net_conf.nftables = conf.net_conf.nftables;
+    (is_one && !has_commands).then_some(then)
 }
 
 /// Returns the net-confs of an earlier run in the order in which packets preferred their backends.
@@ -508,6 +556,35 @@ mod tests {
         // The second of two changes.
         let all = way("vxlan").with_other_ways(&[way("ipip"), way("host-gw")]);
         assert_eq!(goes_on(&vxlan, &[&host_gw, &ipip], true, all), ("vxlan", vec!["host-gw", "ipip"], true));
+    }
+
+    /// Somebody has edited an option in net-conf since.
+    #[test]
+    fn another_option_does_not_cut_the_seconds_short_in_which_peers_learn_of_our_lease() {
+        let ipip = CONFIG.replace("host-gw", "ipip");
+        let way = |kind: &str| Attrs { backend_type: kind.into(), ..Attrs::default() };
+        let own = Lease { attrs: way("ipip").with_other_ways(&[way("host-gw")]), ..just_now().own };
+        let edited = ipip.replace(r#""ipip""#, r#""ipip","DirectRouting":true"#);
+        for sends_earlier in [true, false] {
+            let (config, earlier, own) = (ipip.clone(), vec![CONFIG.to_owned()], own.clone());
+            let head = Head { config, earlier, sends_earlier, own, ..just_now() };
+            let started = fits(&["192.168.0.1/24"], Some(&edited), head).map_err(drop).unwrap();
+            assert_eq!((started.config, started.sends_earlier), (edited.clone(), sends_earlier));
+        }
+    }
+
+    /// The agent asks for a restart when `EnableNFTables` changes. The restart must not ask for another one because the backend changes,
+    /// too (`node::tests::config`).
+    #[test]
+    fn a_start_begins_with_the_backend_of_our_lease_and_with_what_only_a_start_can_apply() {
+        let attrs = Attrs { backend_type: "host-gw".into(), ..Attrs::default() };
+        let head = Head { own: Lease { attrs, ..just_now().own }, ..just_now() };
+        let mut memory = EarlierRun { saved: Some(Saved { head, peers: Vec::new() }), ..EarlierRun::default() };
+        let next = CONFIG.replace("host-gw", "ipip").replacen('{', r#"{"EnableNFTables":true,"#, 1);
+        let next = ParsedConf::parse(&next).unwrap();
+        let before = memory.before(&next);
+        let [Before { conf, .. }] = before.as_slice() else { panic!("our lease is of host-gw") };
+        assert_eq!((conf.backend.kind(), conf.net_conf.nftables, conf.text.as_str()), ("host-gw", Some(true), CONFIG));
     }
 
     /// Peers send to the MAC that our lease names for the earlier way, and after a boot no device has it.

@@ -184,6 +184,10 @@ struct Case {
     saved_config: Option<String>,
     /// The type of our lease and its data, in the store and in the file, if it is not one of ipip.
     content: Option<(&'static str, String)>,
+    /// The type of our lease and its data in the store, if that is another one than in the file. It alone has the other ways then.
+    accepted: Option<(&'static str, String)>,
+    /// The earlier run still sent packets by the earlier backends.
+    sends_earlier: bool,
     /// The files with private keys of WireGuard: `flannel`, `kept` for the one in the state directory, and `next` for the one of a change.
     keys: Vec<(&'static str, String)>,
     /// Gets the networks of the host that the store was told.
@@ -197,8 +201,8 @@ impl Default for Case {
     fn default() -> Case {
         let (choice, saved) = (UplinkChoice::default(), Some(used("")));
         let (others, earlier, keys) = (Vec::new(), Vec::new(), Vec::new());
-        let (config, saved_config, content) = (None, None, None);
-        let (store, env, published, guard) = (true, None, "192.168.0.1", false);
+        let (config, saved_config, content, accepted) = Default::default();
+        let (store, env, published, guard, sends_earlier) = (true, None, "192.168.0.1", false, false);
         let connected = Rc::default();
         Case {
             choice,
@@ -212,6 +216,8 @@ impl Default for Case {
             config,
             saved_config,
             content,
+            accepted,
+            sends_earlier,
             keys,
             connected,
         }
@@ -243,6 +249,13 @@ fn write_keys(
     (secrets, keys)
 }
 
+/// Gives a lease this type and this data, if there are any.
+fn set_content(lease: &mut Lease, content: Option<(&'static str, String)>) {
+    if let Some((kind, data)) = content {
+        (lease.attrs.backend_type, lease.attrs.backend_data) = (kind.into(), Some(data.into()));
+    }
+}
+
 /// Describes what a start found. The key is shown if `with_key`.
 fn shown(started: &Started, with_key: bool) -> String {
     let (host, own) = (&started.host, &started.own);
@@ -265,9 +278,9 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     }
     let saved_file = SavedFile::new(Some(dir.path()), &subnet_file, Some(STORE.into())).unwrap();
     let mut mine = lease(own(), case.published);
-    if let Some((kind, data)) = case.content {
-        (mine.attrs.backend_type, mine.attrs.backend_data) = (kind.into(), Some(data.into()));
-    }
+    set_content(&mut mine, case.content);
+    let in_file = case.accepted.is_some().then(|| mine.clone());
+    set_content(&mut mine, case.accepted);
     let is_changing = case.keys.iter().any(|(name, _)| *name == "next");
     let (secrets, keys) = write_keys(case.keys, dir.path(), &subnet_file);
     if !case.others.is_empty() {
@@ -277,8 +290,9 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     if let Some(uplink) = case.saved {
         let saved = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
         let (public, chosen) = (evidence::public(&mine.attrs), [None, None]);
-        let (store, config, own) = (STORE.into(), case.saved_config.unwrap_or(CONFIG.into()), mine.clone());
-        let (expires, earlier, sends_earlier, clear_text) = (Expiry::Never, case.earlier, false, None);
+        let own = in_file.unwrap_or_else(|| mine.clone());
+        let (store, config) = (STORE.into(), case.saved_config.unwrap_or(CONFIG.into()));
+        let (expires, earlier, sends_earlier, clear_text) = (Expiry::Never, case.earlier, case.sends_earlier, None);
         let head =
             Head { store, saved, expires, config, own, public, chosen, uplink, earlier, sends_earlier, clear_text };
         saved_peers::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
@@ -523,6 +537,73 @@ async fn a_node_whose_backend_changes_keeps_its_subnet() {
                 assert_eq!(got, format!("{KEPT}, then {next}"), "{content:?} {saved_config}");
             }
         }
+    })
+    .await;
+}
+
+/// The earlier run asked for a lease with the next backend, and ended before the answer. Since then net-conf was changed back to the
+/// backend of the lease in the file. Only the store knows which of them the peers use.
+#[tokio::test]
+async fn a_change_that_was_taken_back_goes_on_from_the_lease_in_the_store() {
+    local(async {
+        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let key = KeyPair::of(Secret::new([1; 32]));
+        let both = || with_device(with_device(machine(), "flannel-wg", None), "flannel.1", Some(mac));
+        let vxlan = ("vxlan", format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#));
+        let wireguard = ("wireguard", format!(r#"{{"PublicKey":"{}","Port":51820}}"#, key.public_key()));
+        for (first, then) in [(&vxlan, &wireguard), (&wireguard, &vxlan)] {
+            let case = |now: &str| Case {
+                config: Some(net_conf(now)),
+                saved_config: Some(net_conf(then.0)),
+                earlier: vec![net_conf(first.0)],
+                sends_earlier: true,
+                env: ENV,
+                content: Some(first.clone()),
+                keys: vec![("flannel", key.private().to_base64())],
+                ..Case::default()
+            };
+            // The store has not accepted it, so no peer knows the next backend.
+            assert_eq!(starts(case(first.0), both()).await.as_deref(), Some(KEPT), "{first:?}");
+            // It has.
+            let data = Some(first.1.as_str().into());
+            let way = Attrs { backend_type: first.0.into(), backend_data: data, ..lease(own(), "192.168.0.1").attrs };
+            for now in [first.0, "ipip"] {
+                let accepted = Case { accepted: Some(then.clone()), others: vec![way.clone()], ..case(now) };
+                let kind = first.0;
+                let wanted = format!("{KEPT}, also by {kind}, earlier {kind}, then {now}");
+                assert_eq!(starts(accepted, both()).await, Some(wanted), "{first:?}");
+            }
+        }
+    })
+    .await;
+}
+
+/// While an option changes, another one may have to wait until that has ended. A node that was started again must not hurry it.
+#[tokio::test]
+async fn a_start_while_an_option_changes_begins_with_the_net_conf_that_was_in_force() {
+    local(async {
+        let mac = Mac([2, 0, 0, 0, 0, 1]);
+        let data = |vni: u32| format!(r#"{{"VNI":{vni},"VtepMAC":"{mac}"}}"#);
+        let conf = |options: &str| net_conf("vxlan").replace("}}", &format!("{options}}}}}"));
+        let way = Attrs {
+            backend_type: "vxlan".into(),
+            backend_data: Some(data(1).into()),
+            ..lease(own(), "192.168.0.1").attrs
+        };
+        let case = |now: &str| Case {
+            config: Some(conf(now)),
+            saved_config: Some(conf(r#","VNI":7"#)),
+            earlier: vec![conf("")],
+            env: ENV,
+            content: Some(("vxlan", data(7))),
+            others: vec![way.clone()],
+            ..Case::default()
+        };
+        let with = || with_device(machine(), "flannel.7", Some(mac));
+        let goes_on = format!("{KEPT}, also by vxlan, earlier vxlan");
+        assert_eq!(starts(case(r#","VNI":7"#), with()).await.as_ref(), Some(&goes_on));
+        let other = starts(case(r#","VNI":7,"MTU":1400"#), with()).await;
+        assert_eq!(other, Some(format!("{goes_on}, then vxlan")));
     })
     .await;
 }

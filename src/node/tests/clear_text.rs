@@ -11,6 +11,7 @@ use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::{ClearText, Saved};
 use weft_subnet::source::{Event, RecordChange};
 
+use super::tick::wake_ups;
 use super::wireguard::head;
 use super::{TestNode, VXLAN, acquire, lease, local};
 use crate::node::change::Change;
@@ -37,15 +38,25 @@ fn record(lease: Lease) -> Record {
     Record { id: lease.id.clone(), lease: Ok(lease) }
 }
 
-/// A node with vxlan and a peer of flannel, with files for its WireGuard key and for saved peers.
-async fn with_flannel() -> TestNode {
+/// A node with vxlan, with files for its WireGuard key and for saved peers. It has not started.
+fn with_vxlan() -> TestNode {
     let mut test = TestNode::of_vxlan(of_flannel(1), OnLostLease::Hold);
     let dir = test.file.parent().unwrap().to_owned();
     test.node.context.secrets =
         acquire::SecretFiles::new(Some(&dir.join("state"))).with_wireguard_keys(&dir.join("wgkey"), &test.file);
     test.node.context.options.change_grace = GRACE;
-    let records = vec![record(of_flannel(1)), record(of_flannel(2))];
-    test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+    test
+}
+
+/// The leases of that node, and of a peer of flannel.
+fn both() -> Event {
+    Event::Snapshot { records: vec![record(of_flannel(1)), record(of_flannel(2))], reset: false }
+}
+
+/// That node beside a peer of flannel.
+async fn with_flannel() -> TestNode {
+    let mut test = with_vxlan();
+    test.node.start(vec![both()]).await;
     test
 }
 
@@ -118,6 +129,41 @@ async fn a_node_of_flannel_is_reached_in_clear_text_for_ten_grace_times_and_name
     .await;
 }
 
+/// The store named another backend than our lease when the agent started, and sends its list a moment after the first pass.
+#[tokio::test]
+async fn a_change_that_begins_at_a_start_finds_the_leases_that_were_reached_before() {
+    local(async {
+        let mut test = with_vxlan();
+        test.node.change = Change::at_start(Some(WIREGUARD.to_owned()), None);
+        test.node.start(Vec::new()).await;
+        test.node.store_changed(vec![both()]).await;
+        test.node.tick().await;
+        assert!(test.asked(1).await);
+        assert_eq!(test.node.net_conf.text, WIREGUARD);
+        assert!(test.goes_in_clear_text(2), "it cannot have followed");
+        assert_eq!(test.node.plan.waiting_in_clear_text().count(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn clear_text_that_ends_before_packets_go_the_new_way_leaves_nothing_to_wake_up_for() {
+    local(async {
+        let mut test = with_flannel().await;
+        test.node.store_changed(vec![Event::Config(WIREGUARD.to_owned())]).await;
+        test.node.tick().await;
+        assert!(test.asked(1).await);
+        test.answer().await;
+        assert!(test.node.plan.sends_earlier(), "packets go the new way after 6 s");
+        let since = wall_clock().as_secs() - 599;
+        let saved = ClearText { since, leases: Vec::new(), followed: Vec::new() };
+        test.node.change.clear_text = Some(ClearTextTime::resume(&saved, Instant::now()));
+        wake_ups(&mut test, Duration::from_secs(20)).await;
+        assert_eq!((test.node.plan.is_changing(), test.node.next_step_of_change()), (false, None));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn with_allow_plaintext_clear_text_does_not_end_and_is_shown() {
     local(async {
@@ -175,6 +221,29 @@ async fn a_restart_goes_on_with_the_time_that_was_saved() {
             let end = test.node.clear_text_end(now).unwrap();
             let left = Duration::from_secs(left);
             assert!(end <= now + left && end + Duration::from_secs(60) >= now + left, "{since}: {:?}", end - now);
+        }
+    })
+    .await;
+}
+
+/// The store had not accepted the lease of an earlier run with wireguard, so this run makes the same change again.
+#[tokio::test]
+async fn a_change_that_an_earlier_run_had_begun_does_not_get_the_whole_time_again() {
+    local(async {
+        let since = wall_clock().as_secs() - 400;
+        // With another net-conf meanwhile, it is a new change.
+        for (meanwhile, left) in [(Vec::new(), 200), (vec![Event::Config(VXLAN.to_owned())], 600)] {
+            let mut test = with_vxlan();
+            let saved = ClearText { since, leases: Vec::new(), followed: Vec::new() };
+            let time = ClearTextTime::resume(&saved, Instant::now());
+            test.node.change = Change::at_start(Some(WIREGUARD.to_owned()), Some(time));
+            test.node.start(vec![both()].into_iter().chain(meanwhile).collect()).await;
+            test.node.store_changed(vec![Event::Config(WIREGUARD.to_owned())]).await;
+            test.node.tick().await;
+            assert_eq!(test.node.net_conf.text, WIREGUARD);
+            let now = Instant::now();
+            let rest = test.node.clear_text_end(now).unwrap().saturating_duration_since(now).as_secs();
+            assert!(rest.abs_diff(left) < 60, "{rest} instead of {left}");
         }
     })
     .await;

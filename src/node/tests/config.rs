@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use weft_subnet::cidr::Family;
 use weft_subnet::source::Event;
 
-use super::{CONFIG, TestNode, local, removed};
+use super::{CONFIG, TestNode, lease, local, removed, stored};
 use crate::options::{OnLostLease, RuleOptions};
 use crate::pass::Cause;
 use crate::probe::Target;
@@ -33,6 +33,31 @@ async fn net_conf_keys_that_need_a_restart_are_named() {
         let text = r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.9.0","Backend":{"Type":"host-gw"}}"#;
         test.node.store_changed(vec![Event::Config(text.to_owned())]).await;
         assert_eq!((&test.node.net_conf.not_applied, test.node.net_conf.text.as_str()), (&None, text));
+    })
+    .await;
+}
+
+/// The restart that applies `EnableNFTables` may find another backend in net-conf, too. It begins with that of our lease, and with what
+/// only a start can apply.
+#[tokio::test]
+async fn a_start_that_changes_the_backend_asks_for_no_other_restart() {
+    local(async {
+        let next = CONFIG.replace("host-gw", "ipip").replacen('{', r#"{"EnableNFTables":true,"#, 1);
+        let started = |wanted: Option<String>| {
+            let own = lease("10.5.1.0-24", "192.168.0.1");
+            TestNode::altered((CONFIG, own), OnLostLease::Hold, RuleOptions::default(), |started| {
+                (started.net_conf.nftables, started.wanted) = (Some(true), wanted);
+            })
+        };
+        let list = || Event::Snapshot { records: vec![stored("10.5.1.0-24", "192.168.0.1")], reset: false };
+        let mut test = started(Some(next.clone()));
+        test.node.start(vec![list()]).await;
+        assert_eq!((&test.node.net_conf.not_applied, &test.node.net_conf.text), (&None, &next));
+        // Net-conf is changed back, and the packet filter is still the other one.
+        let mut test = started(None);
+        test.node.start(vec![list(), Event::Config(CONFIG.to_owned())]).await;
+        let wanted = "net-conf: restart the agent to apply the change of EnableNFTables";
+        assert_eq!(test.node.net_conf.not_applied.as_deref(), Some(wanted));
     })
     .await;
 }
