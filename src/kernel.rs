@@ -32,12 +32,13 @@ pub use machine::{AddrInfo, Creator, LinkInfo, Machine, MachineError, RouteInfo,
 pub use monitor::{LinuxMonitor, MonitorOptions};
 pub use weft_netlink::{rt, socket, wire};
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, Name, Observed, ObservedValue};
+use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_backends::wireguard_key::{DeviceSecrets, PeerId};
 
 /// The traffic with one peer of a WireGuard device.
@@ -149,6 +150,18 @@ pub trait Kernel {
     fn wireguard(&mut self, devices: &[Name]) -> io::Result<Observed> {
         let all = self.observe(devices)?;
         Ok(all.into_iter().filter(|(key, _)| key.is_of_wireguard()).collect())
+    }
+    /// Returns the UDP port on which each of these WireGuard devices listens. One that is down or does not exist is left out.
+    ///
+    /// # Errors
+    /// As [`Kernel::observe`].
+    fn listen_ports(&mut self, devices: &[Name]) -> io::Result<BTreeMap<Name, u16>> {
+        let all = self.observe(devices)?;
+        let port = |(key, seen): (&Key, &ObservedValue)| match (key, &seen.value) {
+            (Key::Link(name), Value::Link(link)) if devices.contains(name) => Some((*name, link.listening_port()?)),
+            _ => None,
+        };
+        Ok(all.iter().filter_map(port).collect())
     }
     /// Returns the traffic with the peers of these WireGuard devices.
     ///

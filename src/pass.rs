@@ -9,7 +9,7 @@ mod pending;
 mod report;
 pub mod takeover;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 
 use tokio::time::Instant;
@@ -48,6 +48,8 @@ pub struct Passer<K> {
     pub takeover: Takeover,
     /// The devices, as the last full pass found them.
     devices: Devices,
+    /// See [`Passer::listening`].
+    listening: BTreeMap<Name, u16>,
 }
 
 impl<K: Kernel> Passer<K> {
@@ -61,6 +63,7 @@ impl<K: Kernel> Passer<K> {
             keep_all: false,
             takeover: Takeover::default(),
             devices: Devices::default(),
+            listening: BTreeMap::new(),
         }
     }
 
@@ -83,6 +86,12 @@ impl<K: Kernel> Passer<K> {
     /// Returns the devices whose names the plan needs, but which another program or another agent made. The last full pass found them.
     pub fn foreign_devices(&self) -> &BTreeSet<Name> {
         self.devices.foreign()
+    }
+
+    /// Returns the UDP ports on which our WireGuard devices listen, as the last full pass found or changed them. A device that was down is
+    /// left out.
+    pub fn listening(&self) -> &BTreeMap<Name, u16> {
+        &self.listening
     }
 
     /// Returns the entries that failed, by key.
@@ -111,6 +120,7 @@ impl<K: Kernel> Passer<K> {
         self.kernel.set_secrets(plan.secrets());
         for _ in 0..ROUNDS {
             let Difference { ops, observed, crowded, again } = self.compare(plan, started)?;
+            self.listening = self.devices.listening(plan, &observed);
             report.remember(&ops, |key| observed.get(key).cloned().map(Before::Observed));
             drop(observed);
             let ops = self.permitted(ops, plan, &crowded, &mut report);
@@ -329,6 +339,9 @@ impl<K: Kernel> Passer<K> {
                 self.pending.remove(&key);
                 self.takeover.applied(op);
                 self.conflicts.applied(op, now);
+                if let (Key::Link(name), Some(port)) = (key, listening_after(op)) {
+                    self.listening.insert(name, port);
+                }
                 report.note(op, None);
                 tracing::trace!(%op, "done");
                 return;
@@ -349,6 +362,14 @@ impl<K: Kernel> Passer<K> {
         if let (true, Some(reason)) = (first && report.failed() <= MAX_LOGGED_FAILURES, &report.error) {
             tracing::warn!(%op, retry, reason, "kernel refused");
         }
+    }
+}
+
+/// Returns the port on which a device listens after this operation, if it is one on a WireGuard device.
+fn listening_after(op: &Op) -> Option<u16> {
+    match op {
+        Op::Ensure(_, Value::Link(link)) | Op::Recreate(_, Value::Link(link)) => link.listening_port(),
+        _ => None,
     }
 }
 

@@ -449,12 +449,16 @@ mod loss {
         run("wireguard-rotate.sh", "yes", &WIREGUARD_ROTATE);
     }
 
-    const WIREGUARD_OPTIONS: [&str; 5] = [
+    const WIREGUARD_OPTIONS: [&str; 9] = [
         "other ports loses no more than what is on the way",
         "n1 sends as n2 knows it",
         "one device for both families loses no packet",
         "n1 sends as n2 knows it again",
         "a device for each family loses no packet",
+        "n1 is ready",
+        "a device of n1 that somebody took down comes up with the port that it had",
+        "after a restart n1 names the port that it has",
+        "n1 names the third port",
     ];
 
     #[test]

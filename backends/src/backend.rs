@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a backend decides. Which backends there are is in [`crate::register`].
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::commands::{CommandPeer, Commands, Variable};
 use crate::host::Host;
 use crate::identity::{Found, Identities};
 use crate::options::{BadOption, Options};
-use crate::state::State;
+use crate::state::{Key, Name, State, Value};
 use crate::tunnel::{Tunnel, TunnelPeer};
 use crate::wireguard_key::DeviceSecrets;
 
@@ -217,6 +218,14 @@ pub trait Backend {
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip>;
     /// Returns our links, their addresses, and other entries that do not belong to a peer. `own` is our lease.
     fn device(&self, host: &Host, own: &Lease) -> State;
+    /// Returns the UDP port that each of those of our links should have whose port can change in place.
+    fn listen_ports(&self, host: &Host, own: &Lease) -> BTreeMap<Name, u16> {
+        let port = |(key, value): (&Key, &Value)| match (key, value) {
+            (Key::Link(name), Value::Link(link)) => Some((*name, link.kind.listen_port()?)),
+            _ => None,
+        };
+        self.device(host, own).iter().filter_map(port).collect()
+    }
     /// Returns the entries for one remote lease, and the reasons why families had to be left out.
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned;
     /// Returns the address of a peer that probes of this family are sent to. `None` if the backend does not know one.

@@ -45,6 +45,9 @@ pub struct Host {
     pub public_v6: Option<Ipv6Addr>,
     /// The UDP port of our WireGuard device, if it is not that of net-conf.
     pub wireguard_port: Option<u16>,
+    /// The UDP ports on which WireGuard devices of ours listen, where they should have others. Our lease names these, because peers would
+    /// send to a port on which nobody listens otherwise.
+    pub kept_ports: BTreeMap<Name, u16>,
     /// The identities of our devices, as the backend of net-conf chose them.
     pub identities: Identities,
     /// The addresses that are on a link of this host.

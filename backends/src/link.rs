@@ -25,6 +25,11 @@ pub struct Link {
 }
 
 impl Link {
+    /// Returns the UDP port on which it listens now, if that port can change in place. `None` if the device is down.
+    pub fn listening_port(&self) -> Option<u16> {
+        self.kind.listen_port().filter(|_| self.up)
+    }
+
     /// Returns what must be done with the device `have`, so that it is like this one.
     pub fn compare(&self, have: &Link) -> Difference {
         let same = self.mtu == have.mtu && self.up == have.up && (self.mac.is_none() || self.mac == have.mac);

@@ -129,9 +129,23 @@ impl Wireguard {
         self.families.iter().map(device).collect()
     }
 
+    /// Returns the device that carries this family.
+    fn device_of(&self, family: Family) -> Name {
+        match (self.mode, family) {
+            (Mode::Separate, Family::V6) => self.devices[1],
+            _ => self.devices[0],
+        }
+    }
+
     /// Returns the port that our lease names for this family, which is the one on which the device listens. flannel names ListenPortV6 for
     /// IPv6 in every mode, even if no device listens on it.
     fn published_port(&self, host: &Host, family: Family) -> u16 {
+        let kept = host.kept_ports.get(&self.device_of(family));
+        kept.copied().unwrap_or(self.wanted_port(host, family))
+    }
+
+    /// Returns the port that the device of this family should have.
+    fn wanted_port(&self, host: &Host, family: Family) -> u16 {
         match (self.mode, family) {
             (Mode::Separate, Family::V6) => self.ports[1],
             _ => host.wireguard_port.unwrap_or(self.ports[0]),
@@ -146,9 +160,9 @@ impl Wireguard {
         }
     }
 
-    /// Returns the port of one of our devices.
+    /// Returns the port that one of our devices should have.
     fn listen_port(&self, host: &Host, device: &Device) -> u16 {
-        device.families.first().map_or(device.port, |family| self.published_port(host, *family))
+        device.families.first().map_or(device.port, |family| self.wanted_port(host, *family))
     }
 
     /// Returns the entries by which this device reaches one lease.
@@ -199,7 +213,7 @@ impl Backend for Wireguard {
     }
 
     /// With one device for both families, the lease of a node with weft names one port for both. With a device for each, it names two. A lease
-    /// that does not name both says nothing about that, and the plan for it is the same.
+    /// that does not name both says nothing about that, and counts as one of our mode.
     fn understands(&self, lease: &Attrs) -> bool {
         let has_our_devices = match lease::ports(lease) {
             [Some(v4), Some(v6)] if self.families.len() > 1 => (v4 == v6) == (self.mode != Mode::Separate),

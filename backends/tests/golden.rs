@@ -85,6 +85,7 @@ fn host(case: &Case) -> Host {
         public_v4: public_v4.or(v4),
         public_v6: v6,
         wireguard_port: None,
+        kept_ports: Default::default(),
         identities: identities(&net_conf(case).backend_type),
         routes: OnLink::new(routes.iter().map(|(net, dev)| (*net, 0, reach(dev)))),
         connected: Default::default(),

@@ -37,6 +37,7 @@ fn host() -> Host {
         public_v4: Some(address),
         public_v6: None,
         wireguard_port: None,
+        kept_ports: Default::default(),
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 6, 1])),
         routes: OnLink::new([("192.168.64.0/24".parse().unwrap(), 0, Reach::Link(name))]),
         connected: Default::default(),

@@ -14,6 +14,7 @@ use super::kinds::{self, Parents};
 use super::link_messages::{self, LinkFacts, is_alias_of_weft};
 use super::linux::{CREATED_BY_ANOTHER, LinuxKernel};
 use super::wire::{Writer, messages};
+use super::wireguard_peers::PortWrite;
 use super::{Outcome, errno, sysctl};
 
 /// The outcome of the step that ended an operation early.
@@ -30,6 +31,12 @@ impl LinuxKernel {
             Err(refusal) if refusal.errno == nix::errno::Errno::ENODEV => Ok(None),
             Err(refusal) => Err(refusal.errno.into()),
         }
+    }
+
+    /// Returns the port on which a WireGuard device listens. `None` if it is down, or if there is no such device of this name.
+    pub(super) fn observe_port(&mut self, name: Name) -> io::Result<Option<u16>> {
+        let is_up = self.find_link(name)?.is_some_and(|link| link.info.up);
+        Ok(if is_up { self.wireguard_device(name)?.map(|device| device.port) } else { None })
     }
 
     /// Carries out one operation on a link, an address or the fence.
@@ -132,8 +139,11 @@ impl LinuxKernel {
             refused.extend(self.attribute(op, what, |w| link_messages::alter_kind(w, index, &*want.kind)));
         }
         // Before the device comes up, so that it listens on its port from the beginning.
+        let mut port = PortWrite::default();
         if let (Key::Link(name), Some(wireguard)) = (op.key(), want.kind.of::<WireGuardLink>()) {
-            self.write_wireguard(op, name, wireguard)?;
+            port = self.write_wireguard(op, name, wireguard)?;
+            // No packet depends on it: our lease names the port that the device has.
+            refused.extend(port.refused.take().map(|missing| (missing, true)));
         }
         // Unlike the attributes above, these affect packets: pods use the MTU, and peers send to the MAC.
         if want.mtu != present.info.mtu {
@@ -149,13 +159,7 @@ impl LinuxKernel {
             refused.extend(mac);
         }
         if want.up != present.info.up {
-            let what = if want.up { "up" } else { "down" };
-            let state = self.attribute(op, what, |w| link_messages::set_up(w, index, want.up));
-            // Without this the whole device does not work, since it has no entries while it is down. The cause may pass, for example
-            // when another program uses the UDP port.
-            if let Some((text, _)) = state {
-                return Err(Outcome::Retry(text));
-            }
+            refused.extend(self.set_up(op, (index, want.up), port.before)?.map(|missing| (missing, true)));
         }
         if refused.is_empty() {
             return Ok(());
@@ -163,6 +167,25 @@ impl LinuxKernel {
         let retry = refused.iter().any(|(_, retry)| *retry);
         let missing: Vec<String> = refused.into_iter().map(|(text, _)| text).collect();
         Err(Outcome::Partly { missing: missing.join("; "), retry, works })
+    }
+
+    /// Brings the device with this index up, or takes it down. `port` is another one that a WireGuard device had before this operation.
+    ///
+    /// Returns what is missing if the device came up with that one only. While it is down, the kernel accepts also a port that another
+    /// program has.
+    fn set_up(&mut self, op: &Op, (index, up): (u32, bool), port: Option<u16>) -> Result<Option<String>, Stop> {
+        let what = if up { "up" } else { "down" };
+        let set = |kernel: &mut Self| kernel.attribute(op, what, |w| link_messages::set_up(w, index, up));
+        let Some((refusal, _)) = set(self) else { return Ok(None) };
+        if let (true, Key::Link(name), Some(port)) = (up, op.key(), port)
+            && self.write_port(name, port).is_ok()
+            && set(self).is_none()
+        {
+            return Ok(Some(format!("{refusal}; {name} goes on with port {port}")));
+        }
+        // Without this the whole device does not work, since it has no entries while it is down. The cause may pass, for example when
+        // another program uses the UDP port.
+        Err(Outcome::Retry(refusal))
     }
 
     /// Sets one attribute. If the kernel refuses it, returns the reason, and true if it may accept it later.

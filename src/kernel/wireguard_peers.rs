@@ -28,6 +28,15 @@ const MOST_HANDSHAKES: usize = 256;
 /// What the link of a device cannot show, and the entries of the device.
 pub(super) type WireGuardEntries = (WireGuardLink, Vec<(Key, ObservedValue)>);
 
+/// What became of the port of a device that was written.
+#[derive(Debug, Default)]
+pub(super) struct PortWrite {
+    /// The port that the device had before, if that was another one.
+    pub(super) before: Option<u16>,
+    /// Why the device goes on with that port.
+    pub(super) refused: Option<String>,
+}
+
 /// The peers and prefixes of one device that a sequence of operations ensures and removes.
 #[derive(Default)]
 struct Changes<'a> {
@@ -159,17 +168,33 @@ impl LinuxKernel {
 
     /// Writes the private key and the port. Writing what is there already disturbs nothing. If the port is another one, peers with a session
     /// learn it at once.
-    pub(super) fn write_wireguard(&mut self, op: &Op, name: Name, want: &WireGuardLink) -> Result<(), Outcome> {
+    ///
+    /// A device that is up goes on with its port if another program has the wanted one, so it is not kept from anything else.
+    pub(super) fn write_wireguard(&mut self, op: &Op, name: Name, want: &WireGuardLink) -> Result<PortWrite, Outcome> {
         let Some(secrets) = self.secrets.clone() else { return Err(errno::retry(op, "the private key is not known")) };
-        let change = DeviceChange { private: Some(&secrets.private), port: Some(want.port), replace_peers: false };
+        let key = DeviceChange { private: Some(&secrets.private), ..DeviceChange::default() };
+        let both = DeviceChange { port: Some(want.port), ..key };
         let device = name.text();
         let write = |family: &mut WireGuard| match family.get(&device) {
             Ok(have) if have.port != want.port => {
-                wireguard_port::move_port(family, &device, change, (&have.peers, now()))
+                let before = Some(have.port).filter(|port| *port != 0);
+                match wireguard_port::move_port(family, &device, both, (&have.peers, now())) {
+                    Err(error @ WireGuardError::PortTaken { .. }) => {
+                        let refused = format!("port {}: {error}; {device} goes on with port {}", want.port, have.port);
+                        family.set(&device, key, &[]).map(|()| PortWrite { before, refused: Some(refused) })
+                    }
+                    moved => moved.map(|()| PortWrite { before, refused: None }),
+                }
             }
-            _ => family.set(&device, change, &[]),
+            _ => family.set(&device, both, &[]).map(|()| PortWrite::default()),
         };
         self.family().and_then(write).map_err(|error| outcome(op, &error))
+    }
+
+    /// Gives a device this port, and changes nothing else.
+    pub(super) fn write_port(&mut self, name: Name, port: u16) -> Result<(), WireGuardError> {
+        let change = DeviceChange { port: Some(port), ..DeviceChange::default() };
+        self.family()?.set(&name.text(), change, &[])
     }
 
     /// Carries out operations on peers and allowed IPs. Returns one outcome for each, in order.
@@ -206,7 +231,7 @@ impl LinuxKernel {
     }
 
     /// Reads a device. `None` if there is no WireGuard device of this name.
-    fn wireguard_device(&mut self, name: Name) -> Result<Option<wireguard::Device>, WireGuardError> {
+    pub(super) fn wireguard_device(&mut self, name: Name) -> Result<Option<wireguard::Device>, WireGuardError> {
         match self.family().and_then(|family| family.get(&name.text())) {
             Ok(device) => Ok(Some(device)),
             Err(WireGuardError::NoDevice { .. } | WireGuardError::NotWireGuard { .. }) => Ok(None),

@@ -7,6 +7,7 @@
 //! A route is first created, which the kernel refuses if there is one already. Only then is that route read, and replaced unless the
 //! kernel created it for an address of this host.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 
@@ -249,6 +250,14 @@ impl Kernel for LinuxKernel {
             found.extend(self.observe_wireguard(*name)?.1);
         }
         Ok(found.into_iter().collect())
+    }
+
+    fn listen_ports(&mut self, devices: &[Name]) -> io::Result<BTreeMap<Name, u16>> {
+        let mut ports = BTreeMap::new();
+        for name in devices {
+            ports.extend(self.observe_port(*name)?.map(|port| (*name, port)));
+        }
+        Ok(ports)
     }
 
     fn sessions(&mut self, devices: &[Name]) -> io::Result<Vec<Session>> {

@@ -3,11 +3,12 @@
 //! is missing is waited for, and logged once a minute.
 
 pub mod identities;
+mod ports;
 mod resume;
 mod secret_files;
 mod waiting;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -186,6 +187,7 @@ fn started<K: Kernel>(
         Some(was) => earlier_backends::<K, StartError>(context, &conf, &leased.host, was)?,
         None => Vec::new(),
     };
+    let leased = Leased { host: ports::with_those_of(context.kernel, leased.host, &earlier), ..leased };
     let (sends_earlier, clear_text) = (context.memory.sent_earlier(&conf, &earlier), context.memory.clear_text());
     Ok(Started { earlier, sends_earlier, clear_text, ..Started::new(conf, author, leased) })
 }
@@ -252,12 +254,14 @@ async fn lease<K: Kernel>(
     let mut picked = uplink::pick(&choice, &candidates)?;
     let public = (picked.public_v4, picked.public_v6);
     let previous = previous.or_else(|| context.memory.subnet(public, net_conf, context.store.capabilities()));
+    let ports = [backend.ports(&host(&picked, &machine, net_conf, Identities::default()))];
+    let ports = ports.into_iter().chain(context.memory.ports()).collect();
     let evidence = Evidence {
         reservations: register::names_its_leases(backend.kind()),
         previous,
         identities: identities::standing(&**backend, &machine, &context.secrets)?,
         public: vec![public],
-        ports: vec![backend.ports(&host(&picked, &machine, net_conf, Identities::default()))],
+        ports,
         other_uplink: candidates.possible_addresses(picked.uplink.name),
         ..Evidence::none(TYPES)
     };
@@ -274,6 +278,8 @@ async fn lease<K: Kernel>(
     let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
     let identities = identities::chosen(&**backend, &machine, kept, mine.as_ref().map(|lease| &lease.attrs))?;
     let host = host(&picked, &machine, net_conf, identities);
+    let kept_ports = ports::kept_ports(context.kernel, &**backend, &host);
+    let host = Host { kept_ports, ..host };
     let request = request(&host, conf, previous, mine, context.guard)?;
     let own = context.store.acquire(&request).await.map_err(failed("lease: "))?;
     Ok(Some(Leased { host, own, was: request.was, uplink: choice, chosen }))
@@ -332,6 +338,7 @@ pub fn host(picked: &Picked, machine: &Machine, net_conf: &NetConf, identities: 
         public_v4: picked.public_v4,
         public_v6: picked.public_v6,
         wireguard_port: picked.wireguard_port,
+        kept_ports: BTreeMap::new(),
         identities,
         routes: machine.on_link(),
         connected: machine.connected(&net_conf.networks),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_backends::host::Uplink;
+use weft_backends::host::{Host, Uplink};
 use weft_backends::state::Name;
 
 use super::Node;
@@ -132,6 +132,7 @@ impl<K: Kernel> Node<K> {
         self.uplink.problem = None;
         let now = self.plan.host();
         let host = acquire::host(&picked, &machine, self.plan.net_conf(), now.identities.clone());
+        let host = Host { kept_ports: now.kept_ports.clone(), ..host };
         let host = self.plan.without_own_networks(host);
         if host == *now {
             return false;

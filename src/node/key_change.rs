@@ -260,8 +260,9 @@ impl<K: Kernel> Node<K> {
             return Err(NoChange::Kernel(problem.clone()));
         }
         let pending = self.passer.pending();
-        let failed = |name| pending.get(&Key::Link(name)).map(|pending| pending.reason.to_string());
-        match self.plan.wireguard_devices().find_map(failed) {
+        // A device that works has the key, and lacks something else, such as its port.
+        let failed = |name| pending.get(&Key::Link(name)).filter(|pending| !pending.works);
+        match self.plan.wireguard_devices().find_map(failed).map(|pending| pending.reason.clone()) {
             Some(reason) => Err(NoChange::Kernel(reason)),
             None => Ok(()),
         }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use tokio::time::Instant;
 use weft_backends::backend::Backend;
+use weft_backends::host::Host;
 use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
 
@@ -137,8 +138,8 @@ impl<K: Kernel> Node<K> {
         tracing::info!(keys = %Shown(&changed.join(" ")), "net-conf changed: applied");
         let ParsedConf { text, net_conf, backend } = conf;
         self.net_conf.text = text;
-        let (host, own) = (self.plan.host().clone(), self.plan.own().clone());
-        self.own_lease.keeps_port |= self.plan.moved_port(&*backend).is_some();
+        let kept_ports = self.plan.ports_until_pass(&*backend, self.plan.host());
+        let (host, own) = (Host { kept_ports, ..self.plan.host().clone() }, self.plan.own().clone());
         self.plan.rebase(net_conf, backend, host, own);
         self.update_own_lease();
         NetConfChange::Applied
@@ -155,10 +156,7 @@ impl<K: Kernel> Node<K> {
             Refusal::KeyChanges => self.change.postponed = Some(text.to_owned()),
             Refusal::FixedDevice { .. } if self.plan.is_changing() => self.change.postponed = Some(text.to_owned()),
             Refusal::PortDuringChange { .. } => self.change.postponed = Some(text.to_owned()),
-            // A pass that gives the port to the device ends this reason.
-            Refusal::LeasesOutside { .. } | Refusal::PortAndMode { .. } => {
-                self.change.tried_again = Some(text.to_owned())
-            }
+            Refusal::LeasesOutside { .. } => self.change.tried_again = Some(text.to_owned()),
             _ => {}
         }
         self.net_conf.not_applied = Some(problem);
@@ -194,9 +192,7 @@ impl<K: Kernel> Node<K> {
     fn check_port(&self, backend: &dyn Backend) -> Result<(), Refusal> {
         let moved = self.plan.moved_port(backend).map(|device| device.to_string());
         if self.changes_mode(backend) {
-            let kept = self.own_lease.keeps_port.then(|| self.plan.wireguard_devices().next()).flatten();
-            let device = moved.or_else(|| kept.map(|device| device.to_string()));
-            return device.map_or(Ok(()), |device| Err(Refusal::PortAndMode { device }));
+            return moved.map_or(Ok(()), |device| Err(Refusal::PortAndMode { device }));
         }
         match moved.filter(|_| self.plan.has_earlier_mode()) {
             Some(device) => Err(Refusal::PortDuringChange { device }),

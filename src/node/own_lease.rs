@@ -36,9 +36,6 @@ pub(super) struct OwnLease {
     pub(super) tasks: LeaseTasks,
     /// What the open call asks the store to write.
     pub(super) requested: Option<Attrs>,
-    /// Net-conf names another port than our device has. Until a full pass has given it to the device, the lease goes on to name the earlier
-    /// one, because peers would send to a port on which nobody listens.
-    pub(super) keeps_port: bool,
     /// The lease changed while a call was open, so its answer may be out of date.
     must_recheck: bool,
     /// Whether another agent writes our lease again and again.
@@ -63,7 +60,6 @@ impl OwnLease {
         OwnLease {
             tasks,
             requested: None,
-            keeps_port: false,
             must_recheck: false,
             contest: Contest::default(),
             lost: None,
@@ -345,13 +341,7 @@ impl<K: Kernel> Node<K> {
     }
 
     fn advertised(&self) -> Result<Attrs, Skip> {
-        let (attrs, own) = (self.plan.advertise(self.plan.host())?, &self.plan.own().attrs);
-        if !self.own_lease.keeps_port || attrs.backend_type != own.backend_type {
-            return Ok(attrs);
-        }
-        // The addresses and the other ways are those of now.
-        let (backend_data, backend_v6_data) = (own.backend_data.clone(), own.backend_v6_data.clone());
-        Ok(Attrs { backend_data, backend_v6_data, ..attrs })
+        self.plan.advertise(self.plan.host())
     }
 
     /// Asks the store to write the own lease as it should be. During the pause of a contest this is left to

@@ -70,7 +70,7 @@ impl<K: Kernel> Node<K> {
         self.check_sysctls();
         self.update_rules();
         self.write_subnet_file();
-        self.publish_port();
+        self.publish_ports();
         self.pass_ended_in_change();
         self.schedule.full_pass_ended(started);
     }

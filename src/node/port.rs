@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use weft_backends::backend::Backend;
-use weft_backends::state::Key;
 
 use super::Node;
 use super::change::{NET_CONF, SETTLING};
@@ -73,15 +72,14 @@ impl<K: Kernel> Node<K> {
         }
     }
 
-    /// Lets our lease name the port of net-conf, if a full pass has given it to our devices. If the kernel refused it, peers go on sending to
-    /// the one before.
-    pub(super) fn publish_port(&mut self) {
-        let pending = self.passer.pending();
-        let is_refused = |name| pending.get(&Key::Link(name)).is_some_and(|pending| !pending.stands);
-        if self.kernel_problem.is_some() || self.plan.wireguard_devices().any(is_refused) {
+    /// Lets our lease name the ports on which our devices listen after a full pass: those of net-conf, if the kernel has accepted them.
+    pub(super) fn publish_ports(&mut self) {
+        if self.kernel_problem.is_some() {
             return;
         }
-        if std::mem::take(&mut self.own_lease.keeps_port) {
+        let kept = self.plan.ports_after_pass(self.passer.listening());
+        if kept != self.plan.host().kept_ports {
+            self.plan.keep_ports(kept);
             self.update_own_lease();
         }
     }

@@ -176,7 +176,7 @@ impl<K: Kernel> Node<K> {
     /// Returns what the own device lacks although it carries packets. Nothing waits for it.
     fn device_warnings(&self) -> impl Iterator<Item = String> {
         let lacking = self.pending_of_own_device().filter(|(_, pending)| pending.works);
-        lacking.map(|(key, pending)| format!("{key}: {}; packets do not need it", pending.reason))
+        lacking.map(|(key, pending)| format!("{key}: {}; packets pass meanwhile", pending.reason))
     }
 
     fn pending_of_own_device(&self) -> impl Iterator<Item = (&Key, &Pending)> {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which devices a pass may change. This is decided from what the last full pass found in the kernel, without any effects.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use weft_backends::diff::{self, Op};
 use weft_backends::owner::{Ownership, PROTOCOL};
-use weft_backends::state::{Key, Name, Observed, ObservedValue};
+use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::old_defects::{Defect, is_back};
 
 use crate::plan::{MAX_DEVICES, Plan};
@@ -50,6 +50,15 @@ impl Devices {
     /// Returns the devices that weft must not change.
     pub fn foreign(&self) -> &BTreeSet<Name> {
         &self.foreign
+    }
+
+    /// Returns the UDP ports on which the WireGuard devices of this plan listen. A foreign device is not ours.
+    pub fn listening(&self, plan: &Plan, observed: &Observed) -> BTreeMap<Name, u16> {
+        let port = |name: Name| match &observed.get(&Key::Link(name))?.value {
+            Value::Link(link) => Some((name, link.listening_port()?)),
+            _ => None,
+        };
+        plan.wireguard_devices().filter(|name| !self.foreign.contains(name)).filter_map(port).collect()
     }
 
     /// Returns false for an operation on a foreign device.

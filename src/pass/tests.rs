@@ -32,7 +32,8 @@ fn bench() -> (Plan, Passer<FakeKernel>, FakeKernel) {
     let mac = Mac([2, 0, 0, 0, 0, 1]);
     let (public_v4, routes) = (uplink.v4, OnLink::default());
     let (identities, connected) = (VtepMac::both(mac, mac), Connected::default());
-    let host = Host { uplink, public_v4, public_v6: None, wireguard_port: None, identities, routes, connected };
+    let (public_v6, wireguard_port, kept_ports) = Default::default();
+    let host = Host { uplink, public_v4, public_v6, wireguard_port, kept_ports, identities, routes, connected };
     let backend = make(&net_conf).unwrap();
     let kernel = FakeKernel::new(Machine::default(), PROTOCOL);
     (Plan::new(net_conf, backend, host, lease(1, 1)), Passer::new(kernel.clone()), kernel)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A plan with several backends, while net-conf changes the backend (docs/adr/020-live-change.md).
 
+use std::collections::BTreeMap;
+
 use weft_backends::backend::{Backend, Planned};
 use weft_backends::host::Host;
 use weft_backends::identity::Identities;
@@ -173,16 +175,50 @@ impl Plan {
 
     /// Returns the device of ours that gets another UDP port with this backend, if there is one.
     pub fn moved_port(&self, backend: &dyn Backend) -> Option<Name> {
-        let port = |value: &Value| match value {
+        let mut ports = backend.listen_ports(&self.host, &self.own).into_iter();
+        ports.find_map(|(name, wanted)| {
+            let have = self.wanted_port(name).filter(|_| self.is_own_device(&Key::Link(name)))?;
+            (have != wanted).then_some(name)
+        })
+    }
+
+    /// Returns the UDP port that this device should have, if it has one.
+    fn wanted_port(&self, name: Name) -> Option<u16> {
+        match self.index.desired(&Key::Link(name))? {
             Value::Link(link) => link.kind.listen_port(),
             _ => None,
-        };
-        let devices = backend.device(&self.host, &self.own);
-        devices.iter().find_map(|(key, wanted)| {
-            let Key::Link(name) = key else { return None };
-            let have = self.index.desired(key).filter(|_| self.is_own_device(key))?;
-            (port(&have).is_some() && port(&have) != port(wanted)).then_some(*name)
-        })
+        }
+    }
+
+    /// Returns the UDP ports on which our devices go on to listen until a full pass has given them those of this backend. `host` has its
+    /// identities.
+    pub fn ports_until_pass(&self, backend: &dyn Backend, host: &Host) -> BTreeMap<Name, u16> {
+        let mut kept = self.host.kept_ports.clone();
+        for (name, wanted) in backend.listen_ports(host, &self.own) {
+            let is_ours = self.is_device_of_ours(&Key::Link(name));
+            let have = kept.get(&name).copied().or_else(|| self.wanted_port(name).filter(|_| is_ours));
+            match have.filter(|have| *have != wanted) {
+                Some(have) => kept.insert(name, have),
+                None => kept.remove(&name),
+            };
+        }
+        kept
+    }
+
+    /// Returns the kept ports, now that a full pass has found these devices listening on these ports. One that does not listen keeps the
+    /// port that it had, because it may come back with that one.
+    pub fn ports_after_pass(&self, listening: &BTreeMap<Name, u16>) -> BTreeMap<Name, u16> {
+        let kept = self.wireguard_devices().filter_map(|name| {
+            let have = *listening.get(&name).or_else(|| self.host.kept_ports.get(&name))?;
+            (Some(have) != self.wanted_port(name)).then_some((name, have))
+        });
+        kept.collect()
+    }
+
+    /// Sets the ports on which our devices go on to listen. No entry depends on them.
+    pub fn keep_ports(&mut self, kept: BTreeMap<Name, u16>) {
+        self.host.kept_ports = kept;
+        self.extra_backends.update_host(&self.host);
     }
 
     /// Returns true if an earlier backend has the type of our lease's backend, so that both may use one device.
@@ -232,7 +268,9 @@ impl Plan {
     /// Makes the next backend that of our lease. The one before becomes an earlier one. Packets still go the way that they went. Returns the
     /// text of net-conf that is in force now. A full pass is necessary afterwards.
     pub fn switch_to_next(&mut self, text_before: String) -> Option<String> {
-        let ExtraBackend { text, net_conf, backend, host, .. } = self.extra_backends.next.take()?;
+        let ExtraBackend { text, net_conf, backend, mut host, .. } = self.extra_backends.next.take()?;
+        // Its device may stand already, as that of an earlier backend, and listen on another port.
+        host.kept_ports = self.ports_until_pass(&*backend, &host);
         self.begin_clear_text(&*backend);
         let before = Host { identities: self.host.identities.clone(), ..host.clone() };
         let net_conf = std::mem::replace(&mut self.net_conf, net_conf);

@@ -51,6 +51,11 @@ impl ExtraBackend {
         &self.text
     }
 
+    /// Returns its backend, with the facts of the host for it.
+    pub fn planned(&self) -> (&dyn Backend, &Host) {
+        (&*self.backend, &self.host)
+    }
+
     fn update_host(&mut self, host: &Host) {
         let identities = std::mem::take(&mut self.host.identities);
         self.host = Host { identities, ..host.clone() };

@@ -47,6 +47,7 @@ fn plan_of(backend_type: &str) -> Plan {
         uplink,
         public_v6: None,
         wireguard_port: None,
+        kept_ports: Default::default(),
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 1])),
         routes: OnLink::default(),
         connected: Connected::default(),

@@ -3,7 +3,6 @@
 
 use weft_backends::backend::Backend;
 use weft_backends::host::Host;
-use weft_backends::state::Value;
 use weft_backends::tunnel::{Tunnel, TunnelPeer};
 use weft_subnet::lease::Lease;
 
@@ -30,13 +29,8 @@ impl Plan {
     /// Returns the UDP port on which this node receives the packets of its own backend, if the links of the kernel do not show it.
     pub fn hidden_port(&self) -> Option<u16> {
         let of_agent = self.backend.tunnel(&self.host, &self.own).map(|tunnel| tunnel.port);
-        let links = self.backend.device(&self.host, &self.own);
-        of_agent.or_else(|| {
-            links.iter().find_map(|(_, value)| match value {
-                Value::Link(link) => link.kind.listen_port(),
-                _ => None,
-            })
-        })
+        let of_links = self.backend.listen_ports(&self.host, &self.own).into_iter().next();
+        of_agent.or_else(|| of_links.map(|(name, wanted)| *self.host.kept_ports.get(&name).unwrap_or(&wanted)))
     }
 
     /// Iterates over the peers of that tunnel. They are computed from the believed leases, and cost no memory until then.

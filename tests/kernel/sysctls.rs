@@ -36,8 +36,8 @@ fn plan() -> Plan {
     let uplink = Uplink { name: name("up0"), mtu: 1500, v4: "10.0.0.1".parse().ok(), v6: "fd00::1".parse().ok() };
     let (public_v4, public_v6) = (uplink.v4, uplink.v6);
     let (routes, connected) = (OnLink::default(), Default::default());
-    let host =
-        Host { uplink, public_v4, public_v6, wireguard_port: None, identities: Default::default(), routes, connected };
+    let (wireguard_port, kept_ports, identities) = Default::default();
+    let host = Host { uplink, public_v4, public_v6, wireguard_port, kept_ports, identities, routes, connected };
     let subnets = Subnets { v4: "10.5.1.0/24".parse().ok(), v6: "fd05:0:0:1::/64".parse().ok() };
     let own = Lease { id: subnets.to_key().into(), subnets, attrs: Attrs::default(), age: Age::default() };
     let backend = make(&net_conf).unwrap();

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # wireguard: net-conf names other ports, then one device for both families, and then a device for each again. n1 reads it seconds before n2 and n3,
-# under 100 packets per second. A change of ports loses what was on the way to the old port, and the others lose nothing.
+# under 100 packets per second. A change of ports loses what was on the way to the old port, and the others lose nothing. At last, another
+# device of n1 has the port of net-conf.
 ONE_LINK=yes
 . /lib.sh
 
@@ -72,4 +73,35 @@ done
 sleep 2
 no_loss "a device for each family"
 reach two
+
+# --- a port that is taken on n1: its lease goes on to name the port that its device has, also after a restart ---
+
+names() { grep -q "\"Port\":$2}.*\"Port\":$3}" "/store/subnets/$(base "$1")-24&"*; } # names NODE PORT PORT_V6
+refuses() { shows "port 51950: the UDP port of flannel-wg is taken|flannel-wg goes on with port" status "$1"; } # refuses NODE
+is_up() { shows "$2" ip -n "$1" -br link show dev "$2" up; } # is_up NODE DEVICE
+ip -n n1 link add taken type vxlan id 99 dev eth0 dstport 51950 nolearning
+ip -n n1 link set taken up
+config "$(conf ',"ListenPort":51950,"ListenPortV6":51951')"
+for n in n2 n3; do eventually "$n has the third port" 60 listens $n flannel-wg 51950; done
+eventually "n1 has the third port for IPv6 and names it" 60 names n1 51900 51951
+eventually "n1 says that the port is taken" 60 refuses n1
+check "n1 is ready" ready n1
+reach taken
+# The kernel gives a port that is taken to a device that is down, and then refuses to bring it up.
+ip -n n1 link set flannel-wg down
+eventually "flannel-wg of n1 is up again" 60 is_up n1 flannel-wg
+eventually "a device of n1 that somebody took down comes up with the port that it had" 60 listens n1 flannel-wg 51900
+eventually "n1 is ready again" 60 ready n1
+check "n1 still names the port that it has" names n1 51900 51951
+reach up
+stop n1 TERM || die "n1 did not end with 0"
+start n1
+eventually "n1 is ready after a restart" 60 ready n1
+eventually "n1 says again that the port is taken" 60 refuses n1
+check "after a restart n1 names the port that it has" names n1 51900 51951
+reach restarted
+ip -n n1 link del taken
+eventually "n1 has the third port" 90 listens n1 flannel-wg 51950
+eventually "n1 names the third port" 60 names n1 51950 51951
+reach three
 finish

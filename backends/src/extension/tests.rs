@@ -125,6 +125,7 @@ fn the_output_of_the_first_command_is_in_our_lease_if_it_fits() {
             public_v4: v4,
             public_v6: None,
             wireguard_port: None,
+            kept_ports: Default::default(),
             identities,
             routes: Default::default(),
             connected: Default::default(),

@@ -78,6 +78,7 @@ mod tests {
             public_v4: None,
             public_v6: None,
             wireguard_port: None,
+            kept_ports: Default::default(),
             identities: Default::default(),
             routes: Default::default(),
             connected: Default::default(),

@@ -128,6 +128,19 @@ fn the_ports_of_a_lease_show_whether_its_node_has_one_device_for_both_families()
 }
 
 #[test]
+fn our_lease_names_the_port_that_a_device_keeps() {
+    let backend = made(r#","ListenPort":4500"#);
+    let identities = backend.identities(&found(&Files::default(), &[]), None).unwrap();
+    let host = Host { kept_ports: [(Name::new("flannel-wg").unwrap(), 51820)].into(), identities, ..node() };
+    let lease = |host: &Host| lease::ports(&backend.advertise(host).unwrap());
+    let (subnets, age) = (Subnets::default(), Default::default());
+    let own = Lease { id: "".into(), subnets, attrs: Attrs::default(), age };
+    let wanted = backend.listen_ports(&host, &own);
+    assert_eq!((lease(&host), wanted.into_values().collect::<Vec<_>>()), ([Some(51820), None], vec![4500]));
+    assert_eq!(lease(&Host { kept_ports: Default::default(), ..host }), [Some(4500), None]);
+}
+
+#[test]
 fn flannels_key_is_taken_over_and_outlives_a_boot() {
     let files = Files::with(&[(FLANNELS, PRIVATE)]);
     assert_eq!(public(&files).unwrap(), PUBLIC);
@@ -307,6 +320,7 @@ fn node() -> Host {
         public_v4: None,
         public_v6: None,
         wireguard_port: None,
+        kept_ports: Default::default(),
         identities: Default::default(),
         routes: Default::default(),
         connected: Default::default(),

@@ -61,6 +61,7 @@ fn empty(kind: &str) -> Plan {
         public_v4: Some(address),
         public_v6: None,
         wireguard_port: None,
+        kept_ports: Default::default(),
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])),
         routes: OnLink::new([(on_link, 0, Reach::Link(name))]),
         connected: Default::default(),

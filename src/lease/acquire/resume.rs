@@ -6,8 +6,10 @@ use std::cell::OnceCell;
 
 use weft_backends::backend::{Backend, Skip};
 use weft_backends::host::Host;
+use weft_backends::register::TYPES;
 use weft_backends::state::Name;
 use weft_subnet::attrs::Attrs;
+use weft_subnet::backend_types::PublicPorts;
 use weft_subnet::cidr::{Subnets, family};
 use weft_subnet::evidence::Public;
 use weft_subnet::net_conf::NetConf;
@@ -17,7 +19,8 @@ use weft_subnet::saved_peers::{ClearText, Expiry, Head, Saved};
 use weft_subnet::source::Capabilities;
 
 use super::{
-    Kept, Leased, StartContext, Started, candidates, earlier_backends, host, identities, read_subnet_file, with_chosen,
+    Kept, Leased, StartContext, Started, candidates, earlier_backends, host, identities, ports, read_subnet_file,
+    with_chosen,
 };
 use crate::extension::FirstError;
 use crate::kernel::{Kernel, Machine, MachineError};
@@ -63,6 +66,13 @@ impl EarlierRun {
         let head = self.head()?;
         let same = NetConf::parse(&head.config).is_ok_and(|then| then.networks == net_conf.networks);
         (same && head.public == public).then_some(head.own.subnets)
+    }
+
+    /// Returns the UDP ports that our saved lease names, if it names any. A device may have kept a port that is not that of net-conf, and
+    /// after a boot there is no device that shows it.
+    pub(super) fn ports(&mut self) -> Option<PublicPorts> {
+        let ports = (TYPES.ports)(&self.head()?.own.attrs);
+        ports.iter().any(Option::is_some).then_some(ports)
     }
 
     /// Returns the uplink that this node had, for a choice with these flags. Its age does not matter, because it is used only if the
@@ -312,7 +322,10 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
     let of_lease = context.memory.other_backend(&conf);
     let host_of = |conf: &ParsedConf| host_of(context, &picked, &machine, conf, &own.attrs);
     let Beside { conf, host, mut earlier } = beside_that_of_lease(conf, of_lease, host_of)?;
+    let kept_ports = ports::kept_ports(context.kernel, &*conf.backend, &host);
+    let host = Host { kept_ports, ..host };
     earlier.extend(earlier_backends::<K, Unusable>(context, &conf, &host, &own.attrs)?);
+    let host = ports::with_those_of(context.kernel, host, &earlier);
     let leased = Leased { host, own, was: None, uplink: choice, chosen: head.chosen };
     let sends_earlier = context.memory.sent_earlier(&conf, &earlier);
     Ok(Started { earlier, sends_earlier, clear_text: head.clear_text, ..Started::new(conf, author, leased) })

@@ -4,13 +4,17 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
+use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::identity::Secrets;
-use weft_backends::state::{Mac, Name};
+use weft_backends::link::Link;
+use weft_backends::state::{Key, Mac, Name, Value};
+use weft_backends::wireguard::WireGuardLink;
 use weft_backends::wireguard_key::{KeyPair, Secret};
 use weft_subnet::connected::Connected;
 use weft_subnet::lease::Record;
@@ -188,6 +192,8 @@ struct Case {
     accepted: Option<(&'static str, String)>,
     /// The earlier run still sent packets by the earlier backends.
     sends_earlier: bool,
+    /// The port on which the device flannel-wg listens.
+    listens: Option<u16>,
     /// The files with private keys of WireGuard: `flannel`, `kept` for the one in the state directory, and `next` for the one of a change.
     keys: Vec<(&'static str, String)>,
     /// Gets the networks of the host that the store was told.
@@ -201,7 +207,7 @@ impl Default for Case {
     fn default() -> Case {
         let (choice, saved) = (UplinkChoice::default(), Some(used("")));
         let (others, earlier, keys) = (Vec::new(), Vec::new(), Vec::new());
-        let (config, saved_config, content, accepted) = Default::default();
+        let (config, saved_config, content, accepted, listens) = Default::default();
         let (store, env, published, guard, sends_earlier) = (true, None, "192.168.0.1", false, false);
         let connected = Rc::default();
         Case {
@@ -218,6 +224,7 @@ impl Default for Case {
             content,
             accepted,
             sends_earlier,
+            listens,
             keys,
             connected,
         }
@@ -249,6 +256,16 @@ fn write_keys(
     (secrets, keys)
 }
 
+/// Returns the kernel of this machine. Its device flannel-wg listens on this port, if there is one.
+fn kernel_of(machine: Machine, listens: Option<u16>) -> FakeKernel {
+    let mut kernel = FakeKernel::new(machine, 90);
+    if let Some(port) = listens {
+        let link = Link { kind: Arc::new(WireGuardLink { public: None, port }), mtu: 1420, mac: None, up: true };
+        kernel.apply(&[Op::Ensure(Key::Link(Name::new("flannel-wg").unwrap()), Value::link(link))]);
+    }
+    kernel
+}
+
 /// Gives a lease this type and this data, if there are any.
 fn set_content(lease: &mut Lease, content: Option<(&'static str, String)>) {
     if let Some((kind, data)) = content {
@@ -265,7 +282,9 @@ fn shown(started: &Started, with_key: bool) -> String {
     let wanted = started.wanted.iter().map(|text| format!(", then {}", NetConf::parse(text).unwrap().backend_type));
     let [key, _] = host.identities.public();
     let key = key.filter(|_| with_key).map(|key| format!(", key {key}"));
-    let others: String = others.chain(earlier).chain(wanted).chain(key).collect();
+    let [named, _] = (TYPES.ports)(&own.attrs);
+    let ports = host.kept_ports.iter().map(|(name, port)| format!(", {name} has {port} and the lease {named:?}"));
+    let others: String = others.chain(earlier).chain(wanted).chain(key).chain(ports).collect();
     format!("{} {} {}{others}", host.uplink.name, host.public_v4.unwrap(), own.subnets)
 }
 
@@ -300,7 +319,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
     let leases = case.store.then(|| RefCell::new(vec![mine]));
     let (config, connected) = (case.config, case.connected);
     let store: Rc<dyn Source> = Rc::new(Memories { leases, config, connected, ..Memories::default() });
-    let mut kernel = FakeKernel::new(machine, 90);
+    let mut kernel = kernel_of(machine, case.listens);
     let place = StartContext {
         store: &*store,
         kernel: &mut kernel,
@@ -604,6 +623,85 @@ async fn a_start_while_an_option_changes_begins_with_the_net_conf_that_was_in_fo
         assert_eq!(starts(case(r#","VNI":7"#), with()).await.as_ref(), Some(&goes_on));
         let other = starts(case(r#","VNI":7,"MTU":1400"#), with()).await;
         assert_eq!(other, Some(format!("{goes_on}, then vxlan")));
+    })
+    .await;
+}
+
+/// Net-conf has named another port before the agent was started. The kernel may refuse it.
+#[tokio::test]
+async fn the_first_lease_names_the_port_on_which_the_device_listens() {
+    local(async {
+        let key = KeyPair::of(Secret::new([1; 32]));
+        let conf = net_conf("wireguard").replace("}}", r#","ListenPort":4500}}"#);
+        let case = |store, listens| Case {
+            store,
+            config: Some(conf.clone()),
+            saved_config: Some(conf.clone()),
+            env: ENV,
+            content: Some(("wireguard", format!(r#"{{"PublicKey":"{}","Port":51820}}"#, key.public_key()))),
+            keys: vec![("flannel", key.private().to_base64())],
+            listens,
+            ..Case::default()
+        };
+        let with = || with_device(machine(), "flannel-wg", None);
+        for store in [true, false] {
+            let got = starts(case(store, Some(51820)), with()).await;
+            assert_eq!(got, Some(format!("{KEPT}, flannel-wg has 51820 and the lease Some(51820)")), "{store}");
+            assert_eq!(starts(case(store, Some(4500)), with()).await.as_deref(), Some(KEPT), "{store}");
+        }
+        // The device of another agent of this host is not ours.
+        let mut others = with();
+        others.links.last_mut().unwrap().creator = Creator::AnotherAgent;
+        assert_eq!(starts(case(true, Some(51820)), others).await.as_deref(), Some(KEPT));
+    })
+    .await;
+}
+
+/// Our lease names the port that the device had. After a boot no device shows it, and another port at our address may be that of another
+/// node behind the same NAT.
+#[tokio::test]
+async fn a_node_whose_device_had_kept_its_port_finds_its_lease_after_a_boot() {
+    local(async {
+        let key = KeyPair::of(Secret::new([1; 32]));
+        let conf = net_conf("wireguard").replace("}}", r#","ListenPort":4500}}"#);
+        let case = Case {
+            config: Some(conf.clone()),
+            saved_config: Some(conf),
+            content: Some(("wireguard", format!(r#"{{"PublicKey":"{}","Port":51820}}"#, key.public_key()))),
+            keys: vec![("flannel", key.private().to_base64())],
+            ..Case::default()
+        };
+        assert_eq!(starts(case, machine()).await.as_deref(), Some(KEPT));
+    })
+    .await;
+}
+
+/// The other way in our lease names the port that the device has.
+#[tokio::test]
+async fn a_start_finds_the_port_that_a_device_of_an_earlier_backend_keeps() {
+    local(async {
+        let (mac, key) = (Mac([2, 0, 0, 0, 0, 1]), KeyPair::of(Secret::new([1; 32])));
+        let data = format!(r#"{{"PublicKey":"{}","Port":51820}}"#, key.public_key());
+        let base = lease(own(), "192.168.0.1").attrs;
+        let way = Attrs { backend_type: "wireguard".into(), backend_data: Some(data.into()), ..base };
+        for store in [true, false] {
+            let case = Case {
+                store,
+                config: Some(net_conf("vxlan")),
+                saved_config: Some(net_conf("vxlan")),
+                earlier: vec![net_conf("wireguard").replace("}}", r#","ListenPort":4500}}"#)],
+                env: ENV,
+                content: Some(("vxlan", format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#))),
+                others: vec![way.clone()],
+                keys: vec![("flannel", key.private().to_base64())],
+                listens: Some(51820),
+                ..Case::default()
+            };
+            let got =
+                starts(case, with_device(with_device(machine(), "flannel-wg", None), "flannel.1", Some(mac))).await;
+            let kept = "flannel-wg has 51820 and the lease None";
+            assert_eq!(got, Some(format!("{KEPT}, also by wireguard, earlier wireguard, {kept}")), "{store}");
+        }
     })
     .await;
 }

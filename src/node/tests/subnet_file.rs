@@ -72,7 +72,7 @@ async fn subnet_env_does_not_wait_for_attributes_that_packets_do_not_need() {
                 let texts = status.problems.into_iter().map(|problem| problem.text);
                 texts.filter(|text| text.contains("flannel.1")).collect()
             };
-            assert_eq!(of_device(shown), ["link flannel.1: alias: ERANGE; packets do not need it"]);
+            assert_eq!(of_device(shown), ["link flannel.1: alias: ERANGE; packets pass meanwhile"]);
             test.kernel.fail(Key::Link(flannel()), None);
             test.node.full_pass(Cause::Retry).await;
             assert_eq!(of_device(status(&mut test)), [""; 0]);

@@ -262,6 +262,25 @@ async fn the_key_stays_if_the_kernel_refuses_the_new_one() {
     .await;
 }
 
+/// The device has the new key, and goes on with its port.
+#[tokio::test]
+async fn the_key_changes_although_the_port_is_refused() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, answer) = (device_key(&test), rotate(&mut test));
+        assert!(test.asked(1).await);
+        let missing = "the port is taken".to_owned();
+        let refused = Outcome::Partly { missing, retry: true, works: true };
+        test.kernel.fail(Key::Link(Name::new("flannel-wg").unwrap()), Some(refused));
+        test.answer().await;
+        assert!(test.asked(2).await);
+        assert!(!test.store.retakes.borrow()[1].backend_data.as_deref().unwrap().contains(&before));
+        test.answer().await;
+        assert!(answer.await.unwrap().is_ok());
+    })
+    .await;
+}
+
 /// A net-conf that was refused is tried again at the end of each pass, also of the one that gives the device the new key.
 #[tokio::test]
 async fn a_net_conf_that_is_applied_meanwhile_publishes_no_key_that_the_kernel_refuses() {

@@ -2,11 +2,15 @@
 //! Other options of wireguard in net-conf while the agent runs: its ports, and whether both families have one device.
 
 use tokio::time::Instant;
+use weft_backends::host::Host;
+use weft_backends::link::Link;
+use weft_backends::state::ObservedValue;
 use weft_backends::wireguard::WireGuardLink;
 use weft_backends::wireguard_key::PublicKey;
 
 use super::*;
 use crate::kernel::Outcome;
+use crate::plan::ExtraBackend;
 
 const GRACE: Duration = Duration::from_secs(60);
 const OWN: &str = "10.5.1.0-24&fd05:0:0:1::-64";
@@ -39,18 +43,43 @@ fn record(id: &str, attrs: Attrs) -> Record {
     Record { id: id.into(), lease: Ok(Lease { attrs, ..lease(id, "192.168.0.1") }) }
 }
 
-/// A node of this net-conf, with a file that has its key, and a peer with a device for each family.
-async fn node(conf: &str, ports: [u16; 2]) -> TestNode {
-    let key = KeyPair::of(Secret::new([1; 32]));
-    let own = record(OWN, attrs(1, &key.public_key().to_string(), ports));
-    let mut test = TestNode::of((conf, own.lease.clone().unwrap()), OnLostLease::Hold, RuleOptions::default());
+fn key() -> KeyPair {
+    KeyPair::of(Secret::new([1; 32]))
+}
+
+/// What the lease of this node says.
+fn own(ports: [u16; 2]) -> Attrs {
+    attrs(1, &key().public_key().to_string(), ports)
+}
+
+/// A node that continues from what `alter` makes of a start with this net-conf and this lease, with a file that has its key. It has not
+/// started.
+fn stopped(conf: &str, own: &Record, alter: impl FnOnce(&mut Started)) -> TestNode {
+    let lease = own.lease.clone().unwrap();
+    let mut test = TestNode::altered((conf, lease), OnLostLease::Hold, RuleOptions::default(), alter);
     let dir = test.file.parent().unwrap();
     test.node.context.secrets =
         acquire::SecretFiles::new(Some(&dir.join("state"))).with_wireguard_keys(&dir.join("wgkey"), &test.file);
-    std::fs::write(dir.join("wgkey"), key.private().to_base64()).unwrap();
+    std::fs::write(dir.join("wgkey"), key().private().to_base64()).unwrap();
+    test
+}
+
+/// A node of this net-conf, with a file that has its key, and a peer with a device for each family.
+async fn node(conf: &str, ports: [u16; 2]) -> TestNode {
+    let own = record(OWN, own(ports));
+    let mut test = stopped(conf, &own, |_| {});
     let records = vec![own, record(PEER, peer([51820, 51821]))];
     test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
     test
+}
+
+fn named(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+/// The kernel's answer to a port that another program has. The device goes on with the port that it has.
+fn port_is_taken() -> Outcome {
+    Outcome::Partly { missing: "the port is taken".to_owned(), retry: true, works: true }
 }
 
 impl TestNode {
@@ -63,6 +92,13 @@ impl TestNode {
         let change = RecordChange::Written(record(PEER, attrs));
         self.node.store_changed(vec![Event::Changes(vec![change])]).await;
         self.node.tick().await;
+    }
+
+    /// Lets a device stand that listens on this port.
+    fn listens(&self, device: Name, port: u16) {
+        let kind = Arc::new(WireGuardLink { public: Some(key().public_key()), port });
+        let value = Value::link(Link { kind, mtu: 1420, mac: None, up: true });
+        self.kernel.disturb(Key::Link(device), Some(ObservedValue { value, protocol: PROTOCOL, mark: true }), false);
     }
 
     /// The ports of our devices, by name.
@@ -251,6 +287,153 @@ async fn a_node_that_gives_no_sign_is_reached_as_net_conf_says_after_ten_grace_t
         tick::wake_ups(&mut test, GRACE * 2).await;
         assert_eq!(test.devices_of_ipv6(), (vec!["flannel-wg".to_owned()], "flannel-wg".to_owned()));
         assert!(!test.node.plan.is_changing());
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_has_its_port_is_published_although_the_other_one_has_not() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        let device = Key::Link(named("flannel-wg-v6"));
+        test.kernel.fail(device, Some(port_is_taken()));
+        test.reads(conf(r#","ListenPort":4500,"ListenPortV6":4501"#)).await;
+        assert!(test.asked(1).await);
+        assert_eq!(test.asked_ports(), ([Some(4500), Some(51821)], None));
+        assert_eq!(test.node.device_problem(), None, "peers reach the node at the port of its lease");
+        let problems: Vec<String> = test.node.status().problems.into_iter().map(|problem| problem.text).collect();
+        let wanted = "link flannel-wg-v6: the port is taken; packets pass meanwhile";
+        assert!(problems.iter().any(|problem| problem == wanted), "{problems:?}");
+        test.answer().await;
+        test.kernel.fail(device, None);
+        test.node.full_pass(Cause::Audit).await;
+        assert!(test.asked(2).await);
+        assert_eq!(test.asked_ports(), ([Some(4500), Some(4501)], None));
+    })
+    .await;
+}
+
+/// A second change of the backend leads back to wireguard, with a third port.
+#[tokio::test(start_paused = true)]
+async fn no_way_in_the_lease_names_a_port_that_the_device_does_not_have() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        let device = Key::Link(named("flannel-wg"));
+        test.kernel.fail(device, Some(port_is_taken()));
+        test.reads(conf(r#","ListenPort":4500"#)).await;
+        assert!(test.asked(0).await);
+        test.node.context.options.change_grace = GRACE;
+        let has = [Some(51820), Some(51821)];
+        test.reads(conf("").replace("wireguard", "vxlan")).await;
+        assert!(test.asked(1).await);
+        assert_eq!(test.asked_ports(), ([None, None], Some(has)));
+        test.answer().await;
+        test.reads(conf(r#","ListenPort":4501"#)).await;
+        assert!(test.asked(2).await);
+        assert_eq!(test.asked_ports(), (has, Some([None, None])));
+        test.answer().await;
+        test.kernel.fail(device, None);
+        test.node.full_pass(Cause::Audit).await;
+        assert!(test.asked(3).await);
+        assert_eq!((test.asked_ports().0, test.ports()[0].1), ([Some(4501), Some(51821)], 4501));
+    })
+    .await;
+}
+
+/// Net-conf changed the port while the agent was away, or the kernel refused the port before that.
+#[tokio::test(start_paused = true)]
+async fn after_a_start_the_lease_names_another_port_when_the_device_has_it() {
+    local(async {
+        for is_taken in [false, true] {
+            let (device, own) = (named("flannel-wg"), record(OWN, own([51820, 51821])));
+            let mut test = stopped(&conf(r#","ListenPort":4500"#), &own, |started| {
+                started.host.kept_ports.insert(device, 51820);
+            });
+            test.listens(device, 51820);
+            test.kernel.fail(Key::Link(device), is_taken.then(port_is_taken));
+            test.node.start(vec![Event::Snapshot { records: vec![own], reset: false }]).await;
+            assert!(test.asked(usize::from(!is_taken)).await, "{is_taken}");
+            if !is_taken {
+                assert_eq!(test.asked_ports(), ([Some(4500), Some(51821)], None));
+                continue;
+            }
+            let problems = test.node.status().problems;
+            assert!(problems.iter().any(|problem| problem.text.contains("the port is taken")), "{problems:?}");
+            // Other changes of the lease do not wait for it.
+            test.node.store_changed(vec![Event::Changes(vec![RecordChange::Removed(OWN.into())])]).await;
+            assert!(test.asked(1).await);
+            assert_eq!(test.asked_ports(), ([Some(51820), Some(51821)], None));
+        }
+    })
+    .await;
+}
+
+/// The device of an earlier backend has kept its port. `is_known` says whether the start has asked for it.
+#[tokio::test(start_paused = true)]
+async fn after_a_start_an_earlier_way_names_the_port_that_its_device_has() {
+    local(async {
+        for is_known in [true, false] {
+            let device = named("flannel-wg");
+            let data: Option<Box<str>> = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#.into());
+            let (way, backend_type) = (own([51820, 51821]), "vxlan".to_owned());
+            let vxlan = Attrs { backend_type, backend_data: data.clone(), backend_v6_data: data, ..way.clone() };
+            let own = record(OWN, vxlan.with_other_ways(&[way]));
+            let mut test = stopped(&conf("").replace("wireguard", "vxlan"), &own, |started| {
+                let host = Host { identities: key().both(), ..started.host.clone() };
+                let earlier = ParsedConf::parse(&conf(r#","ListenPort":4500"#)).unwrap();
+                started.earlier = vec![ExtraBackend::new(earlier, host)];
+                started.host.kept_ports.extend(is_known.then_some((device, 51820)));
+            });
+            test.listens(device, 51820);
+            test.kernel.fail(Key::Link(device), Some(port_is_taken()));
+            let wanted = |test: &TestNode| test.node.plan.advertise(test.node.plan.host()).unwrap().other_ways();
+            let ports = weft_backends::register::TYPES.ports;
+            assert_eq!(ports(&wanted(&test)[0])[0], Some(if is_known { 51820 } else { 4500 }));
+            let records = vec![own, record(PEER, peer([51820, 51821]))];
+            test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+            assert_eq!(ports(&wanted(&test)[0]), [Some(51820), Some(51821)], "{is_known}");
+        }
+    })
+    .await;
+}
+
+/// Somebody gives the device another port, and another program takes that of net-conf meanwhile.
+#[tokio::test(start_paused = true)]
+async fn the_lease_follows_a_port_that_somebody_gave_to_the_device() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        let device = named("flannel-wg");
+        test.listens(device, 4777);
+        test.kernel.fail(Key::Link(device), Some(port_is_taken()));
+        test.node.full_pass(Cause::Audit).await;
+        assert!(test.asked(1).await);
+        assert_eq!(test.asked_ports(), ([Some(4777), Some(51821)], None));
+        test.answer().await;
+        test.kernel.fail(Key::Link(device), None);
+        test.node.full_pass(Cause::Audit).await;
+        assert!(test.asked(2).await);
+        assert_eq!(test.asked_ports(), ([Some(51820), Some(51821)], None));
+        // What a pass repairs is not published.
+        test.answer().await;
+        test.listens(device, 4777);
+        test.node.full_pass(Cause::Audit).await;
+        assert!(test.asked(2).await);
+    })
+    .await;
+}
+
+/// A port may be refused for days. Both ways in the lease name the one that the device has.
+#[tokio::test(start_paused = true)]
+async fn the_mode_changes_although_a_port_is_refused() {
+    local(async {
+        let mut test = node(&conf(""), [51820, 51821]).await;
+        test.kernel.fail(Key::Link(named("flannel-wg")), Some(port_is_taken()));
+        test.reads(conf(r#","ListenPort":4500"#)).await;
+        assert!(test.asked(0).await);
+        test.reads(conf(r#","ListenPort":4500,"Mode":"ipv4""#)).await;
+        assert_eq!(test.node.net_conf.not_applied, None);
+        assert!(test.asked(1).await);
+        assert_eq!(test.asked_ports(), ([Some(51820); 2], Some([Some(51820), Some(51821)])));
     })
     .await;
 }

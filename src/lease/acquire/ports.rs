@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The UDP ports of WireGuard devices that stand before a start. Our lease goes on to name them until the first pass has given the devices
+//! those of net-conf. Before that nobody listens on the ports of net-conf, and if another program has one of them, the kernel refuses it
+//! for days.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use weft_backends::backend::Backend;
+use weft_backends::host::Host;
+use weft_backends::state::Name;
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::lease::{Age, Lease};
+
+use crate::kernel::{Creator, Kernel};
+use crate::plan::ExtraBackend;
+
+/// Returns the ports on which devices of this backend listen already, if they are others than it wants. `host` has its identities.
+pub(super) fn kept_ports<K: Kernel>(kernel: &mut K, backend: &dyn Backend, host: &Host) -> BTreeMap<Name, u16> {
+    // No port depends on our lease, which is not known yet.
+    let own = Lease { id: "".into(), subnets: Subnets::default(), attrs: Attrs::default(), age: Age::default() };
+    let wanted = backend.listen_ports(host, &own);
+    let listening = listening(kernel, &wanted).unwrap_or_else(|error| {
+        tracing::warn!("read the ports of WireGuard devices: {error}: our lease names those of net-conf");
+        BTreeMap::new()
+    });
+    let kept: BTreeMap<Name, u16> =
+        listening.into_iter().filter(|(name, port)| wanted.get(name) != Some(port)).collect();
+    // One of them may be the port that another device has in net-conf. Our lease cannot name both, so it names those of net-conf.
+    let with_kept = Host { kept_ports: kept.clone(), ..host.clone() };
+    if backend.advertise(&with_kept).is_ok() { kept } else { BTreeMap::new() }
+}
+
+/// Adds the ports that devices of earlier backends keep. Our lease names them in its other ways.
+pub(super) fn with_those_of<K: Kernel>(kernel: &mut K, mut host: Host, earlier: &[ExtraBackend]) -> Host {
+    for (backend, of_backend) in earlier.iter().map(ExtraBackend::planned) {
+        for (name, port) in kept_ports(kernel, backend, of_backend) {
+            host.kept_ports.entry(name).or_insert(port);
+        }
+    }
+    host
+}
+
+/// Returns the ports on which those of these devices listen that may be ours.
+fn listening<K: Kernel>(kernel: &mut K, wanted: &BTreeMap<Name, u16>) -> io::Result<BTreeMap<Name, u16>> {
+    if wanted.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let links = kernel.machine()?.links;
+    let may_be_ours =
+        |name: &Name| links.iter().any(|link| link.name == *name && link.creator != Creator::AnotherAgent);
+    let devices: Vec<Name> = wanted.keys().copied().filter(may_be_ours).collect();
+    if devices.is_empty() { Ok(BTreeMap::new()) } else { kernel.listen_ports(&devices) }
+}
