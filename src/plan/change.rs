@@ -43,8 +43,8 @@ pub struct NextBackend {
 }
 
 impl Plan {
-    /// Plans a lease by the backends that understand one of its ways. The entries of all of them stand, so that packets arrive whatever
-    /// way the peer prefers. Only the first that reaches the peer gets the routes. Returns `None` if no backend understands a way.
+    /// Plans a lease by its ways ([`Plan::usable`]). The entries of all of them stand, so that packets arrive whatever way the peer
+    /// prefers. Only the first that reaches the peer gets the routes. Returns `None` if there is none.
     pub(super) fn plan_by_ways(&mut self, lease: &Lease) -> Option<Reached> {
         let main = Attrs { other_ways: None, ..lease.attrs.clone() };
         let others = lease.attrs.other_ways();
@@ -57,12 +57,8 @@ impl Plan {
         }
         let mut found: Vec<(Which, Planned)> = Vec::new();
         let mut needed = Vec::new();
-        for which in self.extra_backends.order() {
+        for (which, at) in self.usable(lease, &ways, encrypts) {
             let Some((backend, host)) = self.backend_of(which) else { continue };
-            if matches!(which, Which::Earlier(_)) && !self.may_send_by(backend.kind(), lease, encrypts) {
-                continue;
-            }
-            let Some(at) = ways.iter().position(|way| backend.understands(&way.attrs)) else { continue };
             found.push((which, backend.plan(host, &self.own, &ways[at])));
             // The peer may know this way only, or prefer it.
             if let Which::Earlier(number) = which
@@ -101,6 +97,32 @@ impl Plan {
         self.extra_backends.need(&lease.id, needed);
         let kind = self.backend_of(which).map_or(self.backend.kind(), |(backend, _)| backend.kind());
         Some(Reached { planned, kind })
+    }
+
+    /// Returns the backends by which packets may go to this lease, in the order in which they are preferred, each with the place of the
+    /// first way that it understands. `encrypts` says whether the lease names the type of ours.
+    ///
+    /// If there is none, and the lease names one way alone, a node of flannel may have other options than it says. Then the first backend
+    /// of its type counts, so that it is reached as before the change.
+    fn usable(&self, lease: &Lease, ways: &[Lease], encrypts: bool) -> Vec<(Which, usize)> {
+        let mut order = self.extra_backends.order();
+        order.retain(|which| match (which, self.backend_of(*which)) {
+            (Which::Earlier(_), Some((backend, _))) => self.may_send_by(backend.kind(), lease, encrypts),
+            _ => true,
+        });
+        let place = |which: &Which, by_type: bool| {
+            let (backend, _) = self.backend_of(*which)?;
+            let fits = |way: &Lease| match by_type {
+                true => backend.serves(&way.attrs.backend_type) && !backend.knows_options_of_flannel(),
+                false => backend.understands(&way.attrs),
+            };
+            Some((*which, ways.iter().position(fits)?))
+        };
+        let found: Vec<(Which, usize)> = order.iter().filter_map(|which| place(which, false)).collect();
+        if !found.is_empty() || ways.len() > 1 {
+            return found;
+        }
+        order.iter().find_map(|which| place(which, true)).into_iter().collect()
     }
 
     /// Returns the routes of all backends to all of Network, while there are several backends.

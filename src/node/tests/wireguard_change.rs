@@ -437,3 +437,62 @@ async fn the_mode_changes_although_a_port_is_refused() {
     })
     .await;
 }
+
+/// The lease of flannel is the same with one device as with two, so it cannot be told that this node has only one
+/// (docs/adr/020-live-change.md).
+#[tokio::test(start_paused = true)]
+async fn towards_a_device_for_each_family_a_node_of_flannel_is_reached_as_net_conf_says_at_once() {
+    local(async {
+        let mut test = node(&conf(r#","Mode":"ipv4""#), [51820, 51820]).await;
+        test.node.context.options.change_grace = GRACE;
+        assert_eq!(test.devices_of_ipv6().1, "flannel-wg");
+        test.reads(conf("")).await;
+        test.answer().await;
+        assert_eq!(test.devices_of_ipv6().1, "flannel-wg-v6");
+    })
+    .await;
+}
+
+const OWN_IPV6: &str = "fd05:0:0:1::-64";
+const PEER_IPV6: &str = "fd05:0:0:2::-64";
+
+fn conf_of_ipv6(options: &str) -> String {
+    let families = r#""EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+    format!(r#"{{{families},"Backend":{{"Type":"wireguard"{options}}}}}"#)
+}
+
+fn of_ipv6(attrs: Attrs) -> Attrs {
+    Attrs { public_ip: None, backend_data: None, ..attrs }
+}
+
+/// A node without IPv4, and one of flannel. Both have one device. That of flannel names a port on which it does not listen.
+async fn node_of_ipv6() -> TestNode {
+    let own = record(OWN_IPV6, of_ipv6(own([0, 51820])));
+    let mut test = stopped(&conf_of_ipv6(r#","Mode":"ipv6""#), &own, |_| {});
+    let records = vec![own, record(PEER_IPV6, of_ipv6(peer([0, 51821])))];
+    test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+    test
+}
+
+/// flannel names two ports in every mode, so neither the earlier backend nor the next one understands the lease of a node with one device.
+#[tokio::test(start_paused = true)]
+async fn a_node_of_flannel_with_one_device_is_reached_as_before_when_the_type_changes() {
+    local(async {
+        let dual = (node(&conf(r#","Mode":"auto""#), [51820, 51820]).await, conf(""));
+        let ipv6 = (node_of_ipv6().await, conf_of_ipv6(""));
+        for (mut test, conf) in [dual, ipv6] {
+            test.node.context.options.change_grace = GRACE;
+            let before = (vec!["flannel-wg".to_owned()], "flannel-wg".to_owned());
+            assert_eq!(test.devices_of_ipv6(), before);
+            test.reads(conf.replace("wireguard", "vxlan")).await;
+            assert!(test.asked(1).await);
+            assert_eq!(test.devices_of_ipv6(), before, "{conf}");
+            test.answer().await;
+            tick::wake_ups(&mut test, GRACE * 2).await;
+            assert_eq!(test.devices_of_ipv6(), before, "{conf}");
+            let warnings = test.node.change_warnings();
+            assert!(warnings[0].contains("1 nodes still need the earlier wireguard"), "{warnings:?}");
+        }
+    })
+    .await;
+}
