@@ -170,6 +170,8 @@ mod tests {
         let line = "weft doctor --only disk,kernel --port 4789 --cni-conf-dir /conf --cni-path /a:/b --networks /networks \
                     --state-dir /state --socket /s --subnet-file /f.env -o json --check-store --store dir:/x";
         let Ok(Task::Doctor(all)) = task(line) else { panic!("doctor") };
+        // Its fields are moved one by one.
+        let all = *all;
         assert_eq!((all.only, all.port, all.json), (vec!["disk".to_owned(), "kernel".to_owned()], 4789, true));
         assert_eq!((all.state_dir.as_path(), all.socket.as_path()), (Path::new("/state"), Path::new("/s")));
         assert_eq!((all.subnet_file.as_path(), all.cni.conf_dir.as_path()), (Path::new("/f.env"), Path::new("/conf")));

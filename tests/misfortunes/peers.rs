@@ -112,7 +112,8 @@ fn a_node_publishes_the_address_of_the_nat_of_its_hypervisor() {
         ] {
             lab.nodes[1].ns.ip(words).await?;
         }
-        lab.nodes[1].set_flag("--iface=nat0");
+        // The flag --iface of the lab comes first.
+        lab.nodes[1].set_flag("--public-ip=10.0.2.15");
         for node in &mut lab.nodes {
             node.start()?;
         }

@@ -63,8 +63,7 @@ fn inside(pod: &Pod, address: IpAddr, way: &Way) -> Vec<Step> {
     // A pod that may not be entered is a step of its own.
     let judged = File::open(&pod.netns).ok().and_then(|netns| in_netns(netns.as_fd(), judge).ok());
     let Some((of_nftables, of_legacy)) = judged else { return Vec::new() };
-    let unread =
-        |what: &str, why: String| Step::unknown(STEP, format!("{what} in the pod {address} cannot be read: {why}"));
+    let unread = |what: &str, why: String| format!("{what} in the pod {address} cannot be read: {why}");
     let of_nftables = of_nftables.or_else(|error| match is_unsupported(&error) {
         // A kernel without nftables has no such rules.
         true => Ok(Vec::new()),
@@ -79,9 +78,9 @@ fn inside(pod: &Pod, address: IpAddr, way: &Way) -> Vec<Step> {
         ..step
     };
     let matters = |step: &Step| matches!(step.state, State::Broken | State::Doubt);
-    let steps = |read: Result<Vec<Step>, Step>| match read {
+    let steps = |read: Result<Vec<Step>, String>| match read {
         Ok(steps) => steps.into_iter().filter(matters).map(of_pod).collect(),
-        Err(unread) => vec![unread],
+        Err(unread) => vec![Step::unknown(STEP, unread)],
     };
     [of_nftables, of_legacy].into_iter().flat_map(steps).collect()
 }

@@ -307,7 +307,7 @@ fn pods_with_an_earlier_and_larger_mtu_are_found() {
         assert_eq!(doctor(file, "mtu"), [], "no pod of ours");
         ip("link set veth0a1b2c3d master cni0");
         ip("link set cni0 mtu 1450");
-        only_text(&sources(file), "mtu", &["1 pods", "1500, such as veth0a1b2c3d", "1450", "delete these pods"]);
+        only_text(&sources(file), "mtu", &["1 pod has", "1500, such as veth0a1b2c3d", "1450", "delete these pods"]);
         ip("link set veth0a1b2c3d mtu 1450");
         assert_eq!(doctor(file, "mtu"), []);
     });
@@ -323,13 +323,13 @@ fn forwarding_that_is_off_is_found_for_the_node_and_for_single_links() {
         assert_eq!(doctor(file, "forwarding"), [], "before the first start");
         fs::write(file, ENV).unwrap();
         let remedy = only_finding(file, "forwarding", &["net.ipv4.ip_forward is 0"]);
-        shell(remedy.split(',').next().unwrap());
+        shell(remedy.split(';').next().unwrap());
         assert_eq!(doctor(file, "forwarding"), []);
         set("ipv4/conf/eth7/forwarding", "0");
         assert_eq!(doctor(file, "forwarding"), [], "no packet of a pod arrives by this link");
         set("ipv4/conf/cni0/forwarding", "0");
         let remedy = only_finding(file, "forwarding", &["net/ipv4/conf/cni0/forwarding is 0", "arrive by cni0"]);
-        shell(remedy.split(',').next().unwrap());
+        shell(remedy.split(';').next().unwrap());
         set("ipv4/conf/default/forwarding", "0");
         only_finding(file, "forwarding", &["default/forwarding is 0", "links that are made later"]);
         set("ipv4/conf/default/forwarding", "1");
