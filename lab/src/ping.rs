@@ -2,14 +2,15 @@
 //! Pings: a matrix from every pod to every other pod, and a stream whose lost packets are counted.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdout};
+use tokio::process::Child;
 use tokio::task::JoinSet;
 
 use super::netns::checked;
@@ -79,7 +80,10 @@ impl Loss {
 #[derive(Debug)]
 pub struct Stream {
     child: Option<Child>,
-    lines: Lines<BufReader<ChildStdout>>,
+    /// What ping prints, in a file without a name. Behind a full pipe, ping would stop and send nothing until somebody reads.
+    output: BufReader<File>,
+    /// The beginning of a line that ping has not written to its end.
+    line: String,
     seen: BTreeSet<usize>,
 }
 
@@ -97,11 +101,12 @@ impl Stream {
     /// # Errors
     /// As [`Stream::start`].
     pub async fn with_pause(from: &Pod, to: IpAddr, pause: &str) -> Result<Stream> {
+        let written = tempfile::NamedTempFile::new().context("a file for the output of ping")?;
+        let output = BufReader::new(written.reopen().context("open the output of ping")?);
         let mut command = from.ns.command("ping");
-        command.args(["-n", "-i", pause, &to.to_string()]).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().context("start ping")?;
-        let stdout = child.stdout.take().context("ping without output")?;
-        let mut stream = Stream { child: Some(child), lines: BufReader::new(stdout).lines(), seen: BTreeSet::new() };
+        command.args(["-n", "-i", pause, &to.to_string()]).stdout(written.into_file()).stderr(Stdio::null());
+        let child = Some(command.spawn().context("start ping")?);
+        let mut stream = Stream { child, output, line: String::new(), seen: BTreeSet::new() };
         stream.answers(1, PATIENCE).await?;
         Ok(stream)
     }
@@ -111,17 +116,15 @@ impl Stream {
     /// # Errors
     /// They are not answered within `limit`.
     pub async fn answers(&mut self, count: usize, limit: Duration) -> Result<()> {
-        // Answers in the pipe are older than this call, so they do not show that packets are answered now.
-        self.drain().await;
-        let goal = self.seen.len() + count;
-        let enough = async {
-            while self.seen.len() < goal {
-                let line = self.lines.next_line().await?.context("ping ended")?;
-                self.seen.extend(sequence(&line));
-            }
-            anyhow::Ok(())
-        };
-        tokio::time::timeout(limit, enough).await.context("no answer to ping in time")?
+        // Answers that were written before this call do not show that packets are answered now.
+        self.read()?;
+        let (goal, deadline) = (self.seen.len() + count, Instant::now() + limit);
+        while self.seen.len() < goal {
+            ensure!(Instant::now() < deadline, "no answer to ping in time");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            self.read()?;
+        }
+        Ok(())
     }
 
     /// Ends the stream. Requests after the last answer do not count as lost; call [`Stream::answers`] first if they
@@ -130,21 +133,19 @@ impl Stream {
     /// # Errors
     /// ping cannot be ended.
     pub async fn stop(mut self) -> Result<Loss> {
-        process::signal(self.child.as_ref(), Signal::SIGINT)?;
-        while let Some(line) = self.lines.next_line().await? {
-            self.seen.extend(sequence(&line));
-        }
-        if let Some(mut child) = self.child.take() {
-            child.wait().await.context("wait for ping")?;
-        }
+        process::end(&mut self.child, Signal::SIGINT).await?;
+        self.read()?;
         Ok(Loss::of(&self.seen))
     }
 
-    async fn drain(&mut self) {
-        let waiting = Duration::from_millis(1);
-        while let Ok(Ok(Some(line))) = tokio::time::timeout(waiting, self.lines.next_line()).await {
-            self.seen.extend(sequence(&line));
+    /// Reads what ping has written since the last call.
+    fn read(&mut self) -> Result<()> {
+        while self.output.read_line(&mut self.line).context("read the output of ping")? > 0 && self.line.ends_with('\n')
+        {
+            self.seen.extend(sequence(&self.line));
+            self.line.clear();
         }
+        Ok(())
     }
 }
 
