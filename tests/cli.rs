@@ -261,12 +261,18 @@ impl Place {
     /// Starts `weft agent` with these additional flags and this environment.
     fn agent(&self, flags: &[&str], env: &[(&str, &Path)]) -> Agent {
         let mut command = self.command();
-        Agent(command.args(flags).envs(env.iter().copied()).stderr(Stdio::piped()).spawn().expect("start the agent"))
+        if flags.contains(&"--state-dir") {
+            command.args(flags);
+        } else {
+            command.args(flags).args(["--state-dir", &self.text("own-state")]);
+        }
+        Agent(command.envs(env.iter().copied()).stderr(Stdio::piped()).spawn().expect("start the agent"))
     }
 
     /// Starts `weft agent`, which logs to this.
     fn agent_with_log(&self, log: Stdio) -> Agent {
-        Agent(self.command().stderr(log).spawn().expect("start the agent"))
+        let state = self.text("own-state");
+        Agent(self.command().args(["--state-dir", &state]).stderr(log).spawn().expect("start the agent"))
     }
 
     fn command(&self) -> Command {

@@ -260,7 +260,7 @@ impl Site {
         // The peers of a site are leases without nodes, so nobody would answer.
         command.arg("--probe=off");
         command.arg(format!("--store=dir:{}", self.path("store").display())).arg(&self.uplink);
-        command.arg(format!("--subnet-file={}", self.env_file().display()));
+        command.arg(format!("--subnet-file={}", self.env_file().display())).arg(self.state_dir());
         command.arg(format!("--resync={}", self.resync)).arg("-v=1").args(&self.flags);
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("log")).unwrap();
         self.agent = Some(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
@@ -277,7 +277,13 @@ impl Site {
     }
 
     pub fn cleanup(&self) -> Output {
-        self.weft("cleanup").arg(format!("--subnet-file={}", self.env_file().display())).output().unwrap()
+        let mut cleanup = self.weft("cleanup");
+        cleanup.arg(format!("--subnet-file={}", self.env_file().display())).arg(self.state_dir()).output().unwrap()
+    }
+
+    /// The default directory is that of the host, and the test must leave nothing in it.
+    fn state_dir(&self) -> String {
+        format!("--state-dir={}", self.path("agent-state").display())
     }
 
     pub fn status(&self) -> Option<Json> {
