@@ -56,6 +56,22 @@ pub struct Host {
     pub connected: Connected,
 }
 
+impl Host {
+    /// Returns the facts of a machine of which only the uplink is known. It publishes no address.
+    pub fn new(uplink: Uplink) -> Host {
+        Host {
+            uplink,
+            public_v4: None,
+            public_v6: None,
+            wireguard_port: None,
+            kept_ports: BTreeMap::new(),
+            identities: Identities::default(),
+            routes: OnLink::default(),
+            connected: Connected::default(),
+        }
+    }
+}
+
 /// How the kernel reaches a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {

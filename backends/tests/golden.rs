@@ -81,14 +81,11 @@ fn host(case: &Case) -> Host {
         |dev: &Option<String>| dev.as_deref().map_or(Reach::Gateway, |dev| Reach::Link(Name::new(dev).unwrap()));
     let HostIn { mtu, v4, v6, public_v4, ref routes } = case.host;
     Host {
-        uplink: Uplink { name: Name::new("eth0").unwrap(), mtu, v4, v6 },
         public_v4: public_v4.or(v4),
         public_v6: v6,
-        wireguard_port: None,
-        kept_ports: Default::default(),
         identities: identities(&net_conf(case).backend_type),
         routes: OnLink::new(routes.iter().map(|(net, dev)| (*net, 0, reach(dev)))),
-        connected: Default::default(),
+        ..Host::new(Uplink { name: Name::new("eth0").unwrap(), mtu, v4, v6 })
     }
 }
 

@@ -33,14 +33,10 @@ fn net_conf() -> NetConf {
 fn host() -> Host {
     let (name, address) = (Name::new("eth0").unwrap(), Ipv4Addr::new(192, 168, 64, 1));
     Host {
-        uplink: Uplink { name, mtu: 1500, v4: Some(address), v6: None },
         public_v4: Some(address),
-        public_v6: None,
-        wireguard_port: None,
-        kept_ports: Default::default(),
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 6, 1])),
         routes: OnLink::new([("192.168.64.0/24".parse().unwrap(), 0, Reach::Link(name))]),
-        connected: Default::default(),
+        ..Host::new(Uplink { name, mtu: 1500, v4: Some(address), v6: None })
     }
 }
 

@@ -228,16 +228,7 @@ mod tests {
     #[test]
     fn our_lease_says_from_which_address_of_each_family_our_packets_come() {
         let (v4, v6) = (Some("192.168.0.9".parse().unwrap()), Some("fd77::9".parse().unwrap()));
-        let host = Host {
-            uplink: Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6 },
-            public_v4: None,
-            public_v6: None,
-            wireguard_port: None,
-            kept_ports: Default::default(),
-            identities: Default::default(),
-            routes: Default::default(),
-            connected: Default::default(),
-        };
+        let host = Host::new(Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6 });
         let (public_ip, public_ipv6) = (Some("203.0.113.9".parse().unwrap()), Some("2001:db8::9".parse().unwrap()));
         for (public_ip, public_ipv6, tunnel_ip, tunnel_ipv6) in [
             (public_ip, None, v4, None),

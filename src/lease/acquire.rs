@@ -8,7 +8,7 @@ mod resume;
 mod secret_files;
 mod waiting;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -187,7 +187,7 @@ fn started<K: Kernel>(
         Some(was) => earlier_backends::<K, StartError>(context, &conf, &leased.host, was)?,
         None => Vec::new(),
     };
-    let leased = Leased { host: ports::with_those_of(context.kernel, leased.host, &earlier), ..leased };
+    let leased = Leased { host: ports::with_those_of(context.kernel, leased.host, &earlier)?, ..leased };
     let (sends_earlier, clear_text) = (context.memory.sent_earlier(&conf, &earlier), context.memory.clear_text());
     Ok(Started { earlier, sends_earlier, clear_text, ..Started::new(conf, author, leased) })
 }
@@ -278,7 +278,7 @@ async fn lease<K: Kernel>(
     let kept = Kept { secrets: &context.secrets, printed: context.first_command.printed() };
     let identities = identities::chosen(&**backend, &machine, kept, mine.as_ref().map(|lease| &lease.attrs))?;
     let host = host(&picked, &machine, net_conf, identities);
-    let kept_ports = ports::kept_ports(context.kernel, &**backend, &host);
+    let kept_ports = ports::kept_ports(context.kernel, &machine, &**backend, &host);
     let host = Host { kept_ports, ..host };
     let request = request(&host, conf, previous, mine, context.guard)?;
     let own = context.store.acquire(&request).await.map_err(failed("lease: "))?;
@@ -334,14 +334,13 @@ pub fn candidates<'a>(machine: &'a Machine, net_conf: &NetConf, own: Subnets) ->
 /// Returns the facts with which backends plan.
 pub fn host(picked: &Picked, machine: &Machine, net_conf: &NetConf, identities: Identities) -> Host {
     Host {
-        uplink: picked.uplink.clone(),
         public_v4: picked.public_v4,
         public_v6: picked.public_v6,
         wireguard_port: picked.wireguard_port,
-        kept_ports: BTreeMap::new(),
         identities,
         routes: machine.on_link(),
         connected: machine.connected(&net_conf.networks),
+        ..Host::new(picked.uplink.clone())
     }
 }
 

@@ -44,13 +44,8 @@ fn plan_of(backend_type: &str) -> Plan {
     let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4: Some([192, 168, 0, 1].into()), v6: None };
     let host = Host {
         public_v4: uplink.v4,
-        uplink,
-        public_v6: None,
-        wireguard_port: None,
-        kept_ports: Default::default(),
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 1])),
-        routes: OnLink::default(),
-        connected: Connected::default(),
+        ..Host::new(uplink)
     };
     let backend = make(&net_conf).unwrap();
     Plan::new(net_conf, backend, host, lease(1, 1))

@@ -120,16 +120,8 @@ fn the_output_of_the_first_command_is_in_our_lease_if_it_fits() {
     };
     let published = |identities: Identities| {
         let v4 = Some([192, 0, 2, 1].into());
-        let host = Host {
-            uplink: Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6: None },
-            public_v4: v4,
-            public_v6: None,
-            wireguard_port: None,
-            kept_ports: Default::default(),
-            identities,
-            routes: Default::default(),
-            connected: Default::default(),
-        };
+        let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6: None };
+        let host = Host { public_v4: v4, identities, ..Host::new(uplink) };
         backend(command).unwrap().advertise(&host).unwrap().backend_data
     };
     for (printed, expected) in [(Some(&b" key\n"[..]), r#""key""#), (None, r#""earlier""#)] {

@@ -72,17 +72,8 @@ mod tests {
     use crate::state::Name;
 
     fn host(v4: &str, v6: &str) -> Host {
-        let uplink = Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4: v4.parse().ok(), v6: v6.parse().ok() };
-        Host {
-            uplink,
-            public_v4: None,
-            public_v6: None,
-            wireguard_port: None,
-            kept_ports: Default::default(),
-            identities: Default::default(),
-            routes: Default::default(),
-            connected: Default::default(),
-        }
+        let (v4, v6) = (v4.parse().ok(), v6.parse().ok());
+        Host::new(Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6 })
     }
 
     #[test]

@@ -315,16 +315,7 @@ fn no_secret_is_in_a_refusal() {
 /// A node whose uplink carries 1500 bytes.
 fn node() -> Host {
     let (v4, v6) = ("192.0.2.1".parse().ok(), None);
-    Host {
-        uplink: Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6 },
-        public_v4: None,
-        public_v6: None,
-        wireguard_port: None,
-        kept_ports: Default::default(),
-        identities: Default::default(),
-        routes: Default::default(),
-        connected: Default::default(),
-    }
+    Host::new(Uplink { name: Name::new("eth0").unwrap(), mtu: 1500, v4, v6 })
 }
 
 /// The preview of a change, the status and the log show this sentence. An operator must not have to look for either part.

@@ -57,14 +57,10 @@ fn empty(kind: &str) -> Plan {
     let (name, address) = (Name::new("eth0").expect("a name"), Ipv4Addr::new(172, 31, 255, 1));
     let on_link = IpNet::new(IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12).expect("a net");
     let host = Host {
-        uplink: Uplink { name, mtu: 1500, v4: Some(address), v6: None },
         public_v4: Some(address),
-        public_v6: None,
-        wireguard_port: None,
-        kept_ports: Default::default(),
         identities: VtepMac::both(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])),
         routes: OnLink::new([(on_link, 0, Reach::Link(name))]),
-        connected: Default::default(),
+        ..Host::new(Uplink { name, mtu: 1500, v4: Some(address), v6: None })
     };
     let subnets = Subnets { v4: Some("10.250.0.0/24".parse().expect("a net")), v6: None };
     let own = Lease { id: subnets.to_key().into(), subnets, attrs: Attrs::default(), age: Age::default() };

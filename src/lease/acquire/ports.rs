@@ -13,15 +13,20 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease};
 
-use crate::kernel::{Creator, Kernel};
+use crate::kernel::{Creator, Kernel, Machine, MachineError};
 use crate::plan::ExtraBackend;
 
 /// Returns the ports on which devices of this backend listen already, if they are others than it wants. `host` has its identities.
-pub(super) fn kept_ports<K: Kernel>(kernel: &mut K, backend: &dyn Backend, host: &Host) -> BTreeMap<Name, u16> {
+pub(super) fn kept_ports<K: Kernel>(
+    kernel: &mut K,
+    machine: &Machine,
+    backend: &dyn Backend,
+    host: &Host,
+) -> BTreeMap<Name, u16> {
     // No port depends on our lease, which is not known yet.
     let own = Lease { id: "".into(), subnets: Subnets::default(), attrs: Attrs::default(), age: Age::default() };
     let wanted = backend.listen_ports(host, &own);
-    let listening = listening(kernel, &wanted).unwrap_or_else(|error| {
+    let listening = listening(kernel, machine, &wanted).unwrap_or_else(|error| {
         tracing::warn!("read the ports of WireGuard devices: {error}: our lease names those of net-conf");
         BTreeMap::new()
     });
@@ -33,23 +38,34 @@ pub(super) fn kept_ports<K: Kernel>(kernel: &mut K, backend: &dyn Backend, host:
 }
 
 /// Adds the ports that devices of earlier backends keep. Our lease names them in its other ways.
-pub(super) fn with_those_of<K: Kernel>(kernel: &mut K, mut host: Host, earlier: &[ExtraBackend]) -> Host {
+///
+/// # Errors
+/// The facts about the machine cannot be read.
+pub(super) fn with_those_of<K: Kernel>(
+    kernel: &mut K,
+    mut host: Host,
+    earlier: &[ExtraBackend],
+) -> Result<Host, MachineError> {
+    if earlier.is_empty() {
+        return Ok(host);
+    }
+    let machine = kernel.machine().map_err(MachineError)?;
     for (backend, of_backend) in earlier.iter().map(ExtraBackend::planned) {
-        for (name, port) in kept_ports(kernel, backend, of_backend) {
+        for (name, port) in kept_ports(kernel, &machine, backend, of_backend) {
             host.kept_ports.entry(name).or_insert(port);
         }
     }
-    host
+    Ok(host)
 }
 
 /// Returns the ports on which those of these devices listen that may be ours.
-fn listening<K: Kernel>(kernel: &mut K, wanted: &BTreeMap<Name, u16>) -> io::Result<BTreeMap<Name, u16>> {
-    if wanted.is_empty() {
-        return Ok(BTreeMap::new());
-    }
-    let links = kernel.machine()?.links;
+fn listening<K: Kernel>(
+    kernel: &mut K,
+    machine: &Machine,
+    wanted: &BTreeMap<Name, u16>,
+) -> io::Result<BTreeMap<Name, u16>> {
     let may_be_ours =
-        |name: &Name| links.iter().any(|link| link.name == *name && link.creator != Creator::AnotherAgent);
+        |name: &Name| machine.links.iter().any(|link| link.name == *name && link.creator != Creator::AnotherAgent);
     let devices: Vec<Name> = wanted.keys().copied().filter(may_be_ours).collect();
     if devices.is_empty() { Ok(BTreeMap::new()) } else { kernel.listen_ports(&devices) }
 }

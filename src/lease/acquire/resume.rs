@@ -322,10 +322,10 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
     let of_lease = context.memory.other_backend(&conf);
     let host_of = |conf: &ParsedConf| host_of(context, &picked, &machine, conf, &own.attrs);
     let Beside { conf, host, mut earlier } = beside_that_of_lease(conf, of_lease, host_of)?;
-    let kept_ports = ports::kept_ports(context.kernel, &*conf.backend, &host);
+    let kept_ports = ports::kept_ports(context.kernel, &machine, &*conf.backend, &host);
     let host = Host { kept_ports, ..host };
     earlier.extend(earlier_backends::<K, Unusable>(context, &conf, &host, &own.attrs)?);
-    let host = ports::with_those_of(context.kernel, host, &earlier);
+    let host = ports::with_those_of(context.kernel, host, &earlier)?;
     let leased = Leased { host, own, was: None, uplink: choice, chosen: head.chosen };
     let sends_earlier = context.memory.sent_earlier(&conf, &earlier);
     Ok(Started { earlier, sends_earlier, clear_text: head.clear_text, ..Started::new(conf, author, leased) })
