@@ -572,6 +572,11 @@ fn text<'a>(explained: &'a Explained, step: &str) -> Result<&'a str> {
     Ok(explained.step(step)?["is"].as_str().unwrap_or_default())
 }
 
+/// Carries out the remedy up to a word.
+async fn remedied(node: &Node, explained: &Explained, end: &str) -> Result<String> {
+    checked(node.ns.command("sh").args(["-c", command(explained, end)])).await
+}
+
 /// Returns the remedy up to a word.
 fn command<'a>(explained: &'a Explained, end: &str) -> &'a str {
     let remedy = explained.answer["remedy"].as_str().unwrap_or_default();
@@ -677,7 +682,7 @@ fn a_vpn_that_takes_the_underlay_is_a_doubt_and_a_route_that_refuses_it_is_named
             pair.ip(&format!("route add {kind} 192.168.77.12/32")).await?;
             let explained = pair.explain(&[]).await?;
             explained.ends(2, &format!("the route {kind} 192.168.77.12/32 "))?;
-            checked(pair.node().ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+            remedied(pair.node(), &explained, ";").await?;
             pair.explain(&[]).await?.ends(0, WORKS)?;
         }
         for words in ["tuntap add tun9 mode tun", "link set tun9 up", "addr add 10.9.9.1/24 dev tun9"] {
@@ -743,7 +748,7 @@ fn what_is_wrong_inside_of_a_pod_and_at_its_link_is_named() {
             };
             let explained = pair.explain(&[]).await?;
             explained.ends(2, &part).with_context(|| fault.clone())?;
-            checked(pair.node().ns.command("sh").args(["-c", command(&explained, ", or")])).await?;
+            remedied(pair.node(), &explained, ", or").await?;
             pair.explain(&[]).await?.ends(0, WORKS).with_context(|| fault.clone())?;
         }
         let absent = explain(pair.node(), unused.parse()?, to, &[]).await?;
@@ -766,7 +771,7 @@ async fn packets_of_the_pod_go_elsewhere(pair: &Pair, port: &str) -> Result<()> 
     pair.ip(&format!("route add {from}/32 via 192.168.77.12 proto static")).await?;
     let past = explain(pair.node(), to, from, &[]).await?;
     past.ends(2, &format!("dev eth0 proto static of another program leads packets for the pod {from}"))?;
-    checked(pair.node().ns.command("sh").args(["-c", command(&past, ";")])).await?;
+    remedied(pair.node(), &past, ";").await?;
     explain(pair.node(), to, from, &[]).await?.ends(0, WORKS)?;
     pod.ip("link set eth0 down").await?;
     pair.explain(&[]).await?.ends(2, &format!("eth0 of the pod {from} is down"))?;
@@ -872,7 +877,7 @@ fn two_pods_behind_isolated_ports_are_named() {
         let explained = explain(node, first, second, &[]).await?;
         explained.ends(2, "are isolated ports of one bridge")?;
         explain(node, first, lab.nodes[1].pods[0].addrs[0], &[]).await?.ends(0, WORKS)?;
-        checked(node.ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+        remedied(node, &explained, ";").await?;
         explain(node, first, second, &[]).await?.ends(0, WORKS)
     });
 }
@@ -886,7 +891,7 @@ fn a_larger_mtu_inside_of_a_pod_is_named() {
         pod.ip("link set eth0 mtu 1500").await?;
         let explained = pair.explain(&[]).await?;
         explained.ends(2, &format!("drops packets of the pod {from} with more than 1450 bytes"))?;
-        checked(pair.node().ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+        remedied(pair.node(), &explained, ";").await?;
         pair.explain(&[]).await?.ends(0, WORKS)
     });
 }
@@ -900,7 +905,7 @@ fn a_pod_without_arp_is_named() {
         pod.ip("link set eth0 arp off").await?;
         let explained = pair.explain(&[]).await?;
         explained.ends(2, &format!("eth0 of the pod {from} has the flag NOARP"))?;
-        checked(pair.node().ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+        remedied(pair.node(), &explained, ";").await?;
         pair.explain(&[]).await?.ends(0, WORKS)
     });
 }
@@ -927,7 +932,7 @@ fn a_static_entry_of_the_bridge_is_named() {
         node.ns.bridge(&format!("fdb replace {mac} dev {other} master static")).await?;
         let explained = explain(node, to, from, &[]).await?;
         explained.ends(2, &format!("a static entry that leads packets for the pod {from} ({mac}) to {other}"))?;
-        checked(node.ns.command("sh").args(["-c", command(&explained, ";")])).await?;
+        remedied(node, &explained, ";").await?;
         explain(node, to, from, &[]).await?.ends(0, WORKS)
     });
 }

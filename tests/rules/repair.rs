@@ -244,7 +244,7 @@ fn rules_of_flannel_stay(wrapper: &'static str) {
         let mut flanneld = tokio::process::Command::new("ip");
         flanneld.args(["netns", "exec", "n1", "sh", "-c", &command]).kill_on_drop(true);
         let mut flanneld = flanneld.spawn().unwrap();
-        // Before it has this name, an agent would rightly remove its rules.
+        // The agent removes the rules of flannel only while no process has this name.
         let comm = format!("/proc/{}/comm", flanneld.id().unwrap());
         let is_named = async || std::fs::read_to_string(&comm).unwrap() == "flanneld\n";
         wait_for("the name of flanneld", PATIENCE, is_named).await.unwrap();

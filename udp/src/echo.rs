@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! ICMP echo requests of both families, their answers, and the sockets for them. The tunnel sends none: the probes of the agent and `weft doctor` do.
-//! What the two share is here, because this crate has the checksum. What each of them sends and believes is its own.
+//! The code that both use is here, because this crate computes the checksum. Which requests they send, and which answers they believe, differs.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;

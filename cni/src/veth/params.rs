@@ -191,7 +191,7 @@ fn mac(seed: &str, end: u8) -> [u8; 6] {
 }
 
 /// Returns the MAC address that the user asks for. The order is that of the bridge plugin: capability, `args`,
-/// CNI_ARGS, configuration. As there, an empty text asks for nothing.
+/// CNI_ARGS, configuration. An empty text asks for nothing, as it does in the bridge plugin.
 fn requested_mac(conf: &Map<String, Value>, args: &str) -> Option<String> {
     let text = |value: Option<&Value>| value.and_then(Value::as_str).filter(|mac| !mac.is_empty()).map(str::to_owned);
     let pairs = args.split(';').filter_map(|pair| pair.split_once('='));

@@ -182,7 +182,7 @@ fn payload(data: &Attributes<'_>) -> Option<Instruction> {
     Some(Instruction::Load { field, to: data.place(expr::DREG)?, len: data.number(expr::PAYLOAD_LEN)? as usize })
 }
 
-/// `fib` asks the routing table. Only the kind of the destination is known here, and only whichever the link is.
+/// `fib` asks the routing table. Only the question for the kind of the destination is understood here, and only if it names no link.
 fn fib(data: &Attributes<'_>) -> Option<Instruction> {
     let is_type = data.number(expr::FIB_RESULT)? == FIB_RESULT_ADDRTYPE;
     let of_destination = data.number(expr::FIB_FLAGS)? == FIB_DADDR;
