@@ -178,7 +178,8 @@ impl LinuxKernel {
         let write = |family: &mut WireGuard| match family.get(&device) {
             Ok(have) if have.port != want.port => {
                 let before = Some(have.port).filter(|port| *port != 0);
-                match wireguard_port::move_port(family, &device, both, (&have.peers, now())) {
+                let set = |change: DeviceChange<'_>, peers: &[PeerChange<'_>]| family.set(&device, change, peers);
+                match wireguard_port::move_port(set, both, (&have.peers, now())) {
                     Err(error @ WireGuardError::PortTaken { .. }) => {
                         let refused = format!("port {}: {error}; {device} goes on with port {}", want.port, have.port);
                         family.set(&device, key, &[]).map(|()| PortWrite { before, refused: Some(refused) })

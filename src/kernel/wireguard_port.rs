@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::wireguard::{DeviceChange, Peer, PeerChange, PublicKey, WireGuard, WireGuardError};
+use super::wireguard::{DeviceChange, Peer, PeerChange, PublicKey, WireGuardError};
 
 /// What makes the kernel send a keepalive packet to each peer that has a session.
 struct Keepalives<'a> {
@@ -39,19 +39,20 @@ impl Keepalives<'_> {
 }
 
 /// Moves a device with these peers to another port, together with what else is to be changed. The port comes first in the message, and the
-/// kernel refuses all of it if the port is taken.
+/// kernel refuses all of it if the port is taken. `set` is [`WireGuard::set`] for this device.
 ///
 /// # Errors
-/// As [`WireGuard::set`].
+/// Those of `set`.
+///
+/// [`WireGuard::set`]: super::wireguard::WireGuard::set
 pub(super) fn move_port(
-    family: &mut WireGuard,
-    device: &str,
+    mut set: impl FnMut(DeviceChange<'_>, &[PeerChange<'_>]) -> Result<(), WireGuardError>,
     change: DeviceChange<'_>,
     (peers, now): (&BTreeMap<PublicKey, Peer>, Duration),
 ) -> Result<(), WireGuardError> {
     let Keepalives { begin, restore } = Keepalives::to(peers, now);
-    family.set(device, change, &begin)?;
-    if restore.is_empty() { Ok(()) } else { family.set(device, DeviceChange::default(), &restore) }
+    set(change, &begin)?;
+    if restore.is_empty() { Ok(()) } else { set(DeviceChange::default(), &restore) }
 }
 
 #[cfg(test)]
@@ -86,5 +87,32 @@ mod tests {
         };
         assert_eq!(shown(&begin), [(1, Some(1)), (2, Some(0)), (2, Some(25))]);
         assert_eq!(shown(&restore), [(1, Some(0))]);
+    }
+
+    /// A device whose port is taken must stay as it is, and a peer without an interval must not send keepalives for ever.
+    #[test]
+    fn the_port_is_moved_first_and_the_intervals_are_set_back_afterwards() {
+        let now = Duration::from_secs(1000);
+        let with_session = |keepalive| Peer {
+            endpoint: "192.0.2.1:51820".parse().ok(),
+            keepalive,
+            handshake: Some(now),
+            ..Peer::default()
+        };
+        let change = DeviceChange { port: Some(4500), ..DeviceChange::default() };
+        let asked = |keepalive, is_refused: bool| {
+            let peers = BTreeMap::from([(PublicKey([1; KEY]), with_session(keepalive))]);
+            let mut calls = Vec::new();
+            let set = |change: DeviceChange<'_>, peers: &[PeerChange<'_>]| {
+                calls.push((change.port, peers.iter().map(|peer| peer.keepalive).collect::<Vec<_>>()));
+                if is_refused { Err(WireGuardError::PortTaken { device: "flannel-wg".to_owned() }) } else { Ok(()) }
+            };
+            let is_moved = move_port(set, change, (&peers, now)).is_ok();
+            (is_moved, calls)
+        };
+        let moved = (Some(4500), vec![Some(1)]);
+        assert_eq!(asked(0, false), (true, vec![moved.clone(), (None, vec![Some(0)])]));
+        assert_eq!(asked(0, true), (false, vec![moved]));
+        assert_eq!(asked(25, false), (true, vec![(Some(4500), vec![Some(0), Some(25)])]), "nothing is to be set back");
     }
 }

@@ -7,17 +7,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::host::Uplink;
+use crate::host::{OnLink, Reach, Uplink};
 use crate::identity::{Secrets, StandingLink};
 use crate::wireguard_key::PublicKey;
 
 const FLANNELS: &str = "/run/flannel/wgkey";
 const KEPT: &str = "/var/lib/weft/weft.wireguard.key";
 const NEXT: &str = "/var/lib/weft/weft.wireguard.key.next";
+const APPEARS: &[u8] = b"appears ";
 const PRIVATE: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=";
 const PUBLIC: &str = "B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=";
 
-/// Files in memory, and the warnings. A file with the content `unreadable` cannot be read or written.
+/// Files in memory, and the warnings. A file with the content `unreadable` cannot be read or written. One with the content `no room` does
+/// not exist, and cannot be created. One that begins with `appears ` is created by another process a moment before this one does it.
 #[derive(Default)]
 struct Files(RefCell<BTreeMap<PathBuf, Vec<u8>>>, RefCell<Vec<String>>);
 
@@ -46,13 +48,20 @@ impl Secrets for Files {
     fn read(&self, file: &Path) -> io::Result<Option<Vec<u8>>> {
         match self.0.borrow().get(file) {
             Some(content) if content == b"unreadable" => Err(io::ErrorKind::PermissionDenied.into()),
+            Some(content) if content == b"no room" || content.starts_with(APPEARS) => Ok(None),
             content => Ok(content.cloned()),
         }
     }
 
     fn create(&self, file: &Path, content: &[u8]) -> io::Result<()> {
         let mut files = self.0.borrow_mut();
-        if files.contains_key(file) {
+        if let Some(there) = files.get_mut(file) {
+            if there == b"no room" {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            if let Some(appeared) = there.strip_prefix(APPEARS) {
+                *there = appeared.to_vec();
+            }
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         files.insert(file.to_owned(), content.to_vec());
@@ -256,6 +265,13 @@ fn a_change_of_the_key_that_was_interrupted_ends_at_the_next_start() {
     assert_eq!((&*files.0.borrow(), standing()), (&before, [None, None]), "the store has not accepted a lease yet");
     made("").end_change(&found(&files, &[]), true).unwrap();
     assert_eq!((at_start(&files, PUBLIC), standing()[0].as_ref().unwrap().to_string()), (new.clone(), new));
+    // The agent ended after it had written the new key to the first of two places. So the store had accepted it, although the lease is
+    // not known at this start.
+    let files = Files::with(&[(FLANNELS, PRIVATE), (KEPT, PRIVATE)]);
+    let new = begin_change(&files);
+    let accepted = files.text(NEXT).unwrap();
+    files.0.borrow_mut().insert(KEPT.into(), accepted.into_bytes());
+    assert_eq!(public(&files).unwrap(), new);
     // A place that cannot be read does not keep the node from the key of its lease.
     let files = Files::with(&[(FLANNELS, "unreadable"), (KEPT, PRIVATE)]);
     let new = begin_change(&files);
@@ -274,6 +290,28 @@ fn a_key_is_made_once() {
     assert_eq!(public(&files).unwrap(), first);
     assert_eq!(files.text(FLANNELS), files.text(KEPT));
     assert_eq!(files.text(KEPT).unwrap().len(), 44, "without a newline, as flannel reads it");
+}
+
+/// Peers learn the key of this node. One that is gone after the next boot must not be told to them.
+#[test]
+fn a_new_key_is_in_the_place_that_outlives_a_boot_before_it_is_used() {
+    let files = Files::with(&[(KEPT, "no room")]);
+    let said = public(&files).unwrap_err().to_string();
+    assert!(said.contains(&format!("to {KEPT}: ")), "{said}");
+    assert_eq!(files.text(FLANNELS), None);
+    let files = Files::with(&[(FLANNELS, "no room")]);
+    let key = public(&files).unwrap();
+    let [warning] = &files.1.take()[..] else { panic!("a place without the key is reported") };
+    assert!(warning.contains(&format!("to {FLANNELS}: ")), "{warning}");
+    let files = Files::with(&[(KEPT, &files.text(KEPT).unwrap())]);
+    assert_eq!(public(&files).unwrap(), key);
+}
+
+#[test]
+fn a_key_that_another_process_made_at_the_same_time_is_used() {
+    let files = Files::with(&[(KEPT, &format!("appears {PRIVATE}"))]);
+    assert_eq!(public(&files).unwrap(), PUBLIC);
+    assert!(files.text(FLANNELS).is_some(), "flannel finds it, too");
 }
 
 #[test]
@@ -347,4 +385,66 @@ fn the_mode_says_over_which_family_the_packets_of_a_family_go() {
     assert_eq!(outer("auto"), [None, None], "each peer has its own");
     assert_eq!(outer("ipv4"), [Some(V4), Some(V4)]);
     assert_eq!(outer("ipv6"), [Some(V6), Some(V6)]);
+}
+
+/// Returns the first byte of the key and the endpoint of the peer with this lease, in a cluster with both families. `Err` says why it is not
+/// reached.
+fn reached(mode: &str, host: &Host, attrs: Attrs) -> Result<(u8, String), String> {
+    let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+    let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard","Mode":"{mode}"}}}}"#);
+    let backend = crate::register::make(&NetConf::parse(&text).unwrap()).unwrap();
+    let files = Files::with(&[(KEPT, PRIVATE)]);
+    let identities = backend.identities(&found(&files, &[]), None).unwrap();
+    let lease = |key: &str, attrs: Attrs| {
+        let subnets = Subnets::from_key(key).unwrap();
+        Lease { id: key.into(), subnets, attrs, age: Default::default() }
+    };
+    let (own, peer) = (lease("10.5.1.0-24", Attrs::default()), lease("10.5.2.0-24", attrs));
+    let planned = backend.plan(&Host { identities, ..host.clone() }, &own, &peer);
+    let peers = planned.state.iter().filter_map(|(_, value)| match value {
+        Value::WgPeer(peer) => Some((peer.key.0[0], peer.endpoint.unwrap().to_string())),
+        _ => None,
+    });
+    peers.last().ok_or_else(|| planned.skipped.iter().map(Skip::to_string).collect::<Vec<_>>().join("; "))
+}
+
+/// Returns the lease of a peer with these addresses, and with keys of which each byte is 4 or 6.
+fn lease_of_peer(v4: Option<&str>, v6: Option<&str>) -> Attrs {
+    let data = |byte| Some(lease::text(PublicKey([byte; 32]), 51820));
+    Attrs {
+        backend_type: KIND.into(),
+        public_ip: v4.map(|ip| ip.parse().unwrap()),
+        public_ipv6: v6.map(|ip| ip.parse().unwrap()),
+        backend_data: v4.and_then(|_| data(4)),
+        backend_v6_data: v6.and_then(|_| data(6)),
+        ..Attrs::default()
+    }
+}
+
+#[test]
+fn one_device_for_both_families_takes_the_key_of_ipv6_if_there_is_one() {
+    let (v4, v6) = (Some("192.0.2.2"), Some("2001:db8::2"));
+    let over_v4 = "192.0.2.2:51820".to_owned();
+    assert_eq!(reached("ipv4", &node(), lease_of_peer(v4, v6)), Ok((6, over_v4.clone())));
+    assert_eq!(reached("ipv4", &node(), lease_of_peer(v4, None)), Ok((4, over_v4.clone())));
+    assert_eq!(reached("separate", &node(), lease_of_peer(v4, v6)), Ok((4, over_v4)));
+}
+
+#[test]
+fn a_peer_is_left_out_if_this_node_has_no_address_of_the_family_of_the_underlay() {
+    let said = reached("ipv6", &node(), lease_of_peer(Some("192.0.2.2"), Some("2001:db8::2"))).unwrap_err();
+    assert!(said.contains("eth0"), "{said}");
+    let said = reached("ipv6", &node(), lease_of_peer(Some("192.0.2.2"), None)).unwrap_err();
+    assert!(said.contains("PublicIPv6"), "{said}");
+}
+
+/// The route of Network leads to the device, and so would the packets of the tunnel. A route of a link is longer than that of Network.
+#[test]
+fn a_peer_inside_network_is_reached_only_on_a_link_of_this_node() {
+    let inside = || lease_of_peer(Some("10.5.200.2"), None);
+    let said = reached("separate", &node(), inside()).unwrap_err();
+    assert!(said.contains("10.5.200.2") && said.contains("inside Network 10.5.0.0/16"), "{said}");
+    let link = ("10.5.200.0/24".parse().unwrap(), 0, Reach::Link(Name::new("eth0").unwrap()));
+    let host = Host { routes: OnLink::new([link]), ..node() };
+    assert_eq!(reached("separate", &host, inside()), Ok((4, "10.5.200.2:51820".to_owned())));
 }

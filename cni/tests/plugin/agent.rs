@@ -141,6 +141,15 @@ fn status_reports_missing_plugins_but_no_exhausted_addresses() {
             esac"#;
         site.script("sick", sick);
         assert_eq!(site.call("STATUS", "", &status("sick")).error(), (50, "the delegate is sick ".to_owned()));
+        // A delegate of an older version may fail with a verb that it does not know, and adds pods all the same.
+        let old = r#"
+            cat >/dev/null
+            case $CNI_COMMAND in
+            VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}' ;;
+            STATUS) echo '{"code":4,"msg":"unknown CNI_COMMAND"}'; exit 1 ;;
+            esac"#;
+        site.script("old", old);
+        site.call("STATUS", "", &status("old")).success();
         site.call("STATUS", "", &status("fine")).success();
         fs::create_dir_all(site.path("networks/cbr0")).unwrap();
         site.subnet_env(&env_text("10.5.1", "fd05:0:0:1", 1450).replace("/24", "/29"));

@@ -58,6 +58,29 @@ fn a_failed_add_is_rolled_back_and_the_delegates_error_is_unchanged() {
     });
 }
 
+/// The runtime may have given other values to ADD, and expects those of the CHECK.
+#[test]
+fn check_hands_on_what_the_runtime_says_now() {
+    on_a_node(|site| {
+        with_failing_plugin()(site, |site, conf| {
+            site.call("ADD", "p1", conf).success();
+            let mut check = conf.clone();
+            let now = [("prevResult", json!({"ips": [], "mark": 1})), ("runtimeConfig", json!({"mac": "02:00:00:00:00:01"}))];
+            for (key, value) in &now {
+                check[key] = value.clone();
+            }
+            check["cniVersion"] = json!("0.4.0");
+            site.call("CHECK", "p1", &check).success();
+            let input: Value = serde_json::from_slice(&fs::read(site.path("input")).unwrap()).unwrap();
+            for (key, value) in &now {
+                assert_eq!(&input[key], value, "{input}");
+            }
+            assert_eq!(input["cniVersion"], "0.4.0");
+            site.call("DEL", "p1", conf).success();
+        });
+    });
+}
+
 #[test]
 fn a_failed_second_add_does_not_disconnect_the_pod() {
     on_a_node(|site| {

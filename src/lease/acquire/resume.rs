@@ -387,7 +387,10 @@ mod tests {
     use weft_subnet::attrs::Attrs;
     use weft_subnet::dir::DirStore;
     use weft_subnet::lease::{Age, Lease};
+    use weft_subnet::source::Error;
 
+    use super::super::resume_after;
+    use super::super::waiting::StartError;
     use super::*;
     use crate::extension::FirstCommand;
     use crate::kernel::fake::FakeKernel;
@@ -456,10 +459,15 @@ mod tests {
     }
 
     fn fits(addrs: &[&str], config: Option<&str>, head: Head) -> Result<Started, Unusable> {
+        on_a_machine(addrs, head.clone(), |context| fit(context, config, head))
+    }
+
+    /// Returns what becomes of a start on a machine with these addresses, where this was saved.
+    fn on_a_machine<T>(addrs: &[&str], head: Head, run: impl FnOnce(&mut StartContext<'_, FakeKernel>) -> T) -> T {
         let dir = tempfile::tempdir().unwrap();
         let (store, mut kernel) = (DirStore::new(dir.path().into(), TYPES), FakeKernel::new(machine(addrs), 90));
         let (choice, secrets) = (UplinkChoice::default(), SecretFiles::default());
-        let saved = Some(Saved { head: head.clone(), peers: Vec::new() });
+        let saved = Some(Saved { head, peers: Vec::new() });
         let memory = EarlierRun { saved, ..EarlierRun::default() };
         let subnet_file = Path::new("/nonexistent/subnet.env");
         let mut context = StartContext {
@@ -472,7 +480,22 @@ mod tests {
             secrets,
             first_command: FirstCommand::default(),
         };
-        fit(&mut context, config, head)
+        run(&mut context)
+    }
+
+    /// A store that answers knows better than what was saved, and another node may have our subnet by now.
+    #[test]
+    fn only_a_store_that_is_away_is_replaced_by_what_was_saved() {
+        let resumed = |error: Error| {
+            let error = StartError::store("lease: ", Some(CONFIG))(error);
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let start = |context: &mut StartContext<'_, FakeKernel>| runtime.block_on(resume_after(context, error));
+            on_a_machine(&["192.168.0.1/24"], just_now(), start).is_ok_and(|started| started.saved.is_some())
+        };
+        assert!(resumed(Error::Unavailable { what: "acquire".into(), source: Some("connection refused".into()) }));
+        assert!(!resumed(Error::Unavailable { what: "acquire: no pod CIDR yet".into(), source: None }));
+        assert!(!resumed(Error::Refused { what: "acquire".into(), source: "no rights".into() }));
+        assert!(!resumed(Error::OutOfSubnets { min: String::new(), max: String::new() }));
     }
 
     #[test]

@@ -273,6 +273,14 @@ fn revisions_to_repeat(message: &WatchResponse) -> i64 {
     i64::from(bytes > PERHAPS_FRAGMENT)
 }
 
+/// Returns the number of leases after one of them was deleted or written. `version` is 1 if it was not there before.
+fn counted(leases: u64, deleted: bool, version: i64) -> u64 {
+    match deleted {
+        true => leases.saturating_sub(1),
+        false => leases + u64::from(version == 1),
+    }
+}
+
 /// Reports one message of the watch. The events up to the revision `known` were reported before. Returns false if nobody receives the events
 /// any more.
 async fn report(
@@ -290,10 +298,7 @@ async fn report(
         let deleted = event.event_type() == EventType::Delete;
         if let Some(id) = store.keys.id(kv.key()) {
             store.own_key.event(&id, kv.mod_revision());
-            at.leases = match deleted {
-                true => at.leases.saturating_sub(1),
-                false => at.leases + u64::from(kv.version() == 1),
-            };
+            at.leases = counted(at.leases, deleted, kv.version());
             match store.keys.stored(kv) {
                 Some(stored) if !deleted => changes.push(RecordChange::Written(stored.record)),
                 _ => changes.push(RecordChange::Removed(id)),
@@ -337,5 +342,10 @@ mod tests {
                 assert!(patience >= seconds * 0.66 && patience <= seconds * 1.34, "{leases}: {patience}");
             }
         }
+    }
+    #[test]
+    fn a_lease_counts_from_its_first_write_until_it_is_deleted() {
+        assert_eq!((counted(7, false, 1), counted(7, false, 2), counted(7, true, 0)), (8, 7, 6));
+        assert_eq!(counted(0, true, 0), 0, "it was deleted twice in the same fragment");
     }
 }

@@ -604,6 +604,39 @@ async fn all_pages_of_a_list_have_one_revision() {
     timeout(LIMIT, body).await.unwrap();
 }
 
+/// Leases of another cluster must not be taken for changes of those in the list.
+#[tokio::test]
+async fn an_endpoint_that_did_not_send_the_list_is_asked_for_its_cluster_before_its_watch_counts() {
+    let body = async {
+        let (first, other) = (Server::start().await, Server::start().await);
+        let mut client = other.client().await;
+        for last in 1..4 {
+            client.put(format!("{PREFIX}/subnets/10.5.{last}.0-24"), attrs(last).to_wire(), None).await.unwrap();
+        }
+        // The first call is the list, and the second one the watch.
+        let (url, _tasks, broke) = breaking(first.port, 2, Break::Request).await;
+        let store = EtcdStore::new(options(vec![url, other.url()])).unwrap();
+        let (out, mut events) = mpsc::channel(64);
+        let told = async {
+            let mut lists = Vec::new();
+            while !lists.iter().any(|(_, reset)| *reset) {
+                match events.recv().await.unwrap() {
+                    Event::Snapshot { records, reset } => lists.push((records.len(), reset)),
+                    Event::Answered => panic!("a watch counted after {lists:?}"),
+                    _ => {}
+                }
+            }
+            lists
+        };
+        tokio::select! {
+            () = store.watch(out) => panic!("the watch ended"),
+            lists = told => assert_eq!(lists, [(0, false), (3, true)]),
+        }
+        assert!(broke.get(), "the first server was asked first");
+    };
+    timeout(LIMIT, LocalSet::new().run_until(body)).await.unwrap();
+}
+
 /// etcd was restored from a snapshot, in which our key is the same, and not its etcd lease.
 #[tokio::test]
 async fn a_key_whose_etcd_lease_is_unknown_gets_another_one_and_stays() {
