@@ -166,7 +166,11 @@ fn gc_removes_everything_that_a_thousand_interrupted_cycles_left() {
         });
         let left = site.files("records").len() - survivors.len();
         eprintln!("{CYCLES} cycles, GC {} times, {left} records left for the last one", collected.lock().unwrap());
-        gc(&site, &survivors);
+        // GC removes the temporary file of a killed ADD when it is so old that the ADD cannot be writing it any more.
+        wait_for("the last temporary file to disappear", || {
+            gc(&site, &survivors);
+            site.files("records").iter().all(|name| !name.starts_with('.'))
+        });
         wait_for("the last veth of the removed pods to disappear", || site.veths() == expected.2);
         assert_eq!((site.files("records"), site.addresses()), (expected.0, expected.1));
         assert_eq!(rules(), Vec::<String>::new());

@@ -65,7 +65,8 @@ fn check_hands_on_what_the_runtime_says_now() {
         with_failing_plugin()(site, |site, conf| {
             site.call("ADD", "p1", conf).success();
             let mut check = conf.clone();
-            let now = [("prevResult", json!({"ips": [], "mark": 1})), ("runtimeConfig", json!({"mac": "02:00:00:00:00:01"}))];
+            let now =
+                [("prevResult", json!({"ips": [], "mark": 1})), ("runtimeConfig", json!({"mac": "02:00:00:00:00:01"}))];
             for (key, value) in &now {
                 check[key] = value.clone();
             }
