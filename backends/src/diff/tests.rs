@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
-use super::{Op, change, diff};
+use super::{Op, change, diff, difference};
 use crate::ipip::IpipLink;
 use crate::link::{Foreign, Link};
 use crate::owner::PROTOCOL;
 use crate::state::{Key, Mac, Name, Observed, ObservedValue, Route, State, Value};
 use crate::vxlan::VxlanLink;
+use crate::wireguard::WireGuardLink;
+use crate::wireguard_key::PublicKey;
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -74,6 +76,25 @@ fn an_ipip_device_that_is_bound_to_a_link_is_created_again() {
     assert_eq!(op(ipip(true, "192.168.64.1", None)), Some(Op::Recreate(key, want.clone())));
 }
 
+/// A device that is made again loses the sessions with its peers, and packets with them.
+#[test]
+fn a_wireguard_device_is_changed_in_place() {
+    let key = Key::Link(name("flannel-wg"));
+    let link = |kind: WireGuardLink| Link { kind: Arc::new(kind), mtu: 1420, mac: None, up: true };
+    let wanted = WireGuardLink { public: Some(PublicKey([1; 32])), port: 51820 };
+    let want = Value::link(link(wanted));
+    let op = |have: Link| change(key, Some(want.clone()), Some(seen(Value::link(have))), true);
+    let ensure = Some(Op::Ensure(key, want.clone()));
+    assert_eq!(op(link(wanted)), None);
+    let other_key = Some(PublicKey([2; 32]));
+    for public in [other_key, None] {
+        assert_eq!(op(link(WireGuardLink { public, ..wanted })), ensure, "{public:?}");
+    }
+    assert_eq!(op(link(WireGuardLink { port: 4500, ..wanted })), ensure);
+    assert_eq!(op(Link { mtu: 1500, ..link(wanted) }), ensure);
+    assert_eq!(op(Link { kind: Arc::new(Foreign), ..link(wanted) }), Some(Op::Recreate(key, want.clone())));
+}
+
 #[test]
 fn a_route_with_another_protocol_number_is_taken_over() {
     let (key, value) = route("10.5.2.0/24", "flannel.1");
@@ -113,6 +134,9 @@ fn creations_come_first_and_removals_follow_in_the_opposite_order() {
             "add route 10.5.2.0/24 via 10.5.2.0 dev flannel.1 onlink",
         ]
     );
+    let backwards = state.iter().rev().map(|(key, value)| (*key, value.clone()));
+    let of_any_order = difference(backwards, |_| true, &Observed::new(), |_, _| true);
+    assert_eq!(text(of_any_order), added, "whatever comes first in the plan");
     let observed: Observed = state.iter().map(|(key, value)| (*key, seen(value.clone()))).collect();
     let removed = text(diff(&State::new(), &observed, |_, _| true));
     let mirrored: Vec<String> = added.iter().rev().map(|line| line.replacen("add", "remove", 1)).collect();

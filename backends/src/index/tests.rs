@@ -87,6 +87,7 @@ fn the_names_of_unused_devices_are_forgotten() {
         let dev = name(&format!("flannel.{}", 1000 + vni));
         index.set(&id("restless"), &age(3), state(dev));
         assert!(index.devices.len() <= 66, "{} names are known", index.devices.len());
+        assert!(index.contributors.rows.len() <= 4, "{} places for four leases", index.contributors.rows.len());
         assert_eq!(index.desired(&Key::Link(dev)), Some(link(1450)));
     }
     index.set(&id("restless"), &age(3), State::new());

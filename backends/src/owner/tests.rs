@@ -6,13 +6,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::net_conf::NetConf;
 
-use super::{Ownership, PROTOCOL, is_flannels, is_over_flannels_device};
+use super::{
+    Ownership, PROTOCOL, is_address_of_flannels_device, is_flannels, is_flannels_device, is_over_flannels_device,
+};
 use crate::host::{OnLink, Reach};
 use crate::link::{Foreign, Link};
-use crate::state::{Key, LAST_METRIC, Mac, Name, ObservedValue, Route, Value};
+use crate::state::{Fence, Guard, Key, LAST_METRIC, Mac, Name, ObservedValue, Route, Value};
 use crate::wireguard_key::PublicKey;
 use crate::wireguard_peer::WgPeer;
 
@@ -112,12 +114,25 @@ fn routes_with_our_protocol_inside_our_network_are_ours() {
     assert!(!route(&us, "10.5.1.0/24", "192.168.64.9", "eth0", PROTOCOL), "our own subnet");
     assert!(!route(&us, "10.0.0.0/8", "192.168.64.9", "eth0", PROTOCOL), "wider than our network");
     assert!(!route(&us, "10.5.9.0/24", "192.168.64.9", "eth0", 4), "static");
-    let dead = |prefix: &str, protocol| {
-        let seen = ObservedValue { value: Value::Route(Route::Blackhole), protocol, mark: false };
+    let dead = |route: Route, prefix: &str, protocol| {
+        let seen = ObservedValue { value: Value::Route(route), protocol, mark: false };
         ask(&us, Key::Route(net(prefix), LAST_METRIC), seen)
     };
-    assert!(dead("10.5.1.0/24", PROTOCOL) && dead("10.5.0.0/16", PROTOCOL));
-    assert!(!dead("10.5.0.0/16", 3) && !dead("10.6.0.0/16", PROTOCOL));
+    for kind in [Route::Blackhole, Route::Unreachable] {
+        assert!(dead(kind, "10.5.1.0/24", PROTOCOL) && dead(kind, "10.5.0.0/16", PROTOCOL), "{kind}");
+        assert!(!dead(kind, "10.5.0.0/16", 3) && !dead(kind, "10.6.0.0/16", PROTOCOL), "{kind}");
+    }
+}
+
+/// Nobody else writes there. A node that left must not be let in any more, and a guard that was turned off must go.
+#[test]
+fn what_was_read_from_our_own_tables_is_ours() {
+    let (us, ip): (Ownership, IpAddr) = (us(), "192.168.64.9".parse().unwrap());
+    assert!(plain(&us, Key::Peer(ip), Value::Peer) && plain(&us, Key::Open(ip), Value::Open));
+    for family in [Family::V4, Family::V6] {
+        assert!(plain(&us, Key::Guard(family), Value::Guard(Guard::default())));
+        assert!(plain(&us, Key::Fence(family), Value::fence(Fence::default())));
+    }
 }
 
 /// Returns whether an entry is one of flannel, in a network whose subnets have 24 bits and lie between 10.5.8.0 and 10.5.80.0.
@@ -185,5 +200,33 @@ fn only_routes_to_single_subnets_over_a_device_of_flannels_are_left_over() {
         ("10.5.9.0/24", "flannel.1", PROTOCOL, false),
     ] {
         assert_eq!(is_left(prefix, dev, protocol), expected, "{prefix} dev {dev} proto {protocol}");
+    }
+}
+
+#[test]
+fn devices_of_flannel_are_known_by_their_names() {
+    for text in
+        ["flannel.1", "flannel.9999999", "flannel-v6.1", "flannel.ipip", "flannel0", "flannel-wg", "flannel-wg-v6"]
+    {
+        assert!(is_flannels_device(name(text)), "{text}");
+    }
+    for text in ["flannel", "flannel.", "flannel-v6.", "flannel.1a", "flannel1", "flannel-wg0", "cni0", "my-flannel.1"]
+    {
+        assert!(!is_flannels_device(name(text)), "{text}");
+    }
+}
+
+/// A device with such a name may be one of another network. Its address shows that it was this node's.
+#[test]
+fn a_device_of_flannel_has_the_first_address_of_our_subnet() {
+    for (addr, expected) in [
+        ("10.5.1.0/32", true),
+        ("fd00:5:0:1::/128", true),
+        ("10.5.1.0/24", false),
+        ("fd00:5:0:1::/64", false),
+        ("10.5.1.1/32", false),
+        ("10.5.2.0/32", false),
+    ] {
+        assert_eq!(is_address_of_flannels_device(&us().own, &net(addr)), expected, "{addr}");
     }
 }

@@ -152,6 +152,8 @@ mod tests {
         entries.extend([(key(9), 1), (key(3), 2), (key(9), 3)]);
         map.extend([(key(9), 1), (key(3), 2), (key(9), 3)]);
         assert_eq!(entries.get(&key(9)), Some(&3));
+        let twice = Entries::from([(key(1), 1), (key(1), 2), (key(2), 3)]);
+        assert_eq!(pairs(&twice), [(key(1), 2), (key(2), 3)], "also where the keys are in order");
         entries.retain(|_, value| *value < 300);
         map.retain(|_, value| *value < 300);
         assert!(pairs(&entries).into_iter().eq(map.clone()) && entries.len() == map.len());
