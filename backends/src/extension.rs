@@ -226,4 +226,4 @@ fn to_json(printed: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,13 +6,14 @@
 
 use std::net::Ipv4Addr;
 
+use weft_backends::backend::EchoAddress;
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
-use weft_backends::register::{TYPES, device_kind, make, make_for_lease, make_kind, makes_routes};
+use weft_backends::register::{TYPES, device_kind, make, make_for_lease, make_kind, makes_routes, names_its_leases};
 use weft_backends::state::{Key, Mac, Name, Value};
 use weft_backends::traffic_rules::Test;
 use weft_backends::vxlan::VtepMac;
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::lease::{Age, Lease};
 use weft_subnet::net_conf::NetConf;
 
@@ -159,6 +160,81 @@ fn vxlan_understands_a_lease_whose_vnis_are_its_own() {
     }
     assert!(backend.understands(&attrs("no JSON", ours)), "the plan says what is wrong");
     assert!(!backend.understands(&Attrs { backend_type: "host-gw".to_owned(), ..attrs(ours, ours) }));
+}
+
+/// Otherwise, packets would take a way on which the peer does not expect them.
+#[test]
+fn each_backend_understands_leases_of_its_own_type_alone() {
+    for (kind, named) in [
+        ("host-gw", "host-gw"),
+        ("ipip", "ipip"),
+        ("wireguard", "wireguard"),
+        ("extension", "extension"),
+        ("udp", ""),
+        ("alloc", ""),
+    ] {
+        let backend = make(&NetConf { backend_type: kind.to_owned(), ..net_conf() }).unwrap();
+        for other in ["vxlan", "host-gw", "ipip", "wireguard", "extension", ""] {
+            let understands = backend.understands(&lease("10.5.2.0-24", other, 2).attrs);
+            assert_eq!(understands, other == named, "{kind}: {other:?}");
+        }
+        assert_eq!(names_its_leases(kind), !named.is_empty(), "{kind}");
+    }
+}
+
+/// A route into a tunnel that has no address would lose packets.
+#[test]
+fn ipip_needs_an_address_and_a_subnet_of_this_node() {
+    let backend = make_kind("ipip", "{}", &net_conf()).unwrap();
+    let (own, peer) = (lease("10.5.1.0-24", "ipip", 1), lease("10.5.2.0-24", "ipip", 2));
+    let reasons = |host: &Host, own: &Lease| {
+        let planned = backend.plan(host, own, &peer);
+        assert!(planned.state.is_empty(), "{planned:?}");
+        planned.skipped.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let wanted = ["10.5.2.0/24: this node has no IPv4 address on eth0 for ipip"];
+    let mut without = host();
+    without.uplink.v4 = None;
+    assert_eq!(reasons(&without, &own), wanted);
+    let of_v6 = Lease { subnets: Subnets::from_key("fd00:5:0:1::-64").unwrap(), ..own.clone() };
+    assert_eq!(reasons(&host(), &of_v6), wanted);
+    assert!(backend.plan(&host(), &own, &peer).skipped.is_empty());
+}
+
+/// A peer would be shown as unreachable if its probes went to an address that does not answer.
+#[test]
+fn probes_are_sent_to_an_address_that_answers() {
+    let first = "10.5.2.0".parse().unwrap();
+    let through = |outer| Some(EchoAddress::Device { address: first, outer });
+    let published = Some(EchoAddress::Published([192, 168, 64, 2].into()));
+    for (kind, named, wanted) in [
+        ("vxlan", "vxlan", through(Some(Family::V4))),
+        ("ipip", "ipip", through(None)),
+        ("udp", "", through(None)),
+        ("host-gw", "host-gw", published),
+        ("alloc", "", None),
+    ] {
+        let backend = make_kind(kind, "{}", &net_conf()).unwrap();
+        let mut peer = lease("10.5.2.0-24", named, 2);
+        assert_eq!(backend.echo_address(&peer, Family::V4), wanted, "{kind}");
+        assert_eq!(backend.echo_address(&peer, Family::V6), None, "{kind}: the peer has no IPv6 subnet");
+        (peer.subnets.v6, peer.attrs.public_ipv6) = ("fd00:5:0:2::/64".parse().ok(), "fd00::2".parse().ok());
+        if kind == "host-gw" {
+            assert_eq!(backend.echo_address(&peer, Family::V6), None, "the network has no IPv6");
+        }
+    }
+}
+
+/// The tunnel could not carry the smallest packets that IPv4 demands.
+#[test]
+fn an_mtu_that_leaves_no_room_for_packets_is_refused() {
+    for (kind, least) in [("vxlan", 138), ("wireguard", 148)] {
+        let with = |mtu: u32| make_kind(kind, &format!(r#"{{"MTU": {mtu}}}"#), &net_conf());
+        let said = with(least - 1).err().unwrap().to_string();
+        assert!(said.starts_with(&format!("Backend.MTU in net-conf is {}: ", least - 1)), "{said}");
+        assert!(said.contains(&format!("at least {least},")), "{said}");
+        assert!(with(least).is_ok() && with(0).is_ok(), "{kind}");
+    }
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn a_peer_without_data_has_empty_data_and_other_json_is_refused() {
 }
 
 /// The files of a node that has none.
-struct NoFiles;
+pub(crate) struct NoFiles;
 
 impl Secrets for NoFiles {
     fn directory(&self) -> Option<&Path> {

@@ -88,7 +88,8 @@ pub fn parse_mac(text: &str) -> Option<Mac> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mac, parse_mac};
+    use super::{Found, Mac, VtepMac, io, parse_mac};
+    use crate::extension::tests::NoFiles;
 
     #[test]
     fn macs_as_go_reads_them() {
@@ -107,5 +108,25 @@ mod tests {
         ] {
             assert_eq!(parse_mac(text), None, "{text}");
         }
+    }
+
+    /// The kernel refuses a device with the address of a group, and the address of a manufacturer may be that of another host. Without random
+    /// numbers, all nodes would choose the same address.
+    #[test]
+    fn a_random_mac_is_of_one_host_and_locally_administered() {
+        let random = |random: &dyn Fn(&mut [u8]) -> io::Result<()>| {
+            let found = Found { links: &[], secrets: &NoFiles, random, printed: None };
+            VtepMac::random(&found).map(|mac| mac.0)
+        };
+        let of = |byte: u8| {
+            let fill = |buffer: &mut [u8]| {
+                buffer.fill(byte);
+                Ok(())
+            };
+            random(&fill).unwrap()
+        };
+        assert_eq!(of(0), Mac([2, 0, 0, 0, 0, 0]));
+        assert_eq!(of(0xff), Mac([0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]));
+        assert!(random(&|_: &mut [u8]| Err(io::ErrorKind::Unsupported.into())).is_err());
     }
 }
