@@ -39,6 +39,22 @@ fn macs_that_no_device_can_have_identify_nothing() {
     }
 }
 
+/// Two nodes whose leases name 32 zeros have not one key, and a port 0 is no place to which packets can be sent.
+#[test]
+fn a_wireguard_lease_names_its_keys_and_ports() {
+    let key = "B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=";
+    let data = |key: &str, port: &str| format!(r#"{{"PublicKey":"{key}"{port}}}"#);
+    let (with_port, without) = (data(key, r#","Port":51820"#), data(key, r#","port":0"#));
+    let both = attrs("wireguard", Some(&with_port), Some(&without));
+    assert_eq!(named(&both), [Some(key.to_owned()), Some(key.to_owned())]);
+    assert_eq!((TYPES.ports)(&both), [Some(51820), None]);
+    assert_eq!((TYPES.ports)(&attrs("vxlan", Some(&with_port), None)), [None, None]);
+    for bad in ["AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "no key", ""] {
+        let data = data(bad, "");
+        assert_eq!(named(&attrs("wireguard", Some(&data), None)), [None, None], "{bad}");
+    }
+}
+
 #[test]
 fn what_looks_like_a_mac_in_a_lease_of_another_type_identifies_nothing() {
     let data = r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}"#;

@@ -18,15 +18,17 @@ const APPEARS: &[u8] = b"appears ";
 const PRIVATE: &str = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=";
 const PUBLIC: &str = "B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=";
 
-/// Files in memory, and the warnings. A file with the content `unreadable` cannot be read or written. One with the content `no room` does
-/// not exist, and cannot be created. One that begins with `appears ` is created by another process a moment before this one does it.
+/// Files in memory, the warnings, and the files that were replaced, in order. A file with the content `unreadable` cannot be read or written.
+/// One with the content `no room` does not exist, and cannot be created. One that begins with `appears ` is created by another process a moment
+/// before this one does it.
 #[derive(Default)]
-struct Files(RefCell<BTreeMap<PathBuf, Vec<u8>>>, RefCell<Vec<String>>);
+struct Files(RefCell<BTreeMap<PathBuf, Vec<u8>>>, RefCell<Vec<String>>, RefCell<Vec<PathBuf>>);
 
 impl Files {
     fn with(files: &[(&str, &str)]) -> Files {
         Files(
             RefCell::new(files.iter().map(|(path, text)| (path.into(), text.as_bytes().to_vec())).collect()),
+            RefCell::default(),
             RefCell::default(),
         )
     }
@@ -71,6 +73,7 @@ impl Secrets for Files {
     fn replace(&self, file: &Path, content: &[u8]) -> io::Result<()> {
         self.read(file)?;
         self.0.borrow_mut().insert(file.to_owned(), content.to_vec());
+        self.2.borrow_mut().push(file.to_owned());
         Ok(())
     }
 
@@ -90,6 +93,13 @@ fn net_conf(backend: &str) -> NetConf {
 
 fn made(options: &str) -> Box<dyn Backend> {
     crate::register::make(&net_conf(&format!(r#"{{"Type":"wireguard"{options}}}"#))).unwrap()
+}
+
+/// A backend with these options in a network of both families.
+fn dual(options: &str) -> Box<dyn Backend> {
+    let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+    let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard"{options}}}}}"#);
+    crate::register::make(&NetConf::parse(&text).unwrap()).unwrap()
 }
 
 fn found<'a>(files: &'a Files, links: &'a [StandingLink]) -> Found<'a> {
@@ -118,11 +128,6 @@ fn with_ports(ports: [u16; 2]) -> Attrs {
 
 #[test]
 fn the_ports_of_a_lease_show_whether_its_node_has_one_device_for_both_families() {
-    let dual = |options: &str| {
-        let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
-        let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard"{options}}}}}"#);
-        crate::register::make(&NetConf::parse(&text).unwrap()).unwrap()
-    };
     let (two, one) = (dual(r#","ListenPort":4500"#), [r#","Mode":"auto""#, r#","Mode":"ipv4""#, r#","Mode":"ipv6""#]);
     for (ports, has_two, has_one) in
         [([51820, 51821], true, false), ([51820, 51820], false, true), ([51820, 0], true, true), ([0, 0], true, true)]
@@ -220,6 +225,8 @@ fn a_change_of_the_key_replaces_it_in_all_places() {
     assert_eq!(files.text(NEXT), None);
     assert_eq!(files.text(FLANNELS), files.text(KEPT));
     assert_eq!(public(&files).unwrap(), new);
+    let order = [KEPT, FLANNELS].map(PathBuf::from);
+    assert_eq!(files.2.take(), order, "an agent that is killed between the two finds the new key after a boot");
 }
 
 /// The file of the change is then the only one with the key in use, unless the other place has it.
@@ -281,6 +288,19 @@ fn a_change_of_the_key_that_was_interrupted_ends_at_the_next_start() {
     let new = begin_change(&files);
     files.0.borrow_mut().remove(Path::new(KEPT));
     assert_eq!(public(&files).unwrap(), new);
+}
+
+/// All nodes without random numbers would have the same key, and everybody would know it.
+#[test]
+fn without_random_numbers_no_key_is_made() {
+    let files = Files::default();
+    let random: &dyn Fn(&mut [u8]) -> io::Result<()> = &|_| Err(io::ErrorKind::Unsupported.into());
+    let found = Found { random, ..found(&files, &[]) };
+    for refused in [made("").identities(&found, None).err(), made("").new_identities(&found).err()] {
+        let said = refused.map(|error| error.to_string()).unwrap_or_default();
+        assert!(said.starts_with("cannot choose a private key for WireGuard: "), "{said}");
+    }
+    assert!(files.0.borrow().is_empty());
 }
 
 #[test]
@@ -350,6 +370,68 @@ fn no_secret_is_in_a_refusal() {
     }
 }
 
+/// Two nodes of which only one has the preshared key exchange no packets.
+#[test]
+fn the_devices_get_the_private_key_and_the_preshared_key_of_net_conf() {
+    let secrets = |options: &str| {
+        let (backend, files) = (made(options), Files::with(&[(KEPT, PRIVATE)]));
+        let identities = backend.identities(&found(&files, &[]), None).unwrap();
+        backend.secrets(&Host { identities, ..node() }).unwrap()
+    };
+    let key = || Secret::parse(PRIVATE).unwrap();
+    let private = KeyPair::of(key()).private().clone();
+    assert_eq!(secrets(""), DeviceSecrets { private: private.clone(), preshared: None });
+    let preshared = Some(Arc::new(key()));
+    assert_eq!(secrets(&format!(r#","PSK":"{PRIVATE}""#)), DeviceSecrets { private, preshared });
+}
+
+/// Returns the ports that the lease of a node with these facts names. The node has addresses of both families.
+fn advertised(backend: &dyn Backend, host: Host) -> Result<PublicPorts, String> {
+    let identities = backend.identities(&found(&Files::default(), &[]), None).unwrap();
+    let uplink = Uplink { v6: "2001:db8::1".parse().ok(), ..host.uplink.clone() };
+    let lease = backend.advertise(&Host { uplink, identities, ..host });
+    lease.map(|attrs| lease::ports(&attrs)).map_err(|error| error.to_string())
+}
+
+#[test]
+fn two_devices_need_two_ports_and_one_device_needs_one() {
+    // The refusal of two equal ports of net-conf is a golden plan.
+    let equal = r#","ListenPort":51821"#;
+    let one = dual(&format!(r#"{equal},"Mode":"auto""#));
+    assert_eq!(advertised(&*one, node()), Ok([Some(51821), Some(51821)]));
+    assert_eq!(advertised(&*made(equal), node()), Ok([Some(51821), None]));
+    let with_flag = || Host { wireguard_port: Some(51821), ..node() };
+    let said = advertised(&*dual(""), with_flag()).unwrap_err();
+    assert!(said.starts_with("--wireguard-port 51821 is Backend.ListenPortV6 of net-conf, too"), "{said}");
+    assert_eq!(advertised(&*dual(r#","Mode":"auto""#), with_flag()), Ok([Some(51821), Some(51821)]));
+    assert_eq!(advertised(&*made(""), with_flag()), Ok([Some(51821), None]));
+}
+
+#[test]
+fn each_of_two_devices_keeps_a_port_of_its_own() {
+    let keeps = |name: &str| Host { kept_ports: [(Name::new(name).unwrap(), 4500)].into(), ..node() };
+    assert_eq!(advertised(&*dual(""), keeps("flannel-wg")), Ok([Some(4500), Some(51821)]));
+    assert_eq!(advertised(&*dual(""), keeps("flannel-wg-v6")), Ok([Some(51820), Some(4500)]));
+    assert_eq!(advertised(&*dual(r#","Mode":"auto""#), keeps("flannel-wg")), Ok([Some(4500), Some(4500)]));
+}
+
+#[test]
+fn a_mode_over_a_family_that_net_conf_does_not_enable_is_refused() {
+    let refusal = |family: &str, mode: &str| {
+        let text = format!(r#"{{{family},"Backend":{{"Type":"wireguard","Mode":"{mode}"}}}}"#);
+        crate::register::make(&NetConf::parse(&text).unwrap()).err().map(|refused| refused.to_string())
+    };
+    let v4 = r#""Network":"10.5.0.0/16""#;
+    let v6 = r#""EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+    for (family, mode, over) in [(v4, "ipv6", "IPv6"), (v6, "ipv4", "IPv4")] {
+        let said = refusal(family, mode).unwrap_or_default();
+        assert!(said.starts_with(&format!("Backend.Mode in net-conf reaches peers over {over}")), "{mode}: {said}");
+    }
+    for (family, mode) in [(v4, "ipv4"), (v6, "ipv6"), (v4, "auto"), (v6, "auto"), (v6, "separate")] {
+        assert_eq!(refusal(family, mode), None, "{mode}");
+    }
+}
+
 /// A node whose uplink carries 1500 bytes.
 fn node() -> Host {
     let (v4, v6) = ("192.0.2.1".parse().ok(), None);
@@ -376,9 +458,7 @@ fn the_remark_names_what_is_not_encrypted_and_an_mtu_that_the_uplink_does_not_ca
 fn the_mode_says_over_which_family_the_packets_of_a_family_go() {
     use Family::{V4, V6};
     let outer = |mode: &str| {
-        let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
-        let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard","Mode":"{mode}"}}}}"#);
-        let backend = crate::register::make(&NetConf::parse(&text).unwrap()).unwrap();
+        let backend = dual(&format!(r#","Mode":"{mode}""#));
         [V4, V6].map(|family| backend.outer_family(family))
     };
     assert_eq!(outer("separate"), [Some(V4), Some(V6)]);
@@ -390,9 +470,7 @@ fn the_mode_says_over_which_family_the_packets_of_a_family_go() {
 /// Returns the first byte of the key and the endpoint of the peer with this lease, in a cluster with both families. `Err` says why it is not
 /// reached.
 fn reached(mode: &str, host: &Host, attrs: Attrs) -> Result<(u8, String), String> {
-    let families = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
-    let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard","Mode":"{mode}"}}}}"#);
-    let backend = crate::register::make(&NetConf::parse(&text).unwrap()).unwrap();
+    let backend = dual(&format!(r#","Mode":"{mode}""#));
     let files = Files::with(&[(KEPT, PRIVATE)]);
     let identities = backend.identities(&found(&files, &[]), None).unwrap();
     let lease = |key: &str, attrs: Attrs| {
