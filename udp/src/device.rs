@@ -117,10 +117,27 @@ fn with_context(source: &io::Error, path: &str) -> io::Error {
 
 /// Returns true if the kernel takes several UDP packets of a flow at once.
 pub(crate) fn takes_udp_segments() -> bool {
-    let version = uname().ok().and_then(|name| {
-        let release = name.release().to_str()?.to_owned();
-        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
-        Some((numbers.next()??, numbers.next()??))
-    });
-    version.is_some_and(|version: (u32, u32)| version >= UDP_SEGMENTS_SINCE)
+    uname().is_ok_and(|name| name.release().to_str().is_some_and(release_takes_udp_segments))
+}
+
+fn release_takes_udp_segments(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().ok());
+    let mut next = || numbers.next().flatten();
+    next().zip(next()).is_some_and(|version| version >= UDP_SEGMENTS_SINCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::release_takes_udp_segments;
+
+    /// An older kernel refuses them, and all packets of the flow would be lost.
+    #[test]
+    fn several_udp_packets_are_written_at_once_where_the_kernel_takes_them() {
+        for release in ["6.2.0", "6.18.44-fc-v657", "7.0.1", "10.1.0"] {
+            assert!(release_takes_udp_segments(release), "{release}");
+        }
+        for release in ["6.1.0-28-amd64", "5.15.0", "4.19.0", "6", "unknown", ""] {
+            assert!(!release_takes_udp_segments(release), "{release}");
+        }
+    }
 }
