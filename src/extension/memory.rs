@@ -87,8 +87,14 @@ mod tests {
             public_ipv6: None,
             data: "a\n\"b\"".into(),
         };
-        write(&path, &[Arc::new(peer.clone())]).unwrap();
-        assert_eq!(read(&path).unwrap(), [peer]);
+        let dual = CommandPeer {
+            subnets: Subnets::from_key("10.5.8.0-24&fd05:0:0:8::-64").unwrap(),
+            public_ip: None,
+            public_ipv6: "2001:db8::8".parse().ok(),
+            data: "".into(),
+        };
+        write(&path, &[Arc::new(peer.clone()), Arc::new(dual.clone())]).unwrap();
+        assert_eq!(read(&path).unwrap(), [peer, dual]);
         let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600, "the data of leases may be a secret of the commands");
         std::fs::write(&path, "[{").unwrap();

@@ -360,6 +360,37 @@ mod tests {
         assert_eq!((table.begin(later), table.made()), (None, vec![Arc::new(peer(1, 2))]));
     }
 
+    /// What failed were the old values. Nothing is removed before the new ones were tried.
+    #[test]
+    fn a_lease_that_changes_after_a_failure_is_tried_at_once() {
+        let (mut table, now) = (PeerTable::default(), Instant::now());
+        table.set_wanted(vec![peer(1, 1)], true, now);
+        table.begin(now);
+        table.end(add(1, 1), failure(), now);
+        assert_eq!(table.begin(now), None);
+        table.set_wanted(vec![peer(1, 2)], true, now);
+        assert_eq!(table.begin(now), Some(add(1, 2)));
+        table.end(add(1, 2), failure(), now);
+        assert_eq!(table.next(), Some(now + Duration::from_secs(1)), "the pauses begin again");
+    }
+
+    #[test]
+    fn a_peer_that_leaves_or_comes_back_while_a_command_runs_gets_the_other_one_afterwards() {
+        let (mut table, now) = (PeerTable::default(), Instant::now());
+        table.set_wanted(vec![peer(1, 1)], true, now);
+        table.begin(now);
+        table.set_wanted(Vec::new(), true, now);
+        assert_eq!(table.begin(now), None);
+        table.end(add(1, 1), Ok(()), now);
+        assert_eq!(table.begin(now), Some(remove(1, 1)));
+        table.set_wanted(vec![peer(1, 1)], true, now);
+        assert_eq!(table.begin(now), None);
+        table.end(remove(1, 1), Ok(()), now);
+        assert_eq!(table.begin(now), Some(add(1, 1)));
+        table.end(add(1, 1), Ok(()), now);
+        assert_eq!((table.begin(now), table.counts(), table.made()), (None, counts(0, 0), vec![Arc::new(peer(1, 1))]));
+    }
+
     #[test]
     fn a_remembered_peer_that_left_gets_its_command_when_the_list_is_known() {
         let (mut table, now) = (PeerTable::default(), Instant::now());

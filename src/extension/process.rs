@@ -200,6 +200,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_word_may_name_variables_of_the_agent_and_those_of_the_command_come_first() {
+        let line = CommandLine { shell: false, ..shell("/bin/echo $PATH $SUBNET") };
+        let inherited = std::env::var_os("PATH").unwrap().into_string().unwrap();
+        let subnet = || ("SUBNET", "10.5.2.0/24".to_owned());
+        let printed = run(&line, &[subnet()], "", LIMIT).await.unwrap();
+        assert_eq!(String::from_utf8(printed).unwrap(), format!("{inherited} 10.5.2.0/24\n"));
+        let printed = run(&line, &[subnet(), ("PATH", "/nowhere".to_owned())], "", LIMIT).await.unwrap();
+        assert_eq!(String::from_utf8(printed).unwrap(), "/nowhere 10.5.2.0/24\n");
+    }
+
+    #[tokio::test]
     async fn input_that_is_larger_than_a_pipe_blocks_nothing() {
         let input = "x".repeat(200 * 1024);
         assert_eq!(run_it("wc -c", &input, LIMIT).await.unwrap().trim(), (200 * 1024 + 1).to_string());

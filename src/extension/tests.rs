@@ -91,6 +91,9 @@ async fn the_command_before_the_lease_runs_once_when_it_succeeds() {
     first.run(&*backend).await.unwrap();
     first.run(&*backend).await.unwrap();
     assert_eq!(first.printed(), Some(&b"2\n"[..]));
+    let other = self::backend(r#","PreStartupCommand":"echo other""#);
+    first.run(&*other).await.unwrap();
+    assert_eq!(first.printed(), Some(&b"other\n"[..]), "net-conf names another command now");
 }
 
 #[tokio::test]
@@ -103,6 +106,7 @@ async fn commands_for_peers_wait_for_the_one_after_the_lease() {
     ));
     let mut runner = Extension::new(None);
     until(&mut runner, &*backend, &[2, 3], |runner| runner.own.failures > 0).await;
+    assert!(runner.tasks.is_empty() && runner.next().is_some(), "the next attempt comes after a pause");
     let own = [("SUBNET", "10.5.1.0/24".to_owned())];
     assert_eq!(runner.problem(&own).unwrap(), "PostStartupCommand: exit status: 1: no output");
     assert!(!file.exists());
@@ -114,6 +118,25 @@ async fn commands_for_peers_wait_for_the_one_after_the_lease() {
     assert_eq!(lines(&file).last().unwrap(), "remove 10.5.2.0/24 data of 2");
     // With another subnet the command must run again, and until then no pod may start.
     assert!(runner.problem(&[("SUBNET", "10.5.9.0/24".to_owned())]).is_some());
+}
+
+/// The agent updates the commands after every event, and each event would start the command once more.
+#[tokio::test]
+async fn the_command_after_the_lease_is_not_started_again_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ran, gate) = (dir.path().join("ran"), dir.path().join("gate"));
+    let text = format!("echo x >> {}; until test -e {}; do sleep 0.05; done", ran.display(), gate.display());
+    let backend = backend(&format!(r#","PostStartupCommand":"{text}""#));
+    let mut runner = Extension::new(None);
+    until(&mut runner, &*backend, &[], |_| !lines(&ran).is_empty()).await;
+    for _ in 0..3 {
+        until(&mut runner, &*backend, &[], |_| true).await;
+    }
+    assert_eq!(runner.tasks.len(), 1);
+    std::fs::write(&gate, "").unwrap();
+    let own = [("SUBNET", "10.5.1.0/24".to_owned())];
+    until(&mut runner, &*backend, &[], |runner| runner.problem(&own).is_none()).await;
+    assert_eq!(lines(&ran), ["x"]);
 }
 
 #[tokio::test]
@@ -175,6 +198,13 @@ async fn only_some_commands_run_at_once_and_a_failure_harms_no_other_peer() {
     until(&mut runner, &*backend, &peers, |runner| runner.peers.counts() == Counts { pending: 0, failed: 1 }).await;
     let failed = runner.peers.progress(&peer(7).subnets).1.unwrap();
     assert_eq!(failed, "SubnetAddCommand: exit status: 3: no output");
+    // Another attempt may be running.
+    until(&mut runner, &*backend, &peers, |runner| runner.peers.next().is_some()).await;
+    runner.next_list = None;
+    assert!(
+        runner.next().is_some_and(|at| Some(at) <= runner.peers.next()),
+        "the loop must wake up for the next attempt"
+    );
     let mut most = 0;
     let name = dir.path().file_name().unwrap().to_str().unwrap().to_owned() + ".";
     for entry in std::fs::read_dir(dir.path().parent().unwrap()).unwrap().flatten() {
@@ -196,6 +226,22 @@ async fn commands_for_peers_are_repeated_if_net_conf_says_so() {
 }
 
 #[tokio::test]
+async fn commands_for_peers_are_not_repeated_before_the_time_of_net_conf() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = dir.path().join("ran");
+    let backend = backend(&format!(r#","Reconcile":3600,"SubnetAddCommand":"echo $SUBNET >> {}""#, ran.display()));
+    let mut runner = Extension::new(None);
+    until(&mut runner, &*backend, &[2], |runner| idle(runner) && !lines(&ran).is_empty()).await;
+    let (now, next) = (Instant::now(), runner.next().expect("the loop must wake up for the repetition"));
+    assert!(next > now + Duration::from_secs(3000) && next <= now + Duration::from_secs(3600), "{:?}", next - now);
+    until(&mut runner, &*backend, &[2], |_| true).await;
+    assert_eq!((runner.tasks.len(), lines(&ran).len()), (0, 1));
+    // The time is over.
+    runner.repeat_at = Some(Instant::now());
+    until(&mut runner, &*backend, &[2], |runner| idle(runner) && lines(&ran).len() == 2).await;
+}
+
+#[tokio::test]
 async fn while_enough_commands_run_nothing_is_due_and_the_end_does_not_wait_for_them() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("peers");
@@ -210,6 +256,8 @@ async fn while_enough_commands_run_nothing_is_due_and_the_end_does_not_wait_for_
     }
     std::fs::remove_file(&file).unwrap();
     runner.peers.is_changed = true;
+    until(&mut runner, &*backend, &peers, |_| true).await;
+    assert!(runner.saving.is_none(), "no write is due yet");
     stop(&mut runner).await;
     assert_eq!(
         memory::read(&file).unwrap().len(),
