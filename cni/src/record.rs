@@ -293,6 +293,21 @@ mod tests {
         assert!(try_lock(now, &path).unwrap().is_some());
     }
 
+    /// The delegate of that call may still be creating what a DEL would not remove then.
+    #[test]
+    fn a_record_that_another_call_holds_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("id");
+        fs::write(&path, "{}").unwrap();
+        let held = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusive).unwrap();
+        let error = take(&path, Duration::ZERO).unwrap_err();
+        assert_eq!(error.code, code::TRY_AGAIN);
+        assert!(error.msg.starts_with("another call for this pod is still running"), "{error}");
+        drop(held);
+        assert!(take(&path, Duration::ZERO).unwrap().is_some());
+        assert!(take(&dir.path().join("none"), Duration::ZERO).unwrap().is_none());
+    }
+
     /// A pipe can be locked, and cannot be synced, so it stands for a disk that cannot take the record.
     #[test]
     fn a_record_that_cannot_be_synced_is_an_error() {

@@ -189,6 +189,11 @@ mod tests {
                 "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24,10.5.2.1/24\nFLANNEL_MTU=1\nFLANNEL_IPMASQ=false\n",
                 "has several subnets of one family",
             ),
+            (
+                "FLANNEL_IPV6_NETWORK=fd05::/48\nFLANNEL_IPV6_SUBNET=fd05:0:0:1::1/64,fd05:0:0:2::1/64\n\
+                 FLANNEL_MTU=1\nFLANNEL_IPMASQ=false\n",
+                "has several subnets of one family",
+            ),
         ];
         for (text, wrong) in rows {
             assert_eq!(CheckedSubnetEnv::parse(text).unwrap_err().to_string(), wrong);

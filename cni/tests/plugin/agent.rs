@@ -110,6 +110,32 @@ fn add_asks_the_agent_if_it_has_a_socket() {
     });
 }
 
+/// An agent of another version may not know the question, and another program may have the socket.
+#[test]
+fn an_answer_that_does_not_say_whether_the_agent_is_ready_keeps_no_pod_waiting() {
+    on_a_node(|site| {
+        site.script("fine", SUCCEEDING_PLUGIN);
+        site.pod("p1");
+        let (socket, conf) = (site.path("run/weft.sock"), site.conf(json!({"delegate": {"type": "fine"}})));
+        for (answer, noted) in [
+            ("{\"error\":\"unknown request\"}\n", "says: unknown request"),
+            ("hello\n", "ask the agent on"),
+            ("", "ask the agent on"),
+        ] {
+            let _ = fs::remove_file(&socket);
+            let listener = UnixListener::bind(&socket).unwrap();
+            let answers = std::thread::spawn(move || {
+                let mut stream = listener.accept().unwrap().0;
+                let _ = BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new());
+                let _ = stream.write_all(answer.as_bytes());
+            });
+            let log = site.call("ADD", "p1", &conf).success().stderr;
+            assert!(log.contains(noted) && !log.contains("waiting"), "{answer:?}: {log}");
+            answers.join().unwrap();
+        }
+    });
+}
+
 /// A store that is down for hours keeps the agent from becoming ready. Pods are added anyway, long before the time is over that
 /// a missing subnet.env is waited for.
 #[test]

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use crate::site::{env_text, on_a_node};
+use crate::site::{V4_TEXT, env_text, on_a_node};
 
 #[test]
 fn a_bridge_without_pods_gets_the_new_subnet_and_mtu() {
@@ -101,6 +101,64 @@ fn an_address_that_somebody_added_stays_and_keeps_no_pod_from_being_added() {
         let shown = site.ip("addr show cni0");
         assert!(shown.contains("10.6.2.1/24") && shown.contains("fd99::53/128"), "{shown}");
         site.call("DEL", "p1", &conf).success();
+        site.nothing_left();
+    });
+}
+
+/// Whoever gave the bridge its addresses knows why.
+#[test]
+fn a_bridge_that_is_no_gateway_keeps_its_addresses() {
+    on_a_node(|site| {
+        site.subnet_env(V4_TEXT);
+        let conf = site.conf(json!({"delegate": {"isGateway": false}}));
+        site.pod("p1");
+        site.call("ADD", "p1", &conf).success();
+        site.call("DEL", "p1", &conf).success();
+        // It looks like the gateway of an earlier subnet.
+        site.ip("addr add 10.5.9.1/24 dev cni0");
+        let answer = site.call("ADD", "p1", &conf).success();
+        assert!(site.ip("addr show cni0").contains("10.5.9.1/24"), "{}", answer.stderr);
+        site.call("DEL", "p1", &conf).success();
+        site.nothing_left();
+    });
+}
+
+/// host-local chooses the first address of the subnet as gateway. Another IPAM plugin may choose any.
+#[test]
+fn the_gateway_of_another_ipam_plugin_does_not_count_as_old() {
+    on_a_node(|site| {
+        site.subnet_env(V4_TEXT);
+        let with = |last: u8| {
+            let address = json!({"address": format!("10.5.1.{last}/24"), "gateway": "10.5.1.254"});
+            site.conf(json!({"ipam": {"type": "static", "addresses": [address]}}))
+        };
+        for (pod, last) in [("p1", 9), ("p2", 10)] {
+            site.pod(pod);
+            site.call("ADD", pod, &with(last)).success();
+            assert!(site.ip("addr show cni0").contains("10.5.1.254/24"), "{pod}");
+        }
+        for (pod, last) in [("p1", 9), ("p2", 10)] {
+            site.call("DEL", pod, &with(last)).success();
+        }
+        site.nothing_left();
+    });
+}
+
+/// So no pod is refused, although others are connected.
+#[test]
+fn the_bridge_plugin_replaces_the_address_itself_if_it_is_told_to() {
+    on_a_node(|site| {
+        let conf = site.conf(json!({"delegate": {"forceAddress": true}}));
+        site.pod("p1");
+        site.call("ADD", "p1", &conf).success();
+        site.subnet_env(&env_text("10.5.2", "fd05:0:0:2", 1450));
+        site.pod("p2");
+        site.call("ADD", "p2", &conf).success();
+        let shown = site.ip("addr show cni0");
+        assert!(shown.contains("10.5.2.1/24") && !shown.contains("10.5.1.1/24"), "{shown}");
+        for pod in ["p1", "p2"] {
+            site.call("DEL", pod, &conf).success();
+        }
         site.nothing_left();
     });
 }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -36,6 +37,10 @@ fn gc_removes_everything_of_attachments_that_are_not_valid() {
             fs::write(site.path("networks/cbr0").join(addr), text).unwrap();
         }
         fs::write(site.path("networks/cbr0/10.5.1.53"), "id-lives").unwrap();
+        // An ADD that was killed long ago had not yet given its record the name.
+        let torn = fs::File::create(site.path("records/.id-torn~1")).unwrap();
+        torn.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
+        drop(torn);
         let answer = site.call("GC", "", &gc(&site, json!([{"containerID": "id-lives", "ifname": "eth0"}]))).success();
         assert!(answer.stdout.is_empty(), "{answer:?}");
         assert_eq!(site.files("records"), ["id-lives"]);
@@ -126,12 +131,12 @@ fn gc_continues_after_a_failure_and_calls_the_delegates_gc() {
     });
 }
 
-/// A plugin that logs its calls in the file `calls`, each with the network namespace that it was given.
+/// A plugin that logs its calls in the file `calls`, each with the network namespace and the arguments that it was given.
 const LOGGING_PLUGIN: &str = r#"
 cat >/dev/null
 case $CNI_COMMAND in
 ADD) echo '{"cniVersion":"1.0.0"}' ;;
-DEL) echo "$CNI_CONTAINERID $CNI_IFNAME [$CNI_NETNS]" >>"$here/calls" ;;
+DEL) echo "$CNI_CONTAINERID $CNI_IFNAME [$CNI_NETNS] [$CNI_ARGS]" >>"$here/calls" ;;
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}' ;;
 esac"#;
 
@@ -157,30 +162,38 @@ fn dels_of_gc(site: &Site) -> Vec<String> {
     fs::read_to_string(site.path("calls")).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// The number of the process in a path below /proc may be that of another process by now, even of one in the host's namespace.
+/// The number of the process in a path below /proc may be that of another process by now, even of one in the host's namespace. Some plugins
+/// fail if they get the path of a namespace that is gone.
 #[test]
-fn gc_names_only_a_namespace_that_has_a_name() {
+fn gc_names_only_a_namespace_that_is_there_and_has_a_name() {
     on_a_node(|site| {
-        add_logged(&site, &["named", "numbered"], |pod, record| {
-            if pod == "numbered" {
-                record["weft"]["netns"] = json!(format!("/proc/{}/ns/net", std::process::id()));
-            }
+        add_logged(&site, &["gone", "named", "numbered"], |pod, record| match pod {
+            "numbered" => record["weft"]["netns"] = json!(format!("/proc/{}/ns/net", std::process::id())),
+            _ => record["weft"]["args"] = json!("K8S_POD_NAME=x"),
         });
-        assert_eq!(dels_of_gc(&site), ["id-named eth0 [/run/netns/named]", "id-numbered eth0 []"]);
+        site.ip("netns del gone");
+        let wanted = [
+            "id-gone eth0 [] [K8S_POD_NAME=x]",
+            "id-named eth0 [/run/netns/named] [K8S_POD_NAME=x]",
+            "id-numbered eth0 [] []",
+        ];
+        assert_eq!(dels_of_gc(&site), wanted);
     });
 }
 
 #[test]
 fn gc_removes_every_interface_of_a_record_of_flannels_plugin() {
     on_a_node(|site| {
-        add_logged(&site, &["p1"], |_, record| drop(record.as_object_mut().unwrap().remove("weft")));
+        add_logged(&site, &["p1", "p2"], |_, record| drop(record.as_object_mut().unwrap().remove("weft")));
         fs::create_dir_all(site.path("networks/cbr0")).unwrap();
         for (addr, text) in
             [("10.5.1.8", "id-p1\r\neth0"), ("10.5.1.9", "id-p1\r\nnet1"), ("10.5.1.7", "other\r\nnet2")]
         {
             fs::write(site.path("networks/cbr0").join(addr), text).unwrap();
         }
-        assert_eq!(dels_of_gc(&site), ["id-p1 eth0 []", "id-p1 net1 []"]);
+        // No reservation names the interface of p2. And the agent may not have written its file yet.
+        fs::remove_file(site.path("run/subnet.env")).unwrap();
+        assert_eq!(dels_of_gc(&site), ["id-p1 eth0 [] []", "id-p1 net1 [] []", "id-p2 eth0 [] []"]);
     });
 }
 
@@ -197,6 +210,10 @@ fn gc_fails_if_rules_cannot_be_listed() {
         let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
         assert!(text.contains("iptables -w -t nat -S") && text.contains("xtables lock"), "{text}");
         assert!(text.contains("ip6tables -w -t nat -S") && text.contains("Permission denied"), "{text}");
+        // What nft says about a chain that is not there, iptables says about its lock.
+        site.script("ip6tables", &fails("Fatal: can not open lock file /run/xtables.lock: No such file or directory"));
+        let (_, text) = site.call("GC", "", &gc(&site, json!([]))).error();
+        assert!(text.contains("ip6tables -w -t nat -S") && text.contains("No such file"), "{text}");
         // If the kernel does not have the table, there are no rules in it.
         let none = "can not initialize iptables table nat: Table does not exist (do you need to insmod?)";
         site.script("iptables", &fails(none));

@@ -55,6 +55,7 @@ fn rows() -> Vec<(&'static str, Value, &'static str, Value)> {
     vec![
         ("defaults", json!({}), V4, bridge.clone()),
         ("no cniVersion", json!({"cniVersion": null}), V4, with(json!({}), &["cniVersion"])),
+        ("an empty cniVersion", json!({"cniVersion": ""}), V4, with(json!({}), &["cniVersion"])),
         (
             "the keys of flannel's manifest",
             json!({"delegate": {"hairpinMode": true, "isDefaultGateway": true}}),

@@ -91,7 +91,9 @@ fn all_versions_are_supported_and_results_are_unchanged() {
                 assert_eq!(checked.error().0, 1, "{version} has no CHECK");
             }
             for verb in ["GC", "STATUS"] {
-                assert_eq!(site.call(verb, &pod, &conf).error().0, 1, "{version} has no {verb}");
+                let answer = site.call(verb, &pod, &conf);
+                assert_eq!(answer.error().0, 1, "{version} has no {verb}");
+                assert_eq!(answer.json()["cniVersion"], *version, "the runtime reads the error in its own version");
             }
             site.call("DEL", &pod, &conf).success();
             let answer = site.call("VERSION", "", &json!({"cniVersion": version})).success().json();
