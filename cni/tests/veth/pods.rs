@@ -119,7 +119,8 @@ fn a_second_interface_gets_the_routes_of_its_network() {
             let mut conf = conf(&site, more);
             conf["name"] = json!("storage");
             conf["ipam"]["ranges"] = json!([[{"subnet": "10.77.1.0/24"}]]);
-            conf["ipam"]["routes"] = json!([{"dst": "10.77.0.0/16"}]);
+            // The kernel refuses a route with host bits, and the interface has no IPv6 address.
+            conf["ipam"]["routes"] = json!([{"dst": "10.77.9.9/16"}, {"dst": "fd77::/48"}]);
             conf
         };
         let before = state(&site, &["p1"]);
@@ -131,6 +132,9 @@ fn a_second_interface_gets_the_routes_of_its_network() {
         assert_eq!(result["routes"], json!([{"dst": "10.77.0.0/16", "gw": "169.254.1.1"}]));
         assert!(inside(&site, "p1", "route").contains("10.77.0.0/16 via 169.254.1.1 dev net1 onlink"));
         reaches(&site, "", &addr(&result, false));
+        // CHECK expects no default route over this interface.
+        let checked = other(json!({"isDefaultGateway": false, "prevResult": result}));
+        crate::site::run(crate::node::command(&site, "CHECK", "p1", "net1"), &checked).success();
     });
 }
 

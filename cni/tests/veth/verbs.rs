@@ -336,3 +336,63 @@ fn check_compares_the_addresses_of_its_own_interface_alone() {
         call(&site, "CHECK", "p1", &conf(&site, json!({"prevResult": result}))).success();
     });
 }
+
+/// host-local refuses a second reservation for one interface. The first one is of a call that was killed.
+#[test]
+fn an_add_succeeds_although_a_killed_one_has_reserved_an_address() {
+    on_a_node(|site| {
+        site.pod("p1");
+        fs::create_dir_all(site.path("networks/cbr0")).unwrap();
+        fs::write(site.path("networks/cbr0/10.5.1.7"), "id-p1\r\neth0").unwrap();
+        let result = call(&site, "ADD", "p1", &conf(&site, json!({}))).success().json();
+        assert_eq!(site.addresses(), [addr(&result, false), addr(&result, true)], "the first one is released");
+        reaches(&site, "", &addr(&result, false));
+    });
+}
+
+/// The DEL of that pod never came, and host-local has given the address to another one.
+#[test]
+fn an_add_replaces_a_route_that_an_earlier_pod_left_on_the_host() {
+    on_a_node(|site| {
+        for words in ["link add old0 type bridge", "link set old0 up", "route add 10.5.1.2/32 dev old0"] {
+            site.ip(words);
+        }
+        site.pod("p1");
+        let result = call(&site, "ADD", "p1", &conf(&site, json!({}))).success().json();
+        assert_eq!(addr(&result, false), "10.5.1.2");
+        let routes = site.ip("route show 10.5.1.2");
+        assert!(routes.contains("vethw") && !routes.contains("old0"), "{routes}");
+        reaches(&site, "", "10.5.1.2");
+    });
+}
+
+/// A host that forwards IPv6 packets takes no more router advertisements, and may lose its default route.
+#[test]
+fn a_pod_without_ipv6_does_not_turn_on_forwarding_of_ipv6() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let mut v4 = conf(&site, json!({}));
+        v4["ipam"]["ranges"] = json!([[{"subnet": "10.5.1.0/24"}]]);
+        call(&site, "ADD", "p1", &v4).success();
+        let read = |file: &str| fs::read_to_string(format!("/proc/sys/net/{file}")).unwrap().trim().to_owned();
+        assert_eq!(["ipv4/ip_forward", "ipv6/conf/all/forwarding"].map(read), ["1", "0"]);
+    });
+}
+
+#[test]
+fn del_of_one_interface_keeps_the_addresses_of_the_other() {
+    on_a_node(|site| {
+        site.pod("p1");
+        let first = conf(&site, json!({}));
+        let result = call(&site, "ADD", "p1", &first).success().json();
+        let before = site.addresses();
+        let mut second = conf(&site, json!({"isDefaultGateway": false}));
+        second["ipam"]["routes"] = json!([]);
+        run(command(&site, "ADD", "p1", "net1"), &second).success();
+        assert_eq!(site.addresses().len(), 4, "{:?}", site.addresses());
+        run(command(&site, "DEL", "p1", "net1"), &second).success();
+        assert_eq!(site.addresses(), before);
+        call(&site, "CHECK", "p1", &conf(&site, json!({"prevResult": result}))).success();
+        reaches(&site, "", &addr(&result, false));
+    });
+}
