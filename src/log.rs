@@ -70,7 +70,7 @@ where
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::{Mutex, PoisonError};
 
     use super::*;
@@ -142,5 +142,21 @@ mod tests {
         let all = lines(0, Format::Text);
         assert!(all.last().unwrap().ends_with("Z  INFO ready"), "{all:?}");
         assert_eq!(lines(1, Format::Text).len(), all.len() + 1);
+    }
+
+    #[test]
+    fn libraries_are_heard_from_level_6_on_and_their_warnings_always() {
+        let heard = |verbosity| {
+            let output = Output::default();
+            tracing::subscriber::with_default(subscriber(verbosity, Format::Text, None, output.writer()), || {
+                tracing::warn!(target: "hyper::proto", "a warning");
+                tracing::info!(target: "hyper::proto", "a request");
+                tracing::error!(target: "kube_client::client", "an attempt");
+            });
+            let text = text_of(&output);
+            ["a warning", "a request", "an attempt"].map(|words| text.contains(words))
+        };
+        assert_eq!((heard(0), heard(5)), ([true, false, false], [true, false, false]));
+        assert_eq!(heard(6), [true; 3]);
     }
 }

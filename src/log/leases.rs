@@ -93,6 +93,20 @@ impl LeaseLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::tests::{Output, text_of};
+
+    #[test]
+    fn how_many_lines_were_left_out_is_told_before_the_next_line_about_the_lease() {
+        let output = Output::default();
+        let lines = tracing_subscriber::fmt().with_writer(output.writer()).finish();
+        tracing::subscriber::with_default(lines, || {
+            let (mut log, start, id) = (LeaseLog::default(), Instant::now(), Id::from("busy"));
+            assert!(log.due(&id, start) && !log.due(&id, start));
+            assert!(log.due(&id, start + EVERY));
+        });
+        let text = text_of(&output);
+        assert!(text.contains("within a minute were not logged lease=busy lines=1"), "{text}");
+    }
 
     #[test]
     fn a_lease_gets_one_line_a_minute_and_the_others_are_counted() {

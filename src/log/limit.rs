@@ -122,6 +122,30 @@ mod tests {
         assert_eq!((minute[0], minute[9]), (9_900, 0));
     }
 
+    /// Tells a test that it runs in a process of its own. Only the log of a whole process takes a line while another one is logged.
+    const ALONE: &str = "WEFT_TEST_OWN_LOG";
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_lines_that_were_left_out_stands_before_the_next_line() {
+        #[allow(clippy::disallowed_methods, reason = "the parent process sets it for this test")]
+        if std::env::var(ALONE).is_ok() {
+            crate::log::init(0, crate::log::Format::Text, None);
+            let log = |number: u32| tracing::warn!("loud {number}");
+            (0..150).for_each(log);
+            tokio::time::advance(ONE_IN).await;
+            log(150);
+            return;
+        }
+        let this = "log::limit::tests::the_number_of_lines_that_were_left_out_stands_before_the_next_line";
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let out = alone.args(["--exact", this, "--nocapture"]).env(ALONE, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        let lines: Vec<&str> = said.lines().filter(|line| line.contains("WARN")).collect();
+        let [first @ .., number, next] = &lines[..] else { panic!("{said}") };
+        assert!(first.len() == 100 && first[99].ends_with("loud 99"), "{said}");
+        assert!(number.ends_with("not logged lines=50") && next.ends_with("loud 150"), "{said}");
+    }
+
     #[test]
     fn each_place_has_its_own_limit_and_debug_lines_have_none() {
         let output = Output::default();

@@ -183,4 +183,4 @@ async fn run(write: impl AsyncFn(FaultNotice) -> Result<(), Error>, mut receiver
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

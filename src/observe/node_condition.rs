@@ -178,4 +178,4 @@ async fn run(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -175,17 +175,20 @@ pub fn starting(store: String, reasons: Vec<String>, remarks: Vec<String>) -> St
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::os::unix::net::UnixDatagram;
     use std::rc::Rc;
     use std::time::Duration;
 
     use tokio::task::LocalSet;
-    use tokio::time::Instant;
+    use tokio::time::{Instant, sleep};
     use weft_backends::register::TYPES;
     use weft_subnet::dir::DirStore;
     use weft_subnet::source::Source;
 
     use super::*;
+    use crate::observe::fault_events::tests::event_reporter;
+    use crate::observe::node_condition::tests::condition;
 
     fn ready() -> NodeState {
         NodeState { peer_list: PeerList::Complete, ..NodeState::default() }
@@ -249,6 +252,32 @@ mod tests {
             assert_eq!(received(), "STATUS=subnet 10.5.1.0/24, 100 peers, vxlan\n");
             reporter.publish(&with_fault());
             assert_eq!(reporter.readiness.reasons(), ["no device"]);
+        };
+        LocalSet::new().run_until(publishing).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn faults_and_a_missing_lease_are_told_to_the_store_as_condition_and_as_notices_until_they_end() {
+        let publishing = async {
+            let ((condition, reports), (events, notices)) = (condition(0), event_reporter());
+            let (readiness, metrics, notify) = (Readiness::new(), Arc::new(Metrics::new()), Notify::default());
+            let mut reporter = Reporter { readiness, metrics, notify, condition, events };
+            reporter.publish(&NodeState { lease_missing: Some("own lease is gone".to_owned()), ..with_fault() });
+            sleep(Duration::from_secs(900)).await;
+            let reported = |what: Option<&str>| {
+                let last = reports.borrow().last().cloned();
+                last.is_some_and(|(_, fault)| fault.as_deref() == what)
+            };
+            let take = || {
+                let taken = notices.borrow_mut().split_off(0);
+                taken.iter().map(|(_, notice)| notice.reason()).collect::<BTreeSet<String>>()
+            };
+            assert!(reported(Some("no device; own lease is gone")), "{reports:?}");
+            assert_eq!(take(), BTreeSet::from(["DeviceFault", "LeaseMissing"].map(str::to_owned)));
+            reporter.publish(&ready());
+            sleep(Duration::from_secs(1)).await;
+            assert!(reported(None), "{reports:?}");
+            assert_eq!(take(), BTreeSet::from(["DeviceFaultEnded", "LeaseMissingEnded"].map(str::to_owned)));
         };
         LocalSet::new().run_until(publishing).await;
     }

@@ -159,3 +159,35 @@ async fn the_number_of_messages_and_the_length_of_their_texts_are_bounded() {
     );
     assert!(lines[1].len() < MAX_TEXT + 100 && lines.len() == 2, "{lines:#?}");
 }
+
+/// Programs that watch the log ask for the level.
+#[tokio::test(start_paused = true)]
+async fn a_count_has_the_level_of_its_message() {
+    let log = Log::new();
+    for _ in 0..2 {
+        tracing::error!("no device");
+        tracing::warn!("no buffer");
+        tracing::info!("written");
+    }
+    log.take();
+    log.repeats.log_all();
+    let lines = log.take();
+    for begin in ["ERROR no device (logged 1 more", "WARN no buffer (logged 1 more", "INFO written (logged 1 more"] {
+        assert!(lines.iter().any(|line| line.starts_with(begin)), "{begin}: {lines:#?}");
+    }
+}
+
+/// A hundred lines of one place may be logged at once, and then one in six seconds.
+#[tokio::test(start_paused = true)]
+async fn a_message_that_was_left_out_is_no_repeat_when_it_comes_again() {
+    let log = Log::new();
+    (0..100).for_each(|number| warn(&format!("peer {number}")));
+    assert_eq!(log.take().len(), 100);
+    for _ in 0..3 {
+        warn("no buffer");
+    }
+    assert!(log.take().is_empty());
+    advance(7 * SECOND).await;
+    warn("no buffer");
+    assert_eq!(log.take(), [r#"WARN kernel refused reason="no buffer""#]);
+}

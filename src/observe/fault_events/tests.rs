@@ -2,11 +2,13 @@
 //! Tests of what is written, and when. Time is paused, and advances only while a test waits.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use tokio::task::LocalSet;
 use tokio::time::sleep;
 
 use super::*;
+use crate::log::tests::{Output, text_of};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// By then a fault is written, whatever the random part of the wait is.
@@ -28,6 +30,12 @@ fn reporter(refusals: usize) -> (Running, Received) {
         Ok(())
     };
     (Running::new(write, PATIENCE), received)
+}
+
+/// Returns an `EventReporter` whose store takes every notice.
+pub(in crate::observe) fn event_reporter() -> (EventReporter, Received) {
+    let (running, received) = reporter(0);
+    (EventReporter { running: Some(running) }, received)
 }
 
 fn fault(kind: FaultKind, text: &str) -> Fault {
@@ -108,6 +116,7 @@ async fn a_fault_that_comes_back_is_written_again_after_ten_minutes() {
         seconds(700).await;
         let notices = received.borrow().clone();
         assert!(notices.len() == 1 && notices[0].1.count == 3, "{notices:?}");
+        assert!(notices[0].0 >= LATEST + 600, "the end was written after {LATEST} s: {notices:?}");
     })
     .await;
 }
@@ -152,10 +161,113 @@ async fn a_notice_that_failed_is_written_later() {
     local(async {
         let (reporter, received) = reporter(1);
         reporter.set(&uplink());
-        seconds(LATEST).await;
+        seconds(LATEST + 200).await;
         assert!(take(&received).is_empty());
-        seconds(300).await;
+        seconds(100).await;
         assert_eq!(take(&received), [pair("UplinkFault", "no address")]);
     })
     .await;
+}
+
+/// The text of a fault may contain a number that changes all the time.
+#[tokio::test(start_paused = true)]
+async fn a_text_that_changes_does_not_begin_the_wait_again_and_the_newest_one_is_written() {
+    local(async {
+        let (reporter, received) = reporter(0);
+        for second in 0..LATEST {
+            reporter.set(&[fault(FaultKind::Uplink, &second.to_string())]);
+            seconds(1).await;
+        }
+        let notices = received.borrow().clone();
+        let [(at, notice)] = &notices[..] else { panic!("{notices:?}") };
+        let said: u64 = notice.text.parse().unwrap();
+        // The write may come at the same moment as another text.
+        assert!(said == *at || said + 1 == *at, "{notices:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_that_lasts_is_written_again_and_ends_with_its_newest_text() {
+    local(async {
+        let (reporter, received) = reporter(0);
+        reporter.set(&uplink());
+        seconds(LATEST).await;
+        assert_eq!(take(&received), [pair("UplinkFault", "no address")]);
+        reporter.set(&[fault(FaultKind::Uplink, "no carrier")]);
+        seconds(1700).await;
+        assert!(take(&received).is_empty());
+        seconds(200).await;
+        assert_eq!(take(&received), [pair("UplinkFault", "no carrier")]);
+        reporter.set(&[]);
+        seconds(1).await;
+        assert_eq!(take(&received), [pair("UplinkFaultEnded", "no carrier")]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fault_that_comes_back_after_hours_must_last_before_it_is_written_again() {
+    local(async {
+        let (reporter, received) = reporter(0);
+        reporter.set(&uplink());
+        seconds(LATEST).await;
+        reporter.set(&[]);
+        seconds(7200).await;
+        assert_eq!(take(&received).len(), 2, "the fault and its end");
+        for _ in 0..10 {
+            reporter.set(&uplink());
+            seconds(60).await;
+            reporter.set(&[]);
+            seconds(600).await;
+        }
+        assert!(take(&received).is_empty());
+        reporter.set(&uplink());
+        seconds(LATEST).await;
+        assert_eq!(take(&received), [pair("UplinkFault", "no address")]);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_faults_of_one_kind_the_first_one_is_written_and_another_kind_beside_it() {
+    local(async {
+        let (reporter, received) = reporter(0);
+        let [first, second] = ["no address", "no carrier"].map(|text| fault(FaultKind::Uplink, text));
+        reporter.set(&[first, second, fault(FaultKind::Device, "it is down")]);
+        seconds(LATEST).await;
+        let mut notices = take(&received);
+        notices.sort();
+        assert_eq!(notices, [pair("DeviceFault", "it is down"), pair("UplinkFault", "no address")]);
+    })
+    .await;
+}
+
+/// All nodes may have one fault at the same moment, and the API server would get the Events of all of them at once.
+#[tokio::test(start_paused = true)]
+async fn nodes_with_the_same_fault_do_not_write_at_the_same_moment() {
+    local(async {
+        let nodes: Vec<(Running, Received)> = (0..20).map(|_| reporter(0)).collect();
+        nodes.iter().for_each(|(reporter, _)| reporter.set(&uplink()));
+        seconds(LATEST).await;
+        let at: BTreeSet<u64> = nodes.iter().map(|(_, received)| received.borrow()[0].0).collect();
+        assert!(at.len() > 1, "{at:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_notices_is_one_line_in_the_log() {
+    let output = Output::default();
+    let lines = tracing_subscriber::fmt().with_writer(output.writer()).finish();
+    let _guard = tracing::subscriber::set_default(lines);
+    local(async {
+        let (reporter, received) = reporter(3);
+        reporter.set(&uplink());
+        seconds(LATEST + 4 * 300).await;
+        assert_eq!(take(&received), [pair("UplinkFault", "no address")]);
+    })
+    .await;
+    let text = text_of(&output);
+    assert_eq!(text.matches("write an event about this node: create event").count(), 1, "{text}");
 }

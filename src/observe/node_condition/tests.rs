@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests of what is reported, and when. Time is paused, and advances only while a test waits.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use tokio::task::LocalSet;
 use tokio::time::sleep;
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 type Received = Rc<RefCell<Vec<(u64, Option<String>)>>>;
 
 /// Creates a `ConditionReporter` whose store refuses the first `refusals` reports.
-fn condition(refusals: usize) -> (ConditionReporter, Received) {
+pub(in crate::observe) fn condition(refusals: usize) -> (ConditionReporter, Received) {
     let (received, left, began) = (Received::default(), RefCell::new(refusals), Instant::now());
     let log = received.clone();
     let send = async move |fault: Option<String>| {
@@ -26,6 +26,34 @@ fn condition(refusals: usize) -> (ConditionReporter, Received) {
         Ok(())
     };
     (ConditionReporter::with(send, PATIENCE), received)
+}
+
+/// What the store answers.
+type Answer = fn() -> Result<(), Error>;
+
+fn accepts() -> Result<(), Error> {
+    Ok(())
+}
+
+fn is_away() -> Result<(), Error> {
+    Err(Error::Unavailable { what: "patch node n1".into(), source: None })
+}
+
+fn refuses() -> Result<(), Error> {
+    Err(Error::Refused { what: "patch node n1".into(), source: "forbidden".into() })
+}
+
+/// Creates a `ConditionReporter` of a network that works. Its store answers what the test chooses. Returns the seconds of all tries, too.
+fn answered_by(first: Answer) -> (ConditionReporter, Rc<Cell<Answer>>, Rc<RefCell<Vec<u64>>>) {
+    let (answer, tries, began) = (Rc::new(Cell::new(first)), Rc::<RefCell<Vec<u64>>>::default(), Instant::now());
+    let (chosen, log) = (answer.clone(), tries.clone());
+    let send = async move |_: Option<String>| {
+        log.borrow_mut().push(began.elapsed().as_secs());
+        (chosen.get())()
+    };
+    let condition = ConditionReporter::with(send, PATIENCE);
+    condition.set(Health::Well);
+    (condition, answer, tries)
 }
 
 fn unwell(text: &str) -> Health {
@@ -75,6 +103,7 @@ async fn the_state_is_reported_again_within_ten_minutes() {
             gaps.iter().all(|gap| (299..=601).contains(gap)),
             "the time between reports must vary, up to ten minutes: {gaps:?}"
         );
+        assert!(gaps.iter().any(|gap| *gap != gaps[0]), "all nodes would report at once: {gaps:?}");
         condition.set(unwell("device"));
         seconds(31).await;
         received.borrow_mut().clear();
@@ -217,6 +246,57 @@ async fn a_repeated_report_is_not_tried_again_at_once_while_the_store_is_away() 
         *copy.borrow_mut() = 1;
         seconds(3600).await;
         assert!((7..=13).contains(&*tries.borrow()), "{} tries in an hour", tries.borrow());
+    })
+    .await;
+}
+
+/// What was reported for the old lease may be lost, as when the Node was deleted and made again.
+#[tokio::test(start_paused = true)]
+async fn a_report_for_a_new_lease_is_tried_again_until_the_store_has_it() {
+    local(async {
+        let (condition, answer, tries) = answered_by(accepts);
+        seconds(5).await;
+        answer.set(is_away);
+        condition.again();
+        seconds(14).await;
+        assert_eq!(*tries.borrow(), [0, 5, 10]);
+        answer.set(accepts);
+        seconds(30).await;
+        assert_eq!(*tries.borrow(), [0, 5, 10, 20], "the store has it");
+    })
+    .await;
+}
+
+/// Somebody took a right away while the agent runs. The log says so, as for the first report.
+#[tokio::test(start_paused = true)]
+async fn a_repeated_report_that_is_refused_is_no_silence_of_the_store() {
+    local(async {
+        let (_condition, answer, tries) = answered_by(accepts);
+        seconds(1).await;
+        answer.set(refuses);
+        seconds(620).await;
+        let tries = tries.borrow();
+        assert!((299..=601).contains(&tries[1]), "{tries:?}");
+        assert_eq!(tries[2] - tries[1], 5, "{tries:?}");
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_delay_doubles_up_to_a_minute_and_is_short_again_after_a_report() {
+    local(async {
+        let (condition, answer, tries) = answered_by(is_away);
+        seconds(600).await;
+        let delays: Vec<u64> = tries.borrow().windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(delays[..6], [5, 10, 20, 40, 60, 60]);
+        assert!(delays[6..].iter().all(|delay| *delay == 60), "{delays:?}");
+        answer.set(accepts);
+        seconds(60).await;
+        answer.set(is_away);
+        condition.again();
+        seconds(6).await;
+        let tries = tries.borrow();
+        assert_eq!(tries[tries.len() - 1] - tries[tries.len() - 2], 5, "{tries:?}");
     })
     .await;
 }
