@@ -252,6 +252,61 @@ mod tests {
         assert!(!alone.is_connected() && alone.forget("tunnel"));
     }
 
+    /// A descriptor that counts as sent and is lost would be missing at the next start, and packets with it.
+    #[test]
+    fn a_descriptor_for_which_the_queue_has_no_room_is_sent_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let reader = UnixDatagram::bind(&path).unwrap();
+        reader.set_nonblocking(true).unwrap();
+        let notify = Notify::to(&path).unwrap();
+        let (_ours, theirs) = std::io::pipe().unwrap();
+        for _ in 0..4096 {
+            notify.ping();
+        }
+        assert!(!notify.keep("tunnel", theirs.as_fd()) && !notify.forget("tunnel"), "the queue is full");
+        let mut buffer = [0; 128];
+        reader.recv(&mut buffer).unwrap();
+        assert!(!notify.keep("tunnel", theirs.as_fd()), "there is room for the first one of two messages");
+        while reader.recv(&mut buffer).is_ok() {}
+        assert!(notify.keep("tunnel", theirs.as_fd()));
+    }
+
+    /// NOTIFY_SOCKET may be such an address, which has no file.
+    #[test]
+    fn systemd_is_told_at_an_abstract_address() {
+        let name = format!("weft-notify-{}", std::process::id());
+        let reader = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        reader.set_nonblocking(true).unwrap();
+        let mut notify = Notify::to(std::path::Path::new(&format!("@{name}"))).unwrap();
+        let (_ours, theirs) = std::io::pipe().unwrap();
+        notify.ready();
+        assert!(notify.ready_sent && notify.keep("tunnel", theirs.as_fd()));
+        for wanted in ["READY=1\n", "FDSTOREREMOVE=1\nFDNAME=tunnel\n", "FDSTORE=1\nFDNAME=tunnel\nFDPOLL=0\n"] {
+            let mut buffer = [0; 128];
+            let length = reader.recv(&mut buffer).unwrap();
+            assert_eq!(String::from_utf8_lossy(&buffer[..length]), wanted);
+        }
+    }
+
+    /// Tells a test that it runs in a process of its own, with the variables of systemd.
+    const WATCHED: &str = "WEFT_TEST_WATCHED";
+
+    #[test]
+    fn the_watchdog_is_pinged_twice_in_the_time_after_which_systemd_kills() {
+        #[allow(clippy::disallowed_methods, reason = "the parent process sets it for this test")]
+        if std::env::var(WATCHED).is_ok() {
+            assert_eq!(Notify::default().watchdog_interval(), Some(Duration::from_secs(15)));
+            return;
+        }
+        let this = "observe::systemd::tests::the_watchdog_is_pinged_twice_in_the_time_after_which_systemd_kills";
+        let mut watched = std::process::Command::new(std::env::current_exe().unwrap());
+        watched.args(["--exact", this]).env(WATCHED, "1").env("WATCHDOG_USEC", "30000000").env_remove("WATCHDOG_PID");
+        let out = watched.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && said.contains("1 passed"), "{said}");
+    }
+
     #[test]
     fn what_systemd_kept_is_taken_once_and_by_its_name() {
         let (_ours, theirs) = std::io::pipe().unwrap();
