@@ -59,18 +59,26 @@ mod tests {
     #[test]
     fn a_program_that_writes_routes_is_named_as_iproute2_names_it() {
         for (number, name) in [
+            (1, "redirect"),
             (2, "kernel"),
             (3, "boot"),
             (4, "static"),
+            (8, "gated"),
             (9, "ra"),
+            (10, "mrt"),
             (11, "zebra"),
             (12, "bird"),
+            (15, "ntk"),
             (16, "dhcp"),
+            (17, "mrouted"),
             (18, "keepalived"),
             (42, "babel"),
             (PROTOCOL, "weft"),
             (186, "bgp"),
+            (187, "isis"),
             (188, "ospf"),
+            (189, "rip"),
+            (192, "eigrp"),
             (91, "91"),
         ] {
             assert_eq!(protocol(number), name);

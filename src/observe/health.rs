@@ -218,7 +218,9 @@ mod tests {
         assert!(got.starts_with("HTTP/1.1 200") && got.ends_with("\r\n\r\n"), "{got}");
         assert!(got.contains("connection: close"), "a client that says nothing more must not keep its place: {got}");
         assert!(get(address, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 404"));
-        assert!(get(address, "GET /mesh HTTP/1.1\r\nHost: a\r\n\r\n").await.ends_with("the agent is ending\n"));
+        let got = get(address, "GET /mesh HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert!(got.starts_with("HTTP/1.1 503") && got.ends_with("the agent is ending\n"), "{got}");
+        assert_eq!(mesh(Err(MeshPageError::Stranger([192, 0, 2, 1].into()))).status(), StatusCode::FORBIDDEN);
         assert!(get(address, "POST /mesh HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 405"));
         assert!(get(address, "POST /readyz HTTP/1.1\r\nHost: a\r\n\r\n").await.starts_with("HTTP/1.1 405"));
         server.abort();

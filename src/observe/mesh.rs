@@ -139,6 +139,7 @@ pub fn render(mesh: &Mesh) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::problem::Problem;
 
     fn peer(number: u8, state: PeerState, probe: Option<PeerProbe>) -> Peer {
         let reason = (state == PeerState::Unreachable).then(|| "its published address does not answer".to_owned());
@@ -201,6 +202,18 @@ TO           PUBLIC       STATE         LOSS        RTT    MTU
             "{text}"
         );
         assert!(!mesh.is_broken());
+    }
+
+    #[test]
+    fn every_way_with_a_fault_is_shown_and_what_keeps_probes_from_finding_faults() {
+        let broken = (0..30).map(|n| peer(n, PeerState::Unreachable, probe(None, 8, None)));
+        let healthy = (30..200).map(|n| peer(n, PeerState::Programmed, probe(Some(250), 0, Some(1450))));
+        let problems = [(ProblemKind::Probes, "no probe can be sent"), (ProblemKind::Uplink, "eth0 is down")];
+        let problems = problems.map(|(kind, text)| Problem::new(kind, text)).into();
+        let text = render(&Mesh::of(Status { problems, peers: broken.chain(healthy).collect(), ..Status::default() }));
+        assert_eq!(text.matches("  unreachable  ").count(), 30, "{text}");
+        assert!(text.ends_with("... and 150 more ways without a fault (all: weft mesh -o json)\n"), "{text}");
+        assert!(text.contains("\nno probe can be sent\n") && !text.contains("eth0"), "{text}");
     }
 
     #[test]

@@ -465,6 +465,51 @@ mod tests {
         agent.abort();
     }
 
+    /// In a large cluster, an answer with all entries takes longer than one about the state.
+    #[test]
+    fn only_an_answer_that_may_be_long_is_waited_for_longer() {
+        for long in [Question::Plan {}, Question::History(Query::default()), Question::RotateKey {}] {
+            assert_eq!(long.limit(), LONG_LIMIT, "{long:?}");
+        }
+        for short in [Question::Status {}, Question::Ready {}] {
+            assert_eq!(short.limit(), LIMIT, "{short:?}");
+        }
+    }
+
+    /// Each of them would keep a descriptor of the agent.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_asks_nothing_or_whose_question_is_not_answered_is_let_go() {
+        let forever = Duration::from_secs(3600);
+        let (silent, _other_end) = UnixStream::pair().unwrap();
+        let (ask, _asked) = mpsc::channel(1);
+        let ended = timeout(forever, client(silent, ask.clone(), Readiness::new())).await;
+        assert!(ended.expect("a silent client stays").is_err());
+        let (asking, mut other_end) = UnixStream::pair().unwrap();
+        other_end.write_all(b"{\"status\":{}}\n").await.unwrap();
+        let ended = timeout(forever, client(asking, ask, Readiness::new())).await;
+        assert!(ended.expect("a client waits without end").is_err());
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_ends_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weft.sock");
+        let mut socket = AgentSocket::bind(&path).unwrap();
+        let (ask, asked) = mpsc::channel(1);
+        drop(asked);
+        let server = tokio::spawn(async move { socket.serve(ask, Readiness::new()).await });
+        for answer in [
+            ask_status(&path).await.map(drop),
+            ask_plan(&path).await.map(drop),
+            ask_history(&path, Query::default()).await.map(drop),
+            rotate_key(&path).await.map(drop),
+        ] {
+            let error = answer.unwrap_err().to_string();
+            assert!(error.ends_with("says: the agent is ending"), "{error}");
+        }
+        server.abort();
+    }
+
     #[test]
     fn a_socket_that_was_left_since_the_boot_is_that_of_a_killed_agent() {
         let memory = Path::new("/dev/shm");

@@ -70,12 +70,14 @@ impl Direction {
         self.drops[reason as usize].load(Ordering::Relaxed)
     }
 
-    pub(crate) fn forward(&self, packets: usize, bytes: usize) {
+    /// Counts packets that were carried, and their bytes.
+    pub fn forward(&self, packets: usize, bytes: usize) {
         self.packets.fetch_add(packets as u64, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn drop_packets(&self, reason: Reason, packets: usize) {
+    /// Counts packets that were dropped for this reason.
+    pub fn drop_packets(&self, reason: Reason, packets: usize) {
         self.drops[reason as usize].fetch_add(packets as u64, Ordering::Relaxed);
     }
 }

@@ -377,6 +377,42 @@ mod tests {
         assert_eq!(events(&reopened(&path).await), ["a", "b", "c"], "the next write takes the place of the link");
     }
 
+    /// Two threads that write one file at the same time would spoil it.
+    #[tokio::test(start_paused = true)]
+    async fn a_write_is_put_off_while_another_one_lasts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("history");
+        let mut recorder = reopened(&path).await;
+        recorder.task = Some(tokio::spawn(std::future::pending()));
+        recorder.add(record("a"));
+        let due = recorder.next().unwrap();
+        recorder.save(due);
+        assert_eq!(recorder.next(), Some(due + BUSY), "it is tried again");
+        recorder.task = None;
+        recorder.save(due + BUSY);
+        assert_eq!(recorder.next(), None);
+        recorder.close().await;
+        assert_eq!(events(&reopened(&path).await), ["a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_an_agent_does_not_wait_for_a_disk_that_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut recorder = reopened(&dir.path().join("history")).await;
+        recorder.task = Some(tokio::spawn(std::future::pending()));
+        recorder.add(record("a"));
+        let closed = tokio::time::timeout(Duration::from_secs(3600), recorder.close()).await;
+        assert!(closed.is_ok(), "the agent does not end");
+    }
+
+    /// The loop of the agent waits for the time at which something is due.
+    #[tokio::test]
+    async fn without_a_file_nothing_is_due_and_the_records_are_kept_in_memory() {
+        let mut recorder = Recorder::open(None).await;
+        recorder.add(record("a"));
+        assert_eq!((recorder.next(), events(&recorder)), (None, vec!["a".to_owned()]));
+    }
+
     #[tokio::test]
     async fn the_last_write_waits_for_the_one_before_it() {
         let dir = tempfile::tempdir().unwrap();

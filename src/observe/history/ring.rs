@@ -131,6 +131,19 @@ mod tests {
         assert_eq!(events(&ring, Query { after: second, since_ms: 0 }), ["c", "d"]);
         assert_eq!(events(&ring, Query { after: 0, since_ms: 5000 }), ["a", "b", "d"]);
         assert_eq!(events(&ring, Query { after: ring.last(), since_ms: 0 }), [""; 0]);
+        // `weft history --follow` asks the next agent for what is newer than its last number.
+        let mut of_next_agent = Ring::default();
+        of_next_agent.add(record("e"), 9001);
+        assert!(of_next_agent.last() > ring.last(), "an agent without the file goes on with higher numbers");
+    }
+
+    #[test]
+    fn the_newest_record_of_an_event_says_when_it_was() {
+        let mut ring = Ring::default();
+        for (event, at) in [("killed", 1000), ("changed", 2000), ("killed", 3000), ("changed", 4000)] {
+            ring.add(record(event), at);
+        }
+        assert_eq!((ring.newest("killed"), ring.newest("crashed")), (Some(3000), None));
     }
 
     #[test]

@@ -398,6 +398,15 @@ n2 10.5.2.0/24    10.5.3.0/24       programmed       -          -      -
     }
 
     #[test]
+    fn of_two_ways_to_one_node_the_worse_one_counts() {
+        let mut cluster = Cluster::new(vec![known(1), known(2)]);
+        let ways = vec![way(2, PeerState::Programmed, 0), way(2, PeerState::Unreachable, 100)];
+        cluster.answered(vec![row(1, ways)]);
+        assert!(cluster.is_broken() && cluster.nodes[0].ways.len() == 1, "{cluster:?}");
+        assert_eq!(cluster.nodes[0].reasons[&1], "a firewall drops UDP port 8472");
+    }
+
+    #[test]
     fn a_row_of_another_node_and_ways_to_nobody_are_not_believed() {
         let mut cluster = Cluster::new(vec![known(1), known(2), known(3)]);
         let liar = Row { node: "n\u{1b}[31m1".to_owned(), ..row(1, Vec::new()).1.unwrap() };

@@ -190,6 +190,8 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::problem::{Problem, ProblemKind};
+    use crate::observe::status::Peer;
 
     #[test]
     fn a_row_has_a_bounded_size_and_keeps_the_worst_ways() {
@@ -209,6 +211,48 @@ mod tests {
         let text = serde_json::to_string(&row).unwrap();
         assert!(text.len() < 160_000, "{} bytes", text.len());
         assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);
+    }
+
+    #[test]
+    fn a_row_says_of_its_node_what_the_status_says() {
+        let peer = |subnet: &str, state, reason: Option<&str>| Peer {
+            subnet: subnet.to_owned(),
+            state,
+            reason: reason.map(str::to_owned),
+            ..Peer::unreadable(&"x".into(), String::new())
+        };
+        let status = Status {
+            node: "n1".into(),
+            version: "1.2.3".into(),
+            subnet: "10.5.1.0/24".into(),
+            backend: "vxlan".into(),
+            mtu: 1450,
+            ready: true,
+            problems: vec![Problem::new(ProblemKind::Uplink, "eth0 is down")],
+            peers: vec![
+                peer("10.5.2.0/24", PeerState::Programmed, None),
+                peer("10.5.3.0/24", PeerState::Failed, Some("no buffer")),
+                peer("10.5.4.0/24", PeerState::SetAside, Some("a reserved address")),
+            ],
+            ..Status::default()
+        };
+        let way =
+            |to: &str, state, reason: Option<&str>| RowWay::new(to.to_owned(), state, reason.map(str::to_owned), None);
+        let wanted = Row {
+            node: "n1".into(),
+            version: "1.2.3".into(),
+            subnet: "10.5.1.0/24".into(),
+            backend: "vxlan".into(),
+            mtu: 1450,
+            ready: true,
+            problems: vec!["eth0 is down".into()],
+            known: 2,
+            ways: vec![
+                way("10.5.3.0/24", PeerState::Failed, Some("no buffer")),
+                way("10.5.2.0/24", PeerState::Programmed, None),
+            ],
+        };
+        assert_eq!(Row::of(status), wanted, "a lease that is set aside has no way");
     }
 
     #[test]

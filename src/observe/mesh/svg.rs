@@ -243,6 +243,18 @@ mod tests {
         assert!(svg.contains("10.0.1.0/24: broken; unreachable, loss 0 %, 0.30 ms, MTU 1450; a &lt; b"), "{svg}");
     }
 
+    /// Who sends stands at the left, as in the table.
+    #[test]
+    fn in_a_large_cluster_a_row_sends_and_a_column_receives() {
+        let svg = render(&cluster(60, "n"));
+        for (class, x, y, width) in [("x", 1, 0, 1), ("a", 2, 5, 3), ("a", 6, 5, 54), ("a", 0, 1, 1), ("u", 0, 59, 59)]
+        {
+            let cells = format!("<rect class='{class}' x='{x}' y='{y}' width='{width}' height='1'/>");
+            assert!(svg.contains(&cells), "{cells} is missing in\n{svg}");
+        }
+        assert!(!svg.contains("<title>"), "the texts of so many cells would be a large file");
+    }
+
     #[test]
     fn a_large_cluster_is_a_small_file() {
         let svg = render(&cluster(1000, "n"));

@@ -60,3 +60,36 @@ impl TunnelMetrics {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::observe::metrics::Metrics;
+
+    #[test]
+    fn each_number_of_a_tunnel_has_its_direction_and_its_reason() {
+        let (metrics, counters) = (Metrics::new(), Arc::<Counters>::default());
+        metrics.tunnel(&counters);
+        metrics.tunnel(&Arc::default());
+        counters.sent.forward(1, 100);
+        assert!(metrics.render(Instant::now()).contains("weft_tunnel_packets_total{direction=\"sent\"} 1\n"));
+        counters.sent.forward(1, 200);
+        counters.received.forward(5, 700);
+        counters.sent.drop_packets(Reason::NoRoute, 7);
+        counters.received.drop_packets(Reason::Stranger, 3);
+        let text = metrics.render(Instant::now());
+        for line in [
+            "weft_tunnel_packets_total{direction=\"sent\"} 2",
+            "weft_tunnel_bytes_total{direction=\"sent\"} 300",
+            "weft_tunnel_packets_total{direction=\"received\"} 5",
+            "weft_tunnel_bytes_total{direction=\"received\"} 700",
+            "weft_tunnel_dropped_total{direction=\"sent\",reason=\"no_route\"} 7",
+            "weft_tunnel_dropped_total{direction=\"received\",reason=\"stranger\"} 3",
+            "weft_tunnel_dropped_total{direction=\"received\",reason=\"no_route\"} 0",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is missing in\n{text}");
+        }
+    }
+}
