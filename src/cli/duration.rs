@@ -72,8 +72,13 @@ mod tests {
 
     #[test]
     fn booleans_have_the_form_of_go() {
-        assert_eq!(boolean("T"), Ok(true));
-        assert_eq!(boolean("0"), Ok(false));
-        assert!(boolean("yes").is_err());
+        for (words, wanted) in
+            [(["1", "t", "T", "true", "TRUE", "True"], true), (["0", "f", "F", "false", "FALSE", "False"], false)]
+        {
+            assert!(words.iter().all(|word| boolean(word) == Ok(wanted)), "{wanted}");
+        }
+        for word in ["yes", "", "2", "tRUE"] {
+            assert!(boolean(word).is_err(), "{word}");
+        }
     }
 }

@@ -388,6 +388,8 @@ fn each_flag_of_a_command_reaches_its_own_field() {
     assert_eq!((task.all, task.output, task.port), (false, Output::Text, None));
     let Ok(Task::Ui(task)) = run("weft ui --port 9 --peer-port 10") else { panic!("ui") };
     assert_eq!((task.port, task.peer_port, task.listen_stdin), (9, Some(10), false));
+    let Ok(Task::Ui(task)) = run("weft ui --socket /s --subnet-file /run/a.env") else { panic!("ui") };
+    assert_eq!((task.socket, task.subnet_file, task.port), ("/s".into(), "/run/a.env".into(), 8471));
     assert!(matches!(run("weft status rules"), Ok(Task::Status(StatusTask { json: false, rules: true, .. }))));
     assert!(matches!(run("weft plan -o json"), Ok(Task::Plan(question)) if question.json));
     assert!(matches!(run("weft rotate-key --socket /s"), Ok(Task::RotateKey(socket)) if socket == Path::new("/s")));

@@ -245,6 +245,8 @@ mod tests {
     use weft_backends::state::{Route, Value};
 
     use super::*;
+    use crate::kernel::fake::FakeKernel;
+    use crate::kernel::fake::tests::machine;
 
     fn link(name: &str, mark: bool) -> (Key, ObservedValue) {
         let link = Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true };
@@ -284,6 +286,23 @@ mod tests {
         std::fs::write(dir.path().join("weft.wireguard.key"), "").unwrap();
         let text = key_that_stays(dir.path(), subnet_file).unwrap();
         assert!(text.contains("weft.wireguard.key stays"), "{text}");
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_to_remove_is_named_and_is_a_failure() {
+        let kernel = FakeKernel::new(machine(&["192.168.0.1/24"]), PROTOCOL);
+        let routes = [route("10.5.1.0/24", PROTOCOL), route("10.5.2.0/24", PROTOCOL), route("10.5.3.0/24", PROTOCOL)];
+        let [_, second, third] = routes.each_ref().map(|(key, _)| *key);
+        routes.into_iter().for_each(|(key, seen)| kernel.disturb(key, Some(seen), false));
+        kernel.fail(second, Some(Outcome::Fatal("not permitted".to_owned())));
+        kernel.fail(third, Some(Outcome::Retry("busy".to_owned())));
+        let report = remove_entries(&mut kernel.clone(), &Scope::default()).unwrap();
+        assert_eq!(report.failed, ["busy", "not permitted"]);
+        assert_eq!(report.removed, 1);
+        assert_eq!(kernel.entries().keys().copied().collect::<Vec<_>>(), [second, third]);
+        let code = |report: &CleanupReport| report.answer(String::new()).code;
+        assert_eq!(code(&report), ExitCode::from(cli::exit::FAILURE));
+        assert_eq!(code(&CleanupReport { failed: Vec::new(), ..report }), ExitCode::SUCCESS);
     }
 
     #[test]

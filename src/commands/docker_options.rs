@@ -172,6 +172,8 @@ mod tests {
         assert!(file.contains("--bip=10.1.74.1/24 "), "the file wins: {file}");
         let other = written("-i", Some("FLANNEL_MTU='1400'\n"), &[("DOCKER_OPT_LOG", "--log-level=warn")]).unwrap();
         assert_eq!(other, "DOCKER_OPT_LOG=\"--log-level=warn\"\nDOCKER_OPT_MTU=\"--mtu=1400\"\n");
+        let exported = written("-i", Some(" export FLANNEL_MTU=\"1390\"\n"), &[]).unwrap();
+        assert_eq!(exported, "DOCKER_OPT_MTU=\"--mtu=1390\"\n");
         assert_eq!(written("", None, &[]).unwrap(), "DOCKER_OPTS=\"\"\n", "nothing is known");
     }
 

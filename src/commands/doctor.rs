@@ -82,6 +82,11 @@ async fn ask_agent(sources: &mut NodeSources) {
     };
     sources.other_agents = flannel_agents(&sources.socket, &sources.subnet_file);
     sources.agent_age = socket::agent_pid(&sources.socket).and_then(processes::age);
+    take_status(sources, status);
+}
+
+/// Takes from the status of the agent what is examined.
+fn take_status(sources: &mut NodeSources, status: Status) {
     sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
     sources.lossy = lossy_peers(&status.peers);
@@ -383,6 +388,54 @@ mod tests {
             Hint::None,
         ];
         assert_eq!(hints, wanted, "another state of a peer has another reason than that of its probe");
+    }
+
+    #[test]
+    fn what_the_agent_says_of_this_node_and_of_its_peers_is_examined() {
+        use PeerState::{Programmed, SetAside, Unreachable};
+        let peers = [(2, Programmed), (3, Unreachable), (4, Unreachable), (5, Programmed), (6, SetAside)];
+        let status = Status {
+            public: vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()],
+            uplink: "eth0 192.0.2.1 2001:db8::7 MTU 1500".to_owned(),
+            backend: "udp".to_owned(),
+            tunnel_port: Some(8285),
+            peers: peers.map(|(number, state)| peer(&format!("192.0.2.{number}"), state)).into(),
+            ..Status::default()
+        };
+        let ips = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let mut sources = NodeSources::default();
+        take_status(&mut sources, status);
+        assert_eq!(sources.published, ips(&["192.0.2.1", "2001:db8::1"]));
+        assert_eq!((sources.uplink.as_str(), sources.uplink_addrs), ("eth0", ips(&["192.0.2.1", "2001:db8::7"])));
+        assert_eq!((sources.backend.as_str(), sources.tunnel_port), ("udp", Some(8285)));
+        assert_eq!((sources.unreachable, sources.has_peers), (2, true));
+        assert_eq!(sources.peers, ips(&["192.0.2.3", "192.0.2.4", "192.0.2.2"]), "one of those that are reached");
+        let reached: Vec<(IpAddr, bool)> =
+            sources.peer_addresses.iter().map(|peer| (peer.addr, peer.reached)).collect();
+        let wanted = ips(&["192.0.2.3", "192.0.2.4", "192.0.2.2", "192.0.2.5"]).into_iter();
+        assert_eq!(reached, wanted.zip([false, false, true, true]).collect::<Vec<_>>());
+        let AgentAnswer::Problems(problems) = &sources.agent else { panic!("{:?}", sources.agent) };
+        assert_eq!(problems.len(), 3, "the peers that are not reached: {problems:?}");
+        let mut alone = NodeSources::default();
+        take_status(&mut alone, Status::default());
+        assert!(!alone.has_peers && alone.agent == AgentAnswer::Problems(Vec::new()), "{:?}", alone.agent);
+    }
+
+    #[test]
+    fn each_broken_peer_is_described_with_its_reason_up_to_a_number() {
+        use PeerState::{Failed, Held, Pending, Programmed, SetAside, Unreachable};
+        let broken = |peers: &[Peer]| broken_peers(peers, "eth0").into_iter().map(|one| one.text).collect::<Vec<_>>();
+        let of = |state| Peer { reason: Some("why".to_owned()), ..peer("192.0.2.2", state) };
+        let wanted =
+            ["set-aside", "failed", "unreachable"].map(|word| format!("peer 10.5.9.0/24 (192.0.2.2) is {word}: why"));
+        assert_eq!(broken(&[Programmed, Pending, Held, SetAside, Failed, Unreachable].map(of)), wanted);
+        assert_eq!(broken(&vec![of(Failed); MAX_PEERS]).len(), MAX_PEERS);
+        let many = broken(&vec![of(Failed); MAX_PEERS + 2]);
+        assert_eq!((many.len(), many[MAX_PEERS].as_str()), (MAX_PEERS + 1, "2 more peers are not reached"));
+        let probe =
+            Some(PeerProbe { suspect: Some(Suspect::Dropped("UDP port 8472".to_owned())), ..PeerProbe::default() });
+        let hint = peer_hint(&Peer { probe, ..of(Unreachable) }, "eth0");
+        assert_eq!(hint, Hint::Dropped("UDP port 8472".to_owned()));
     }
 
     #[test]

@@ -126,3 +126,45 @@ fn peer(row: &status::Peer, packet: &Packet) -> Option<Peer> {
     let is_its = |address| peer.has_pod(address) || peer.public.contains(&address);
     (is_its(packet.from) || is_its(packet.to)).then_some(peer)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use weft_doctor::explain::facts::Proto;
+
+    use super::*;
+    use crate::observe::status::{PeerSession, PeerState};
+
+    #[test]
+    fn a_peer_is_known_by_an_address_of_its_pods_or_of_its_node() {
+        let session = |endpoint: Option<&str>| PeerSession {
+            device: "flannel-wg".to_owned(),
+            endpoint: endpoint.map(str::to_owned),
+            handshake_s: None,
+            received: 0,
+            sent: 0,
+        };
+        let row = status::Peer {
+            subnet: "10.5.2.0/24,fd00:2::/64".to_owned(),
+            public: "192.0.2.2".to_owned(),
+            backend: "wireguard".to_owned(),
+            state: PeerState::Unreachable,
+            sessions: vec![session(None), session(Some("203.0.113.2:51820"))],
+            ..status::Peer::unreadable(&"10.5.2.0-24".into(), "it does not answer".to_owned())
+        };
+        let of = |from: &str, to: &str| {
+            let [from, to] = [from, to].map(|ip| ip.parse::<IpAddr>().unwrap());
+            peer(&row, &Packet { from, to, proto: Some(Proto::Tcp), port: None })
+        };
+        for (from, to) in
+            [("10.5.1.2", "10.5.2.7"), ("10.5.2.7", "10.5.1.2"), ("192.0.2.1", "192.0.2.2"), ("fd00:1::2", "fd00:2::7")]
+        {
+            let known = of(from, to).unwrap_or_else(|| panic!("{from} to {to}"));
+            assert_eq!((known.state.as_str(), known.reason.as_deref()), ("unreachable", Some("it does not answer")));
+            assert_eq!((known.endpoint, known.backend.as_str()), ("203.0.113.2".parse().ok(), "wireguard"));
+        }
+        assert_eq!(of("10.5.1.2", "10.5.3.7"), None);
+        assert_eq!(of("10.5.1.2", "203.0.113.2"), None, "what the kernel has learned is no address of the lease");
+    }
+}

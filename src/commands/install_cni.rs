@@ -131,6 +131,22 @@ mod tests {
         assert!(refusal.contains("(--agent): No such file"), "{refusal}");
     }
 
+    /// Pods need the plugin, and not the program `weft` beside it.
+    #[test]
+    fn the_plugin_is_installed_although_weft_itself_cannot_be() {
+        let home = tempfile::tempdir().unwrap();
+        let bin_dir = home.path().join("bin");
+        let flags = |agent: Option<PathBuf>| InstallFlags { from: "/bin/cat".into(), bin_dir: bin_dir.clone(), agent };
+        let said = |agent| run(&flags(agent)).unwrap().text;
+        let lines =
+            |words: [&str; 2]| format!("{0}/flannel {1}\n{0}/weft-veth {2}\n", bin_dir.display(), words[0], words[1]);
+        assert_eq!(said(Some(home.path().join("none"))), lines(["written"; 2]));
+        fs::remove_file(bin_dir.join("weft-veth")).unwrap();
+        assert_eq!(said(None), lines(["was there already", "written"]));
+        let with_weft = lines(["was there already"; 2]) + &format!("{}/weft written\n", bin_dir.display());
+        assert_eq!(said(Some("/bin/cat".into())), with_weft);
+    }
+
     /// Starts a program that was just written. Another test may begin a process meanwhile, which has our open files until it executes its
     /// program. As long as that lasts, the kernel says that the file is being written.
     fn spawn(command: &mut Command) -> std::process::Child {

@@ -278,13 +278,23 @@ fn with_headers(mut response: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
+    use tokio::sync::mpsc;
 
     use super::*;
+    use crate::observe::health::Readiness;
+    use crate::observe::history::HistoryRecord;
+    use crate::observe::socket::{AgentSocket, Request as AgentRequest};
 
     fn ui() -> Ui {
-        let (socket, subnet_file) = ("/nonexistent/weft.sock".into(), "/nonexistent/subnet.env".into());
+        ui_of("/nonexistent/weft.sock".into())
+    }
+
+    /// Returns what serves the page of the agent on this socket.
+    fn ui_of(socket: std::path::PathBuf) -> Ui {
+        let subnet_file = "/nonexistent/subnet.env".into();
         let task = UiTask { socket, subnet_file, port: 0, peer_port: None, listen_stdin: false };
         Ui::new(task, "abc".to_owned())
     }
@@ -392,11 +402,57 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn every_answer_forbids_scripts_from_elsewhere_frames_and_copies() {
+        let ui = ui();
+        *ui.mesh.lock().await = Some((Instant::now(), Bytes::from_static(b"{}")));
+        for (path, status) in [("/abc/", 200), ("/abc/mesh.json", 200), ("/abc/status.json", 502), ("/", 404)] {
+            let request = Request::get(path).header(HOST, "localhost").body(()).unwrap();
+            let answer = ui.answer(&request).await;
+            assert_eq!(answer.status(), status, "{path}");
+            let policy = answer.headers()["content-security-policy"].to_str().unwrap();
+            assert!(policy.starts_with("default-src 'none'; script-src 'self'"), "{path}: {policy}");
+            for (name, value) in [("x-content-type-options", "nosniff"), ("x-frame-options", "DENY")] {
+                assert_eq!(answer.headers()[name], value, "{path}");
+            }
+            assert_eq!(answer.headers()["cache-control"], "no-store", "{path}");
+        }
+    }
+
+    /// Each open page asks again and again, and an answer asks every node of the cluster.
+    #[tokio::test(start_paused = true)]
+    async fn all_nodes_are_asked_at_most_once_in_five_seconds() {
+        let ui = ui();
+        *ui.mesh.lock().await = Some((Instant::now(), Bytes::from_static(b"{}")));
+        let request = Request::get("/abc/mesh.json").header(HOST, "localhost").body(()).unwrap();
+        let moment = Duration::from_millis(1);
+        tokio::time::advance(LIFETIME - moment).await;
+        assert_eq!(ui.answer(&request).await.status(), 200, "the answer of before");
+        tokio::time::advance(moment).await;
+        assert_eq!(ui.answer(&request).await.status(), 502, "the agent is asked again, and there is none");
+    }
+
     #[tokio::test]
-    async fn every_answer_forbids_scripts_from_elsewhere() {
-        let request = Request::get("/abc/").header(HOST, "localhost").body(()).unwrap();
-        let answer = ui().answer(&request).await;
-        let policy = answer.headers()["content-security-policy"].to_str().unwrap();
-        assert!(policy.starts_with("default-src 'none'; script-src 'self'"), "{policy}");
+    async fn of_a_long_history_the_newest_records_of_the_last_day_are_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weft.sock");
+        let mut socket = AgentSocket::bind(&path).unwrap();
+        let (ask, mut asked) = mpsc::channel(1);
+        tokio::spawn(async move { socket.serve(ask, Readiness::new()).await });
+        let agent = tokio::spawn(async move {
+            let Some(AgentRequest::History(query, reply)) = asked.recv().await else { panic!("another question") };
+            let line = |seq| serde_json::to_string(&HistoryRecord { seq, ..HistoryRecord::default() }).unwrap().into();
+            reply.send((1..=MAX_RECORDS as u64 + 100).map(line).collect()).unwrap();
+            query
+        });
+        let day_ago = now_ms() - 24 * 3600 * 1000;
+        let request = Request::get("/abc/history.json").header(HOST, "localhost").body(()).unwrap();
+        let answer = ui_of(path).answer(&request).await;
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let records: Vec<HistoryRecord> = serde_json::from_slice(&body).unwrap();
+        assert_eq!((records.len(), records[0].seq, records[MAX_RECORDS - 1].seq), (MAX_RECORDS, 101, 600));
+        let Query { since_ms, after } = agent.await.unwrap();
+        // Somebody may set the clock meanwhile.
+        assert!(after == 0 && since_ms.abs_diff(day_ago) < 3600 * 1000, "{since_ms} instead of {day_ago}");
     }
 }

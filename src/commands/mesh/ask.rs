@@ -186,6 +186,25 @@ mod tests {
         }
     }
 
+    /// In a large cluster whose nodes are down, the command must end.
+    #[tokio::test(start_paused = true)]
+    async fn nodes_that_cannot_be_asked_within_a_minute_are_left_out_and_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let silent = |number: u16| KnownNode {
+            subnet: format!("10.{}.{}.0/24", number / 250, number % 250),
+            public: "127.0.0.1".into(),
+        };
+        let cluster = cluster(row(1), (0..1200).map(silent).collect(), String::new(), port).await;
+        let count = |words: &str| {
+            let errors = cluster.nodes.iter().filter_map(|node| node.error.as_deref());
+            errors.filter(|error| error.contains(words)).count()
+        };
+        let (asked, left_out) = (count("has not answered within 2 s"), count("not asked: the time limit of 60 s"));
+        assert_eq!(asked + left_out, 1200);
+        assert!(asked >= AT_ONCE && left_out >= AT_ONCE, "{asked} asked, {left_out} left out");
+    }
+
     #[tokio::test]
     async fn a_bounded_number_of_nodes_is_asked_at_once() {
         for _ in 0..20 {
