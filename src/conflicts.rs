@@ -188,6 +188,22 @@ mod tests {
         );
     }
 
+    /// Repairs of many entries must not take memory for ever, and none of the last minute may be forgotten.
+    #[test]
+    fn repairs_are_forgotten_after_a_minute_and_not_before() {
+        let route = |n: u32| Key::Route(ipnet::Ipv4Net::new((0x0a00_0000 + (n << 8)).into(), 24).unwrap().into(), 0);
+        let (mut conflicts, start) = (Conflicts::default(), Instant::now());
+        for n in 0..2000 {
+            assert!(conflicts.allow(route(n), None, start), "route {n}");
+        }
+        let (busy, second) = (route(5000), Duration::from_secs(1));
+        for _ in 0..MAX_REPAIRS {
+            assert!(conflicts.allow(busy, None, start + WINDOW - second));
+        }
+        assert!(!conflicts.allow(busy, None, start + WINDOW), "its repairs were a second ago");
+        assert_eq!(conflicts.repairs.len(), 1);
+    }
+
     #[test]
     fn a_program_that_flushes_all_rules_and_routes_a_few_times_is_no_conflict() {
         let fence = Key::Fence(weft_subnet::cidr::Family::V4);

@@ -353,6 +353,20 @@ mod tests {
         assert_eq!(place.seen(), first);
     }
 
+    /// The loop of the agent calls it at each event, and at the time that it names.
+    #[test]
+    fn it_looks_at_the_file_every_ten_seconds() {
+        let (mut place, now) = (Place::new(), Instant::now());
+        place.conflist.keep(now);
+        fs::remove_file(place.file()).unwrap();
+        assert_eq!(place.conflist.next(), Some(now + EVERY));
+        place.conflist.keep(now + EVERY / 2);
+        assert!(!place.file().exists(), "it does not look at each event");
+        place.conflist.keep(now + EVERY);
+        assert_eq!(place.seen().1, LIST);
+        assert_eq!(Conflist::new(None, &place.path("run/subnet.env")).next(), None, "there is nothing to publish");
+    }
+
     #[test]
     fn a_link_of_an_earlier_version_is_replaced_and_removed() {
         let mut place = Place::new();
@@ -401,6 +415,11 @@ mod tests {
         assert_eq!(place.conflist.problem(), None);
         let remark = place.conflist.remark().unwrap();
         assert!(remark.contains("added istio-cni to") && !remark.contains("rm "), "{remark}");
+        // Without our copy, `weft cleanup` would leave the file.
+        let copy = place.path("run").join(NAME);
+        fs::remove_file(&copy).unwrap();
+        place.look();
+        assert_eq!((place.seen().1.as_str(), fs::read_to_string(&copy).unwrap().as_str()), (CHAINED, LIST));
         // It stays when our source changes, and the remark says what to do.
         let edited = LIST.replace(r#""delegate":{}"#, r#""delegate":{"mtu":1400}"#);
         fs::write(place.path("conf.json"), &edited).unwrap();
@@ -455,12 +474,15 @@ mod tests {
     fn multus_is_no_other_network() {
         let mut place = Place::new();
         fs::write(place.path("net.d/00-multus.conf"), r#"{"name":"multus","type":"multus-shim"}"#).unwrap();
+        fs::write(place.path("net.d/87-podman.conflist.bak"), LIST).unwrap();
         place.look();
-        assert_eq!(place.conflist.problem(), None);
-        fs::write(place.path("net.d/87-podman.conflist"), LIST).unwrap();
+        assert_eq!(place.conflist.problem(), None, "no runtime reads a file of another name");
+        for name in ["89-c.json", "88-b.conf", "87-podman.conflist"] {
+            fs::write(place.path("net.d").join(name), LIST).unwrap();
+        }
         place.look();
         let problem = place.conflist.problem().unwrap();
-        assert!(problem.contains(" has 87-podman.conflist too"), "{problem}");
+        assert!(problem.contains(" has 87-podman.conflist, 88-b.conf, 89-c.json too"), "{problem}");
     }
 
     #[test]

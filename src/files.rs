@@ -218,6 +218,8 @@ pub(crate) mod tests {
         assert!(written.unwrap());
         assert_eq!(read(&path).unwrap(), b"A=1\n", "the FIFO must be replaced");
         assert_eq!(read(dir.path()).unwrap_err().to_string(), "it is not a regular file: remove it");
+        fs::write(&path, vec![b'x'; MAX_SIZE as usize]).unwrap();
+        assert_eq!(read(&path).unwrap().len() as u64, MAX_SIZE);
         fs::write(&path, vec![b'x'; MAX_SIZE as usize + 1]).unwrap();
         assert_eq!(read(&path).unwrap_err().to_string(), "it is larger than 1 MiB: remove it");
     }
@@ -234,8 +236,17 @@ pub(crate) mod tests {
             Ok(())
         });
         assert_eq!(error.unwrap_err().raw_os_error(), Some(Errno::EINVAL as i32));
+        let error = replace_with(&path, 0o644, |file| file.write_all(b"half").and(Err(io::Error::other("no more"))));
+        assert_eq!(error.unwrap_err().to_string(), "no more");
         assert_eq!(read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file must be left behind");
+    }
+
+    #[test]
+    fn only_a_missing_permission_has_the_owner_of_the_directory_as_its_remedy() {
+        let of = |kind: io::ErrorKind| remedy(&kind.into(), Path::new("/opt/cni/bin"));
+        assert!(of(io::ErrorKind::PermissionDenied).contains("chown root /opt/cni/bin"));
+        assert_eq!(of(io::ErrorKind::StorageFull), "");
     }
 
     /// The directories of procfs can be opened, and cannot be synced.

@@ -89,8 +89,9 @@ fn is_agent(comm: &str, cmdline: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::PathBuf;
 
-    use super::{agent_processes, is_agent};
+    use super::{AgentProcess, agent_processes, is_agent};
 
     #[test]
     fn agents_are_known_by_their_command() {
@@ -98,6 +99,20 @@ mod tests {
         assert!(is_agent("weft", b"/usr/bin/weft\0agent\0-v\0"));
         assert!(!is_agent("weft", b"/usr/bin/weft\0cleanup\0"));
         assert!(!is_agent("sh", b"sh\0-c\0weft agent\0"));
+    }
+
+    /// Flannel's own agent may run beside `weft cleanup --only`, and weft under its name may not.
+    #[test]
+    fn flannels_own_program_is_told_from_weft_under_its_name() {
+        let is_flannels = |command: &str, program: &str| {
+            let (command, program) = (command.to_owned(), PathBuf::from(program));
+            let (cmdline, environ, dir) = (Vec::new(), Vec::new(), PathBuf::new());
+            AgentProcess { command, pid: 7, cmdline, program, environ, dir }.is_flannels_own()
+        };
+        assert!(is_flannels("flanneld", "/opt/bin/flanneld"));
+        assert!(!is_flannels("flanneld", "/usr/bin/weft"));
+        assert!(!is_flannels("weft", "/usr/bin/weft-0.2"));
+        assert!(!is_flannels("flanneld", ""), "its program cannot be read");
     }
 
     /// An agent that bears the name of flannel's program removes flannel's rules only if no other process with that name runs.

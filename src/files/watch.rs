@@ -278,6 +278,7 @@ mod tests {
         write(&path, b"A=5\n").unwrap();
         seen("directory made again")(tokio::time::timeout(limit, watch.changed()).await);
         fs::write(home.join("other"), b"x").unwrap();
+        fs::remove_file(home.join("other")).unwrap();
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.changed()).await;
         assert!(quiet.is_err(), "a change of another file must not be reported");
     }
