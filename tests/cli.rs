@@ -134,6 +134,22 @@ fn links_with_the_names_of_flannels_programs_do_their_work() {
     assert_eq!(fs::read_to_string(path("docker.env")).unwrap(), "DOCKER_OPTS=\" --mtu=1400\"\n");
 }
 
+/// Docker would make its bridge, and packets to its containers would leave the node.
+#[test]
+fn a_route_of_the_subnet_to_a_gateway_is_an_error_after_the_options_for_docker_were_written() {
+    in_namespace(|| {
+        let place = Place::new();
+        fs::write(place.path("subnet.env"), "FLANNEL_SUBNET=10.1.74.1/24\nFLANNEL_MTU=1400\n").unwrap();
+        let (file, output) = (place.text("subnet.env"), place.text("docker.env"));
+        let docker_opts = ["docker-opts", "-f", &file, "-d", &output, "-c"];
+        assert_eq!(weft(&docker_opts, &[]).status.code(), Some(0));
+        fs::remove_file(&output).unwrap();
+        namespace::ip("route add 10.1.74.0/24 via 192.168.64.1");
+        refused(&docker_opts, &[], 1, "the routing table sends the subnet 10.1.74.0/24 to 192.168.64.1");
+        assert_eq!(fs::read_to_string(&output).unwrap(), "DOCKER_OPTS=\" --bip=10.1.74.1/24 --mtu=1400\"\n");
+    });
+}
+
 #[test]
 fn status_without_an_agent_says_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
@@ -505,14 +521,19 @@ fn what_was_saved_goes_with_the_lease_that_is_released() {
         let place = Place::new();
         place.configure();
         fs::create_dir(place.path("store/subnets")).unwrap();
-        let lease = r#"{"PublicIP":"192.168.64.2","PublicIPv6":null,"BackendType":"host-gw"}"#;
+        // The node publishes an address that another machine translates.
+        let lease = r#"{"PublicIP":"203.0.113.9","PublicIPv6":null,"BackendType":"host-gw"}"#;
         fs::write(place.path("store/subnets/10.244.7.0-24.json"), lease).unwrap();
         let env = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.7.1/24\nFLANNEL_MTU=1500\n";
         fs::write(place.path("subnet.env"), env).unwrap();
         let saved = weft::saved::file(&place.path("state"), &place.path("subnet.env"));
         fs::create_dir(place.path("state")).unwrap();
         fs::write(&saved, "the lease").unwrap();
-        let released = place.weft(&["release", "--state-dir", &place.text("state")]);
+        let of_another = place.weft(&["release", "--state-dir", &place.text("state")]);
+        let said = String::from_utf8_lossy(&of_another.stderr);
+        assert!(of_another.status.code() == Some(1) && said.contains("give --public-ip"), "{said}");
+        assert!(saved.exists() && place.path("store/subnets/10.244.7.0-24.json").exists());
+        let released = place.weft(&["release", "--state-dir", &place.text("state"), "--public-ip", "203.0.113.9"]);
         assert_eq!(String::from_utf8_lossy(&released.stdout), "released 10.244.7.0/24\n", "{released:?}");
         assert!(!saved.exists() && !place.path("store/subnets/10.244.7.0-24.json").exists());
     });

@@ -189,8 +189,16 @@ fn flanneld_beside_the_agent_is_found_and_weft_under_its_name_is_not() {
     in_namespace(|| {
         let place = Place::new();
         place.configure();
-        let mut agent = place.agent(&[], &[]);
+        fs::create_dir(place.path("weft")).unwrap();
+        let name = place.path("weft/flanneld");
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_weft"), &name).unwrap();
+        let (usual, state) = (place.command(), place.text("own-state"));
+        let mut command = Command::new(&name);
+        // Under this name, weft is the agent without the word `agent`.
+        command.args(usual.get_args().skip(1)).args(["--state-dir", &state]).env_clear().stdout(Stdio::null());
+        let mut agent = Agent(command.stderr(Stdio::null()).spawn().unwrap());
         place.wait_status(", ready, weft");
+        assert_eq!(fs::read_to_string(format!("/proc/{}/comm", agent.0.id())).unwrap(), "flanneld\n");
         assert_eq!(doctor(&place, &["--only", "other-agent"]).0, Some(0));
         let program = place.path("flanneld");
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();

@@ -48,6 +48,13 @@ fn history_names_causes_survives_a_restart_and_a_torn_file() {
         let mut agent = start(&place);
         assert!(history(&place, &["-o", "json"]).starts_with(&before), "the records of the earlier run come first");
         assert_eq!(history(&place, &["--since", "0s"]), "");
+        let socket = place.text("weft.sock");
+        let said = |flags: &[&str]| {
+            let all: [&[&str]; 2] = [&["history", "--socket", &socket, "--since", "0s"], flags];
+            String::from_utf8(weft(&all.concat(), &[]).stderr).unwrap()
+        };
+        assert!(said(&[]).contains("no changes are recorded in this time"), "an empty answer looks like a failure");
+        assert_eq!(said(&["-o", "json"]), "", "programs read this");
         assert!(history(&place, &["--since=1h"]).contains("protocol bird"));
         assert_eq!(agent.term().code(), Some(0));
         let text = std::fs::read(&file).unwrap();
@@ -75,7 +82,12 @@ fn follow_shows_new_records_also_after_a_restart_of_the_agent() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut shown = Vec::new();
+        let lines = BufReader::new(follower.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut lines = lines.inspect(|line| {
+            let record: serde_json::Value = serde_json::from_str(line).unwrap();
+            shown.push(record["seq"].as_u64().unwrap());
+        });
         std::fs::write(place.path("store/subnets/10.244.9.0-24.json"), OTHER).unwrap();
         assert!(lines.any(|line| line.contains("lease 10.244.9.0-24 changed")));
         assert_eq!(agent.term().code(), Some(0));
@@ -83,6 +95,8 @@ fn follow_shows_new_records_also_after_a_restart_of_the_agent() {
         namespace::ip("route del 10.244.9.0/24");
         let next = lines.find(|line| line.contains("had deleted it")).unwrap();
         assert!(next.contains("route 10.244.9.0/24"), "{next}");
+        drop(lines);
+        assert!(shown.is_sorted_by(|one, other| one < other), "each record is shown once: {shown:?}");
         follower.kill().unwrap();
         follower.wait().unwrap();
     });

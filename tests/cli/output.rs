@@ -19,6 +19,29 @@ fn the_log_has_the_level_of_the_flag_and_what_the_command_line_leads_to() {
     }
 }
 
+#[test]
+fn the_status_is_text_or_json_and_whole_or_its_rules_alone() {
+    in_namespace(|| {
+        let place = Place::new();
+        place.configure();
+        let mut agent = place.agent(&[], &[]);
+        place.wait_status(", ready, weft");
+        let socket = place.text("weft.sock");
+        let status = |words: &[&str]| {
+            let all: [&[&str]; 3] = [&["status"], words, &["--socket", &socket]];
+            let out = weft(&all.concat(), &[]);
+            assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+            String::from_utf8(out.stdout).unwrap()
+        };
+        let json = |words: &[&str]| serde_json::from_str::<serde_json::Value>(&status(words)).unwrap();
+        assert!(status(&[]).starts_with("node        ") && status(&["rules"]).starts_with("rules       "));
+        let (whole, rules) = (json(&["-o", "json"]), json(&["rules", "-o", "json"]));
+        assert!(whole["ready"] == true && whole["rules"].is_object(), "{whole}");
+        assert!(rules["in_place"].is_boolean() && rules["ready"].is_null(), "{rules}");
+        assert_eq!(agent.term().code(), Some(0));
+    });
+}
+
 /// Scripts trust the exit code. A reader such as `head` may close its end at any time.
 #[test]
 fn an_answer_that_cannot_be_written_is_a_failure_and_one_that_nobody_reads_is_not() {

@@ -216,3 +216,51 @@ fn cleanup_removes_the_files_of_its_instance_and_no_others() {
         assert!(others.iter().all(|file| file.exists()), "{others:?}");
     });
 }
+
+/// The exit code says that something is left, and an operator reads what it is.
+#[test]
+fn a_file_that_cleanup_cannot_remove_is_named_and_everything_else_goes() {
+    in_namespace(|| {
+        let site = Site::new(Kind::HostGw);
+        let (state, env) = (site.path("state"), site.env_file());
+        let files =
+            [saved::file(&state, &env), recorder::file(&state, &env), weft::extension::memory::file(&state, &env)];
+        let words =
+            ["remove the saved peers: ", "remove the history: ", "remove the peers of the commands of extension: "];
+        for (stuck, words) in files.iter().zip(words) {
+            fs::create_dir(&state).unwrap();
+            files.iter().filter(|file| *file != stuck).for_each(|file| fs::write(file, "something").unwrap());
+            fs::create_dir(stuck).unwrap();
+            let mut cleanup = site.weft("cleanup");
+            cleanup.arg(format!("--subnet-file={}", env.display())).arg(format!("--state-dir={}", state.display()));
+            let out = cleanup.output().unwrap();
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(out.status.code() == Some(1) && said.contains(words), "{out:?}");
+            assert!(files.iter().all(|file| file.exists() == (file == stuck)), "{out:?}");
+            fs::remove_dir_all(&state).unwrap();
+        }
+    });
+}
+
+/// A node goes back to flannel, which may run again already when somebody cleans up.
+#[test]
+fn cleanup_leaves_a_device_of_flannel_unless_it_is_asked_for() {
+    in_namespace(|| {
+        let site = Site::new(Kind::HostGw);
+        ip("link add flannel.9 type vxlan id 9 dstport 8472");
+        ip("link add other9 type vxlan id 19 dstport 8472");
+        let cleanup = |flags: &[&str]| {
+            let mut cleanup = site.weft("cleanup");
+            cleanup.arg(format!("--subnet-file={}", site.env_file().display()));
+            let out =
+                cleanup.arg(format!("--state-dir={}", site.path("state").display())).args(flags).output().unwrap();
+            assert!(out.status.success(), "{out:?}");
+            (String::from_utf8(out.stderr).unwrap(), ip("link"))
+        };
+        let (said, links) = cleanup(&[]);
+        assert!(said.contains("flannel.9 was not made by this agent and stays: give --flannel-devices"), "{said}");
+        assert!(!said.contains("other9") && links.contains("flannel.9"), "{said}");
+        let (said, links) = cleanup(&["--flannel-devices"]);
+        assert!(!said.contains("flannel.9") && !links.contains("flannel.9") && links.contains("other9"), "{said}");
+    });
+}
