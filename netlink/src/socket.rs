@@ -175,8 +175,10 @@ impl Netlink {
             build(&mut w, kind, NLM_F_REQUEST | NLM_F_DUMP);
             let seq = self.next_seq();
             w.end(seq);
-            send(self.socket.as_raw_fd(), w.bytes(), MsgFlags::empty())?;
-            if self.read_dump(seq, |datagram| take(&mut result, datagram))? {
+            let fd = self.socket.as_raw_fd();
+            send(fd, w.bytes(), MsgFlags::empty())?;
+            let receive = |buffer: &mut [u8]| recv(fd, buffer, MsgFlags::MSG_TRUNC);
+            if read_dump(seq, &mut self.buffer, receive, |datagram| take(&mut result, datagram))? {
                 return Ok(result);
             }
         }
@@ -193,51 +195,57 @@ impl Netlink {
     pub fn wipe(&mut self) {
         self.buffer.zeroize();
     }
+}
 
-    /// Reads replies up to NLMSG_DONE, and passes each datagram to `take`. Returns false if the dump must be repeated.
-    fn read_dump(&mut self, seq: u32, mut take: impl FnMut(&[u8])) -> io::Result<bool> {
-        let mut consistent = true;
-        loop {
-            let n = match recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_TRUNC) {
-                Ok(n) => n,
-                Err(Errno::EINTR) => continue,
-                Err(Errno::ENOBUFS) => {
-                    consistent = false;
-                    continue;
-                }
-                Err(e) => return Err(e.into()),
-            };
-            let Some(datagram) = self.buffer.get(..n) else {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "netlink dump exceeds the buffer"));
-            };
-            let (mut done, mut stale) = (false, false);
-            for m in messages(datagram) {
-                if m.seq != seq {
-                    stale = true;
-                    continue;
-                }
-                consistent &= m.flags & NLM_F_DUMP_INTR == 0;
-                match m.kind {
-                    NLMSG_DONE => {
-                        done = true;
-                        let code = i32_at(m.payload, 0);
-                        if code < 0 {
-                            return Err(io::Error::from_raw_os_error(-code));
-                        }
+/// Reads replies up to NLMSG_DONE, and passes each datagram to `take`. Returns false if the dump must be repeated. `receive` reads the next
+/// datagram into the buffer and returns its whole size.
+fn read_dump(
+    seq: u32,
+    buffer: &mut [u8],
+    mut receive: impl FnMut(&mut [u8]) -> nix::Result<usize>,
+    mut take: impl FnMut(&[u8]),
+) -> io::Result<bool> {
+    let mut consistent = true;
+    loop {
+        let n = match receive(buffer) {
+            Ok(n) => n,
+            Err(Errno::EINTR) => continue,
+            Err(Errno::ENOBUFS) => {
+                consistent = false;
+                continue;
+            }
+            Err(e) => return Err(e.into()),
+        };
+        let Some(datagram) = buffer.get(..n) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "netlink dump exceeds the buffer"));
+        };
+        let (mut done, mut stale) = (false, false);
+        for m in messages(datagram) {
+            if m.seq != seq {
+                stale = true;
+                continue;
+            }
+            consistent &= m.flags & NLM_F_DUMP_INTR == 0;
+            match m.kind {
+                NLMSG_DONE => {
+                    done = true;
+                    let code = i32_at(m.payload, 0);
+                    if code < 0 {
+                        return Err(io::Error::from_raw_os_error(-code));
                     }
-                    NLMSG_ERROR => match refusal(m.payload, m.flags, m.seq) {
-                        Some(r) => return Err(r.errno.into()),
-                        None => done = true,
-                    },
-                    _ => {}
                 }
+                NLMSG_ERROR => match refusal(m.payload, m.flags, m.seq) {
+                    Some(r) => return Err(r.errno.into()),
+                    None => done = true,
+                },
+                _ => {}
             }
-            if !stale {
-                take(datagram);
-            }
-            if done {
-                return Ok(consistent);
-            }
+        }
+        if !stale {
+            take(datagram);
+        }
+        if done {
+            return Ok(consistent);
         }
     }
 }
@@ -317,4 +325,4 @@ pub fn absent(error: &io::Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

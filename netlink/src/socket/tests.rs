@@ -2,6 +2,7 @@
 //! What requests and dumps return, and how refusals are read. The kernel is played by the test where it would not answer like this on demand.
 
 use netlink_sys::protocols::NETLINK_USERSOCK;
+use nix::sys::socket::getsockopt;
 
 use super::*;
 use crate::rt::{PLAIN, ifinfomsg};
@@ -10,7 +11,7 @@ use crate::rt::{PLAIN, ifinfomsg};
 const KIND: u16 = 0x30;
 
 /// Returns a socket whose requests reach the test instead of the kernel, the socket of the test, and the address for its answers.
-fn faked() -> (Netlink, Socket, SocketAddr) {
+pub(crate) fn faked() -> (Netlink, Socket, SocketAddr) {
     let mut kernel = Socket::new(NETLINK_USERSOCK).unwrap();
     let at = kernel.bind_auto().unwrap();
     let netlink = Netlink::open_on(NETLINK_USERSOCK).unwrap();
@@ -82,7 +83,14 @@ fn a_dump_that_the_kernel_refuses_or_breaks_off_is_an_error() {
     assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
     let broken_off = dumped([|seq| vec![message(KIND, 0, seq, b"part"), done(seq, -libc::ENOMEM)]]).unwrap_err();
     assert_eq!(broken_off.raw_os_error(), Some(libc::ENOMEM));
-    assert_eq!([libc::ENOENT, libc::EPERM].map(|code| absent(&io::Error::from_raw_os_error(code))), [true, false]);
+}
+
+/// What does not exist is empty. Every other error says nothing about what is there.
+#[test]
+fn only_a_dump_of_what_does_not_exist_is_empty() {
+    let is_absent = |code: i32| absent(&io::Error::from_raw_os_error(code));
+    assert!([libc::ENOENT, libc::EAFNOSUPPORT, libc::EOPNOTSUPP].into_iter().all(is_absent));
+    assert!(![libc::EPERM, libc::EINVAL, libc::ENOBUFS, libc::EAGAIN, libc::ENODEV].into_iter().any(is_absent));
 }
 
 #[test]
@@ -105,18 +113,52 @@ fn replies_are_complete_if_the_last_message_was_answered() {
     }
 }
 
+/// Returns a function that receives these datagrams and errors one after the other. After the last one, nothing comes.
+fn received(queue: Vec<nix::Result<Vec<u8>>>) -> impl FnMut(&mut [u8]) -> nix::Result<usize> {
+    let mut queue = queue.into_iter();
+    move |buffer: &mut [u8]| {
+        let datagram = queue.next().unwrap_or(Err(Errno::EAGAIN))?;
+        let kept = datagram.len().min(buffer.len());
+        buffer[..kept].copy_from_slice(&datagram[..kept]);
+        Ok(datagram.len())
+    }
+}
+
+/// What is missing in a dump would look as if it were missing in the kernel.
+#[test]
+fn a_dump_of_which_a_part_was_lost_is_repeated_and_one_without_an_end_is_an_error() {
+    let part = || Ok(message(KIND, 0, 7, b"part"));
+    let read = |queue: Vec<nix::Result<Vec<u8>>>| {
+        let mut taken = 0;
+        let complete = read_dump(7, &mut [0; 128], received(queue), |_| taken += 1);
+        (complete.map_err(|error| error.kind()), taken)
+    };
+    assert_eq!(read(vec![part(), Err(Errno::EINTR), part(), Ok(done(7, 0))]), (Ok(true), 3));
+    assert_eq!(read(vec![part(), Err(Errno::ENOBUFS), part(), Ok(done(7, 0))]), (Ok(false), 3));
+    assert_eq!(read(vec![part(), part()]), (Err(io::ErrorKind::WouldBlock), 2), "the rest never came");
+    let large = Ok(message(KIND, 0, 7, &[0; 200]));
+    assert_eq!(read(vec![large, Ok(done(7, 0))]), (Err(io::ErrorKind::InvalidData), 0), "it was cut off");
+}
+
+/// The rest of a dump may never come. The agent must not wait for it forever.
+#[test]
+fn the_wait_for_the_rest_of_a_dump_ends() {
+    let netlink = Netlink::open().unwrap();
+    let limit = getsockopt(&netlink.socket, sockopt::ReceiveTimeout).unwrap();
+    assert!(limit.num_seconds() > 0, "{limit:?}");
+}
+
+#[test]
+fn a_request_that_nobody_answers_is_not_done() {
+    let (mut netlink, _kernel, _) = faked();
+    let error = netlink.request(|w| w.begin(KIND, 0, &[0; 4])).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+}
+
 /// If the kernel had no memory for one reply, it may still have some for those that follow.
 #[test]
 fn replies_are_not_complete_if_one_of_them_was_lost() {
-    let collected = |queue: Vec<nix::Result<Vec<u8>>>| {
-        let mut queue = queue.into_iter();
-        collect_replies(8, &mut [0; 128], |buffer| {
-            let datagram = queue.next().unwrap_or(Err(Errno::EAGAIN))?;
-            let kept = datagram.len().min(buffer.len());
-            buffer[..kept].copy_from_slice(&datagram[..kept]);
-            Ok(datagram.len())
-        })
-    };
+    let collected = |queue: Vec<nix::Result<Vec<u8>>>| collect_replies(8, &mut [0; 128], received(queue));
     let (refused, done) = (|| Ok(answer(7, -libc::EEXIST)), || Ok(answer(8, 0)));
     for (between, complete) in [(Errno::EINTR, true), (Errno::ENOBUFS, false)] {
         let replies = collected(vec![refused(), Err(between), done()]).unwrap();
