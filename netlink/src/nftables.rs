@@ -312,6 +312,19 @@ mod tests {
         assert!(base_chain(w.bytes()).is_none(), "a chain that is not at a hook");
     }
 
+    /// Where there is no nftables, no rule of ours can be missing. A question that merely failed must be asked again.
+    #[test]
+    fn only_a_kernel_without_nftables_counts_as_one() {
+        for errno in [Errno::EPROTONOSUPPORT, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT, Errno::EINVAL] {
+            assert!(is_unsupported(&errno.into()), "{errno}");
+        }
+        assert!(is_unsupported(&io::ErrorKind::Unsupported.into()));
+        for errno in [Errno::EPERM, Errno::EMFILE, Errno::ENOBUFS, Errno::EINTR, Errno::ENOENT] {
+            assert!(!is_unsupported(&errno.into()), "{errno}");
+        }
+        assert!(!is_unsupported(&io::ErrorKind::InvalidData.into()));
+    }
+
     #[test]
     fn a_handle_has_eight_bytes_or_four() {
         assert_eq!(handle_of(&[0, 0, 0, 1, 0, 0, 0, 2]), (1 << 32) + 2);

@@ -327,3 +327,6 @@ pub fn link_by_name(w: &mut Writer, kind: u16, flags: u16, name: &str, change: L
     w.begin(kind, flags, &ifinfomsg(0, change.flags, change.mask));
     w.attr_str(libc::IFLA_IFNAME, name);
 }
+
+#[cfg(test)]
+mod tests;

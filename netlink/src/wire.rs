@@ -247,6 +247,7 @@ mod tests {
         assert_eq!((all[1].kind, all[1].flags, all[1].seq), (25, 5, 8));
         let got: Vec<(u16, &[u8])> = attrs_after(all[0].payload, 3).collect();
         assert_eq!(text(got[0].1), "eth0");
+        assert_eq!(got[1].0, 18, "without the flag that says that it contains others");
         assert_eq!(attrs(got[1].1).next(), Some((1, &b"vxlan"[..])));
     }
 

@@ -257,4 +257,144 @@ mod tests {
         assert_eq!((found.gateway, found.via, found.mtu), (None, Some([0xfe; 16].into()), Some(1400)));
         assert!(found.refuses());
     }
+
+    /// Returns `struct ifinfomsg` of the link 7 with these flags.
+    fn link_header(flags: i32) -> Vec<u8> {
+        [&[0_u8; 4][..], &7_u32.to_ne_bytes(), &flags.to_ne_bytes(), &[0; 4]].concat()
+    }
+
+    #[test]
+    fn each_part_of_a_link_is_decoded() {
+        let attributes = [
+            attribute(libc::IFLA_IFNAME, b"vethpod\0"),
+            attribute(libc::IFLA_MTU, &1400_u32.to_ne_bytes()),
+            attribute(libc::IFLA_MASTER, &3_u32.to_ne_bytes()),
+            attribute(libc::IFLA_LINK, &2_u32.to_ne_bytes()),
+            attribute(libc::IFLA_LINK_NETNSID, &5_i32.to_ne_bytes()),
+            attribute(libc::IFLA_IFALIAS, b"weft\0"),
+            attribute(libc::IFLA_ADDRESS, &[2, 0, 0, 0, 0, 9]),
+            attribute(libc::IFLA_LINKINFO, &attribute(libc::IFLA_INFO_KIND, b"veth\0")),
+        ];
+        let found = link(&[link_header(libc::IFF_UP | libc::IFF_LOWER_UP), attributes.concat()].concat());
+        assert_eq!((found.index, found.name.as_str(), found.kind.as_str()), (7, "vethpod", "veth"));
+        assert_eq!((found.mtu, found.master, found.peer, found.peer_netns), (1400, 3, 2, Some(5)));
+        assert_eq!((found.alias.as_str(), found.mac), ("weft", Some([2, 0, 0, 0, 0, 9])));
+        assert!(found.up && found.has_carrier());
+        assert!(!found.promiscuous && !found.is_running() && !found.is_loopback() && !found.is_without_arp());
+        let of = |flags| link(&link_header(flags));
+        assert!(of(libc::IFF_PROMISC).promiscuous && of(libc::IFF_RUNNING).is_running());
+        assert!(of(libc::IFF_LOOPBACK).is_loopback() && of(libc::IFF_NOARP).is_without_arp());
+        assert_eq!((found.port, found.vxlan, found.stp, found.lower, found.xdp), (None, None, 0, 0, false));
+    }
+
+    /// Returns the link of this kind whose own attributes are these, as a port of this kind.
+    fn link_of(kind: &[u8], own: &[u8], port: Option<(&[u8], &[u8])>) -> Link {
+        let mut info = [attribute(libc::IFLA_INFO_KIND, kind), attribute(libc::IFLA_INFO_DATA, own)].concat();
+        if let Some((kind, data)) = port {
+            info.extend(attribute(IFLA_INFO_SLAVE_KIND, kind));
+            info.extend(attribute(IFLA_INFO_SLAVE_DATA, data));
+        }
+        link(&[link_header(0), attribute(libc::IFLA_LINKINFO, &info)].concat())
+    }
+
+    /// The same number means something else in each kind.
+    #[test]
+    fn the_attributes_of_a_kind_are_read_for_that_kind_alone() {
+        let vxlan = [
+            attribute(IFLA_VXLAN_ID, &7_u32.to_ne_bytes()),
+            attribute(IFLA_VXLAN_LINK, &2_u32.to_ne_bytes()),
+            attribute(IFLA_VXLAN_PORT, &8472_u16.to_be_bytes()),
+            attribute(IFLA_VXLAN_COLLECT_METADATA, &[0]),
+        ];
+        let found = link_of(b"vxlan\0", &vxlan.concat(), None);
+        assert_eq!(found.vxlan, Some(Vxlan { vni: 7, port: 8472, external: false }));
+        assert_eq!((found.lower, found.stp), (2, 0));
+        let external = link_of(b"vxlan\0", &attribute(IFLA_VXLAN_COLLECT_METADATA, &[1]), None);
+        assert!(external.vxlan.unwrap().external);
+        let ipip = link_of(b"ipip\0", &attribute(IFLA_IPTUN_LINK, &4_u32.to_ne_bytes()), None);
+        assert_eq!((ipip.lower, ipip.vxlan), (4, None));
+        let bridge = link_of(b"bridge\0", &attribute(IFLA_BR_STP_STATE, &2_u32.to_ne_bytes()), None);
+        assert_eq!((bridge.stp, bridge.lower, bridge.vxlan), (2, 0, None));
+    }
+
+    #[test]
+    fn what_a_bridge_does_with_a_port_is_read_flag_by_flag() {
+        const ON: [u16; 5] = [
+            IFLA_BRPORT_MODE,
+            IFLA_BRPORT_LEARNING,
+            IFLA_BRPORT_UNICAST_FLOOD,
+            IFLA_BRPORT_ISOLATED,
+            IFLA_BRPORT_LOCKED,
+        ];
+        let port = |on: Option<u16>, broadcasts: u8| {
+            let mut data = attribute(IFLA_BRPORT_STATE, &[BridgePort::FORWARDING]);
+            data.extend(attribute(IFLA_BRPORT_BCAST_FLOOD, &[broadcasts]));
+            ON.iter().for_each(|kind| data.extend(attribute(*kind, &[u8::from(on == Some(*kind))])));
+            link_of(b"veth\0", &[], Some((&b"bridge\0"[..], &data[..]))).port.unwrap()
+        };
+        let plain = BridgePort { state: BridgePort::FORWARDING, ..BridgePort::default() };
+        assert_eq!(port(None, 1), plain);
+        assert_eq!(port(None, 0), BridgePort { no_broadcasts: true, ..plain });
+        assert_eq!(port(Some(IFLA_BRPORT_MODE), 1), BridgePort { hairpin: true, ..plain });
+        assert_eq!(port(Some(IFLA_BRPORT_LEARNING), 1), BridgePort { learning: true, ..plain });
+        assert_eq!(port(Some(IFLA_BRPORT_UNICAST_FLOOD), 1), BridgePort { flood: true, ..plain });
+        assert_eq!(port(Some(IFLA_BRPORT_ISOLATED), 1), BridgePort { isolated: true, ..plain });
+        assert_eq!(port(Some(IFLA_BRPORT_LOCKED), 1), BridgePort { locked: true, ..plain });
+        // A port of a bond has other attributes with these numbers.
+        let state = attribute(IFLA_BRPORT_STATE, &[3]);
+        let of_bond = link_of(b"veth\0", &[], Some((&b"bond\0"[..], &state[..])));
+        assert_eq!(of_bond.port, None);
+    }
+
+    #[test]
+    fn an_address_is_that_of_this_host_with_its_scope() {
+        let of = |(flags, scope): (u8, u8), attributes: &[(u16, &[u8])]| {
+            let header = vec![2, 24, flags, scope, 7, 0, 0, 0];
+            let attributes = attributes.iter().flat_map(|(kind, value)| attribute(*kind, value));
+            addr(&header.into_iter().chain(attributes).collect::<Vec<u8>>())
+        };
+        let v4 = [(libc::IFA_ADDRESS, &[10_u8, 0, 9, 2][..]), (libc::IFA_LOCAL, &[10_u8, 0, 9, 1][..])];
+        let index = u32::from_ne_bytes([7, 0, 0, 0]);
+        let ours = Addr { index, addr: [10, 0, 9, 1].into(), len: 24, global: true, duplicate: false };
+        assert_eq!(of((0, 0), &v4), Some(ours), "the other one is the far end");
+        for (scope, global) in [(200, true), (libc::RT_SCOPE_LINK, false), (libc::RT_SCOPE_HOST, false)] {
+            assert_eq!(of((0, scope), &v4), Some(Addr { global, ..ours }), "scope {scope}");
+        }
+        assert_eq!(of((IFA_F_DADFAILED, 0), &v4), Some(Addr { duplicate: true, ..ours }));
+        let v6 = of((0x80, 0), &[(libc::IFA_ADDRESS, &[0xfd_u8; 16][..])]);
+        assert_eq!(v6, Some(Addr { addr: [0xfd; 16].into(), ..ours }));
+        assert_eq!(of((0, 0), &[]), None);
+    }
+
+    #[test]
+    fn entries_that_somebody_wrote_are_told_from_those_that_were_learned() {
+        let message = |state: u16, attributes: &[Vec<u8>]| {
+            let mut w = crate::wire::Writer::default();
+            let [low, high] = state.to_ne_bytes();
+            w.begin(libc::RTM_NEWNEIGH, 0, &[2, 0, 0, 0, 7, 0, 0, 0, low, high, 0, 0]);
+            w.fixed(&attributes.concat());
+            w.end(1);
+            w.bytes().to_vec()
+        };
+        let (dst, mac) = (attribute(libc::NDA_DST, &[10, 0, 0, 9]), attribute(libc::NDA_LLADDR, &[2; 6]));
+        let index = u32::from_ne_bytes([7, 0, 0, 0]);
+        for (state, permanent) in [(libc::NUD_PERMANENT, true), (libc::NUD_REACHABLE, false), (libc::NUD_NOARP, false)]
+        {
+            let found: Vec<Neigh> = neighbours(&message(state, &[dst.clone(), mac.clone()])).collect();
+            assert_eq!(found, [Neigh { index, addr: [10, 0, 0, 9].into(), mac: vec![2; 6], state }]);
+            assert_eq!(found[0].is_permanent(), permanent, "{state}");
+        }
+        assert!(neighbours(&message(libc::NUD_FAILED, &[dst])).next().unwrap().mac.is_empty());
+        assert_eq!(neighbours(&message(libc::NUD_PERMANENT, &[mac])).count(), 0, "an entry without an address");
+        for (state, written) in [
+            (libc::NUD_PERMANENT, true),
+            (libc::NUD_NOARP, true),
+            (libc::NUD_REACHABLE, false),
+            (libc::NUD_STALE, false),
+        ] {
+            let found: Vec<BridgeEntry> = bridge_entries(&message(state, &[])).collect();
+            assert_eq!(found, [BridgeEntry { port: index, state }]);
+            assert_eq!(found[0].is_written(), written, "{state}");
+        }
+    }
 }
