@@ -14,7 +14,7 @@ use super::kinds::{self, Parents};
 use super::link_messages::{self, LinkFacts, is_alias_of_weft};
 use super::linux::{CREATED_BY_ANOTHER, LinuxKernel};
 use super::wire::{Writer, messages};
-use super::wireguard_peers::PortWrite;
+use super::wireguard_port::PortWrite;
 use super::{Outcome, errno, sysctl};
 
 /// The outcome of the step that ended an operation early.

@@ -19,7 +19,8 @@ use weft_subnet::outside::wall_clock;
 
 use super::linux::LinuxKernel;
 use super::wireguard::{self, DeviceChange, KEY, PeerChange, PublicKey, Secret, WireGuard, WireGuardError};
-use super::{Outcome, Session, errno, wireguard_port};
+use super::wireguard_port::{self, PortWrite};
+use super::{Outcome, Session, errno};
 
 /// At most this many peers of one [`LinuxKernel::apply_wireguard`] get a handshake at once. The others get one with their first packet:
 /// a node that joins a large cluster must not make thousands of nodes compute keys for traffic that may never come.
@@ -27,15 +28,6 @@ const MOST_HANDSHAKES: usize = 256;
 
 /// What the link of a device cannot show, and the entries of the device.
 pub(super) type WireGuardEntries = (WireGuardLink, Vec<(Key, ObservedValue)>);
-
-/// What became of the port of a device that was written.
-#[derive(Debug, Default)]
-pub(super) struct PortWrite {
-    /// The port that the device had before, if that was another one.
-    pub(super) before: Option<u16>,
-    /// Why the device goes on with that port.
-    pub(super) refused: Option<String>,
-}
 
 /// The peers and prefixes of one device that a sequence of operations ensures and removes.
 #[derive(Default)]
@@ -137,19 +129,7 @@ impl LinuxKernel {
             // It was deleted a moment ago. The notice of that leads to another observation.
             return Ok((WireGuardLink { public: None, port: 0 }, Vec::new()));
         };
-        let link = WireGuardLink { public: device.public, port: device.port };
-        let present: HashSet<PeerId> = device.peers.keys().map(PublicKey::id).collect();
-        self.endpoints.retain(|(of, peer), _| *of != name || present.contains(peer));
-        let (secrets, endpoints, now) = (self.secrets.as_ref(), &self.endpoints, now());
-        let entries = device.peers.into_iter().flat_map(|(key, peer)| {
-            let written = endpoints.get(&(name, key.id())).copied();
-            entries((name, key, written), peer, secrets, now)
-        });
-        // The peers are in order already, and the caller sorts what is in order faster.
-        let (mut all, mut allowed): (Vec<_>, Vec<_>) = entries.partition(|(key, _)| matches!(key, Key::WgPeer(..)));
-        allowed.sort_unstable_by_key(|(key, _)| *key);
-        all.append(&mut allowed);
-        Ok((link, all))
+        Ok(described(name, device, &mut self.endpoints, self.secrets.as_ref(), now()))
     }
 
     /// Reads the sessions of a device.
@@ -172,23 +152,8 @@ impl LinuxKernel {
     /// A device that is up goes on with its port if another program has the wanted one, so it is not kept from anything else.
     pub(super) fn write_wireguard(&mut self, op: &Op, name: Name, want: &WireGuardLink) -> Result<PortWrite, Outcome> {
         let Some(secrets) = self.secrets.clone() else { return Err(errno::retry(op, "the private key is not known")) };
-        let key = DeviceChange { private: Some(&secrets.private), ..DeviceChange::default() };
-        let both = DeviceChange { port: Some(want.port), ..key };
-        let device = name.text();
-        let write = |family: &mut WireGuard| match family.get(&device) {
-            Ok(have) if have.port != want.port => {
-                let before = Some(have.port).filter(|port| *port != 0);
-                let set = |change: DeviceChange<'_>, peers: &[PeerChange<'_>]| family.set(&device, change, peers);
-                match wireguard_port::move_port(set, both, (&have.peers, now())) {
-                    Err(error @ WireGuardError::PortTaken { .. }) => {
-                        let refused = format!("port {}: {error}; {device} goes on with port {}", want.port, have.port);
-                        family.set(&device, key, &[]).map(|()| PortWrite { before, refused: Some(refused) })
-                    }
-                    moved => moved.map(|()| PortWrite { before, refused: None }),
-                }
-            }
-            _ => family.set(&device, both, &[]).map(|()| PortWrite::default()),
-        };
+        let wanted = (&*secrets.private, want.port);
+        let write = |family: &mut WireGuard| wireguard_port::write_device(family, &name.text(), wanted, now());
         self.family().and_then(write).map_err(|error| outcome(op, &error))
     }
 
@@ -256,6 +221,28 @@ fn family(socket: &mut Option<WireGuard>) -> Result<&mut WireGuard, WireGuardErr
 
 /// The endpoint that was written last for each peer of a device.
 type Endpoints = HashMap<(Name, PeerId), SocketAddr>;
+
+/// Returns what was read of a device, and forgets the endpoints of peers that it does not have any more.
+fn described(
+    name: Name,
+    device: wireguard::Device,
+    endpoints: &mut Endpoints,
+    secrets: Option<&DeviceSecrets>,
+    now: Duration,
+) -> WireGuardEntries {
+    let link = WireGuardLink { public: device.public, port: device.port };
+    let present: HashSet<PeerId> = device.peers.keys().map(PublicKey::id).collect();
+    endpoints.retain(|(of, peer), _| *of != name || present.contains(peer));
+    let entries = device.peers.into_iter().flat_map(|(key, peer)| {
+        let written = endpoints.get(&(name, key.id())).copied();
+        entries((name, key, written), peer, secrets, now)
+    });
+    // The peers are in order already, and the caller sorts what is in order faster.
+    let (mut all, mut allowed): (Vec<_>, Vec<_>) = entries.partition(|(key, _)| matches!(key, Key::WgPeer(..)));
+    allowed.sort_unstable_by_key(|(key, _)| *key);
+    all.append(&mut allowed);
+    (link, all)
+}
 
 /// Writes the changes of one device, remembers its endpoints, and sets the outcomes of the operations that the kernel refused.
 fn write_changes(
@@ -386,14 +373,16 @@ mod tests {
 
     #[test]
     fn a_peer_and_its_prefixes_are_one_change() {
-        let (mut changes, none) = (Changes::default(), Secret::new([0; KEY]));
+        let (mut changes, secret) = (Changes::default(), Secret::new([9; KEY]));
         let ops = [ensure(peer(1, 0)), ensure(peer(2, 25)), allow("10.5.1.0/24", 1), allow("10.5.3.0/24", 3)];
         for (at, op) in ops.iter().enumerate() {
-            changes.add(at, op, &none);
+            changes.add(at, op, &secret);
         }
         let said: Vec<_> = changes.peers.iter().map(|p| (p.key.0[0], p.allowed.len(), p.update_only)).collect();
         assert_eq!(said, [(1, 1, false), (2, 0, false), (3, 1, true)], "a prefix alone adds no peer");
         assert_eq!(changes.owners, [vec![0, 2], vec![1], vec![3]]);
+        let secrets: Vec<_> = changes.peers.iter().map(|p| p.preshared).collect();
+        assert_eq!(secrets, [Some(&secret), Some(&secret), None], "a prefix alone changes no secret");
         // The kernel begins a handshake when keepalive becomes more than zero.
         let restore: Vec<_> = changes.begin_handshakes().iter().map(|p| (p.key.0[0], p.keepalive)).collect();
         assert_eq!(restore, [(1, Some(0))]);
@@ -540,6 +529,36 @@ mod tests {
         };
         assert!(seen(Some(7), Some(7)) && !seen(Some(7), Some(8)) && !seen(Some(7), None));
         assert!(seen(None, Some(7)) && !seen(None, None), "one that is not wanted must go");
+    }
+
+    /// Whether an endpoint was written by this agent decides whether one that the kernel has learned stays.
+    #[test]
+    fn a_device_is_described_with_the_endpoints_that_were_written_and_those_of_gone_peers_are_forgotten() {
+        let (v6, key) = (Name::new("flannel-wg-v6").unwrap(), |last: u8| PublicKey([last; KEY]));
+        let at = |last: u8| format!("192.0.2.{last}:51820").parse::<SocketAddr>().unwrap();
+        let of = |device: Name, last: u8| ((device, key(last).id()), at(last));
+        let mut endpoints = Endpoints::from([of(name(), 1), of(name(), 2), of(v6, 2), of(v6, 3)]);
+        let peer = |nets: &[&str]| {
+            let allowed = nets.iter().map(|net| net.parse().unwrap()).collect();
+            wireguard::Peer { allowed, ..wireguard::Peer::default() }
+        };
+        let peers = BTreeMap::from([(key(1), peer(&["10.5.9.0/24", "10.5.1.0/24"])), (key(3), peer(&["10.5.3.0/24"]))]);
+        let device = wireguard::Device { public: Some(key(7)), port: 4500, peers, ..wireguard::Device::default() };
+        let (link, entries) = described(name(), device, &mut endpoints, None, Duration::ZERO);
+        assert_eq!(link, WireGuardLink { public: Some(key(7)), port: 4500 });
+        assert!(entries.is_sorted_by_key(|(key, _)| *key), "{entries:?}");
+        let written = entries.iter().filter_map(|(_, seen)| match &seen.value {
+            Value::WgPeer(peer) => Some((peer.key, peer.written)),
+            _ => None,
+        });
+        assert_eq!(written.collect::<Vec<_>>(), [(key(1), Some(at(1))), (key(3), None)]);
+        let holders = entries.iter().filter_map(|(of, seen)| match (of, &seen.value) {
+            (Key::AllowedIp(_, net), Value::AllowedIp(holder)) => Some((net.to_string(), **holder)),
+            _ => None,
+        });
+        let nets = [("10.5.1.0/24", 1), ("10.5.3.0/24", 3), ("10.5.9.0/24", 1)];
+        assert_eq!(holders.collect::<Vec<_>>(), nets.map(|(net, last)| (net.to_owned(), key(last))));
+        assert_eq!(endpoints, Endpoints::from([of(name(), 1), of(v6, 2), of(v6, 3)]), "the other device has its peers");
     }
 
     #[test]

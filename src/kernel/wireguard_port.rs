@@ -9,7 +9,34 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::wireguard::{DeviceChange, Peer, PeerChange, PublicKey, WireGuardError};
+use super::wireguard::{Device, DeviceChange, Peer, PeerChange, PublicKey, Secret, WireGuard, WireGuardError};
+
+/// What became of the port of a device that was written.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct PortWrite {
+    /// The port that the device had before, if that was another one.
+    pub(super) before: Option<u16>,
+    /// Why the device goes on with that port.
+    pub(super) refused: Option<String>,
+}
+
+/// Reads and writes a device. The tests have one that records what is asked for.
+pub(super) trait DeviceWriter {
+    /// Reads a device and its peers.
+    fn get(&mut self, device: &str) -> Result<Device, WireGuardError>;
+    /// Writes a device and some of its peers.
+    fn set(&mut self, device: &str, change: DeviceChange<'_>, peers: &[PeerChange<'_>]) -> Result<(), WireGuardError>;
+}
+
+impl DeviceWriter for WireGuard {
+    fn get(&mut self, device: &str) -> Result<Device, WireGuardError> {
+        WireGuard::get(self, device)
+    }
+
+    fn set(&mut self, device: &str, change: DeviceChange<'_>, peers: &[PeerChange<'_>]) -> Result<(), WireGuardError> {
+        WireGuard::set(self, device, change, peers)
+    }
+}
 
 /// What makes the kernel send a keepalive packet to each peer that has a session.
 struct Keepalives<'a> {
@@ -38,14 +65,40 @@ impl Keepalives<'_> {
     }
 }
 
+/// Writes the private key and the port of a device. A device whose wanted port is taken gets the key, and goes on with the port that it has.
+///
+/// # Errors
+/// The kernel refused something else, or did not answer.
+pub(super) fn write_device(
+    writer: &mut impl DeviceWriter,
+    device: &str,
+    (private, port): (&Secret, u16),
+    now: Duration,
+) -> Result<PortWrite, WireGuardError> {
+    let key = DeviceChange { private: Some(private), ..DeviceChange::default() };
+    let both = DeviceChange { port: Some(port), ..key };
+    match writer.get(device) {
+        Ok(have) if have.port != port => {
+            let before = Some(have.port).filter(|port| *port != 0);
+            let set = |change: DeviceChange<'_>, peers: &[PeerChange<'_>]| writer.set(device, change, peers);
+            match move_port(set, both, (&have.peers, now)) {
+                Err(error @ WireGuardError::PortTaken { .. }) => {
+                    let refused = format!("port {port}: {error}; {device} goes on with port {}", have.port);
+                    writer.set(device, key, &[]).map(|()| PortWrite { before, refused: Some(refused) })
+                }
+                moved => moved.map(|()| PortWrite { before, refused: None }),
+            }
+        }
+        _ => writer.set(device, both, &[]).map(|()| PortWrite::default()),
+    }
+}
+
 /// Moves a device with these peers to another port, together with what else is to be changed. The port comes first in the message, and the
 /// kernel refuses all of it if the port is taken. `set` is [`WireGuard::set`] for this device.
 ///
 /// # Errors
 /// Those of `set`.
-///
-/// [`WireGuard::set`]: super::wireguard::WireGuard::set
-pub(super) fn move_port(
+fn move_port(
     mut set: impl FnMut(DeviceChange<'_>, &[PeerChange<'_>]) -> Result<(), WireGuardError>,
     change: DeviceChange<'_>,
     (peers, now): (&BTreeMap<PublicKey, Peer>, Duration),
@@ -114,5 +167,73 @@ mod tests {
         assert_eq!(asked(0, false), (true, vec![moved.clone(), (None, vec![Some(0)])]));
         assert_eq!(asked(0, true), (false, vec![moved]));
         assert_eq!(asked(25, false), (true, vec![(Some(4500), vec![Some(0), Some(25)])]), "nothing is to be set back");
+    }
+
+    const DEVICE: &str = "flannel-wg";
+    const TAKEN: u16 = 4500;
+
+    /// A device on which another program has the port [`TAKEN`].
+    struct Recorder {
+        /// The port of the device. `None` if it cannot be read.
+        port: Option<u16>,
+        /// What was written: whether the private key was among it, and the port.
+        calls: Vec<(bool, Option<u16>)>,
+    }
+
+    impl DeviceWriter for Recorder {
+        fn get(&mut self, device: &str) -> Result<Device, WireGuardError> {
+            assert_eq!(device, DEVICE);
+            let unreadable = || WireGuardError::from(std::io::Error::from(std::io::ErrorKind::Interrupted));
+            self.port.map(|port| Device { port, ..Device::default() }).ok_or_else(unreadable)
+        }
+
+        fn set(&mut self, device: &str, change: DeviceChange<'_>, _: &[PeerChange<'_>]) -> Result<(), WireGuardError> {
+            assert_eq!(device, DEVICE);
+            self.calls.push((change.private.is_some(), change.port));
+            match change.port {
+                Some(TAKEN) => Err(WireGuardError::PortTaken { device: device.to_owned() }),
+                Some(1) => Err(WireGuardError::NotPermitted { device: device.to_owned() }),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    /// Returns what becomes of a device that has the first port and should have the second one, and what was written.
+    fn written(has: Option<u16>, wants: u16) -> (Result<PortWrite, WireGuardError>, Vec<(bool, Option<u16>)>) {
+        let mut recorder = Recorder { port: has, calls: Vec::new() };
+        let done = write_device(&mut recorder, DEVICE, (&Secret::new([7; KEY]), wants), Duration::ZERO);
+        (done, recorder.calls)
+    }
+
+    #[test]
+    fn the_key_and_the_port_are_written_together_and_the_port_before_is_told() {
+        let cases = [
+            (Some(51820), 51820, None),
+            (Some(51820), 51821, Some(51820)),
+            (Some(0), 51820, None),
+            (None, 51820, None),
+        ];
+        for (has, wants, before) in cases {
+            let (done, calls) = written(has, wants);
+            assert_eq!(done.unwrap(), PortWrite { before, refused: None }, "{has:?} {wants}");
+            assert_eq!(calls, [(true, Some(wants))], "{has:?} {wants}");
+        }
+    }
+
+    /// Without its key, the device would reach no peer.
+    #[test]
+    fn a_device_whose_port_is_taken_gets_its_key_and_goes_on_with_the_port_that_it_has() {
+        let (done, calls) = written(Some(51820), TAKEN);
+        let PortWrite { before, refused } = done.unwrap();
+        assert_eq!((before, calls), (Some(51820), vec![(true, Some(TAKEN)), (true, None)]));
+        let refused = refused.unwrap();
+        assert!(
+            refused.contains("port 4500: ") && refused.ends_with("flannel-wg goes on with port 51820"),
+            "{refused}"
+        );
+        // The kernel has another reason, which does not pass by going on.
+        let (done, calls) = written(Some(51820), 1);
+        assert!(matches!(done, Err(WireGuardError::NotPermitted { .. })), "{done:?}");
+        assert_eq!(calls, [(true, Some(1))]);
     }
 }

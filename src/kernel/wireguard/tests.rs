@@ -8,6 +8,7 @@ use netlink_packet_wireguard::{
     WireguardAllowedIpAttr, WireguardAllowedIpFlags, WireguardAttribute, WireguardDeviceFlags, WireguardPeer,
     WireguardPeerAttribute, WireguardPeerFlags,
 };
+use netlink_sys::protocols::NETLINK_FIB_LOOKUP;
 use nix::errno::Errno;
 use proptest::prelude::*;
 use weft_netlink::wire::{attrs, attrs_after, messages};
@@ -246,6 +247,30 @@ fn a_number_that_the_kernel_no_longer_knows_is_asked_for_again() {
         assert!(is_answer, "request {at}: {error:?}");
         family.family = OLD;
     }
+}
+
+/// A peer that was perhaps not written must not count as written.
+#[test]
+fn a_change_whose_acknowledgement_is_lost_is_an_error() {
+    // The kernel reads the messages of this protocol, and acknowledges none.
+    let netlink = Netlink::open_on(NETLINK_FIB_LOOKUP).unwrap();
+    let mut family = WireGuard { netlink, family: FAMILY, removes_allowed: true };
+    let port = DeviceChange { port: Some(1), ..DeviceChange::default() };
+    for error in [family.set("wg0", port, &[]), family.remove_peers("wg0", &[key(1)])].map(Result::unwrap_err) {
+        let is_lost = matches!(&error, WireGuardError::Socket(error) if error.kind() == io::ErrorKind::WouldBlock);
+        assert!(is_lost, "{error:?}");
+    }
+}
+
+/// On a kernel that cannot remove a single prefix, the prefix is moved away, whoever has it. A wrong device says nothing about the kernel.
+#[test]
+fn a_refusal_of_both_ways_to_remove_a_prefix_does_not_make_the_kernel_an_old_one() {
+    // The controller of generic netlink has no such command, and refuses it as a device of another type does.
+    const CONTROLLER: u16 = 0x10;
+    let mut family = WireGuard { netlink: generic::open().unwrap(), family: CONTROLLER, removes_allowed: true };
+    let error = family.remove_allowed("wg0", key(1), net("10.5.2.0/24")).unwrap_err();
+    assert!(matches!(error, WireGuardError::NotWireGuard { .. }), "{error:?}");
+    assert!(family.removes_allowed);
 }
 
 /// A dump message as the independent implementation writes it.
