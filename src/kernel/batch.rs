@@ -111,7 +111,7 @@ impl<'a> Batch<'a> {
 
 #[cfg(test)]
 mod tests {
-    use weft_backends::state::{Name, Route, Value};
+    use weft_backends::state::{Mac, Name, Route, Value};
 
     use super::*;
 
@@ -128,5 +128,64 @@ mod tests {
         batch.lose(&owners, "acknowledgement lost");
         assert!(matches!(&batch.outcomes[..], [Outcome::Retry(_), Outcome::Done]), "{:?}", batch.outcomes);
         assert_eq!(batch.moves.iter().map(|route| route.op).collect::<Vec<_>>(), [1]);
+    }
+
+    fn refusal(errno: Errno, text: &str) -> Refusal {
+        Refusal { seq: 1, errno, text: text.to_owned() }
+    }
+
+    /// A place that another route occupies is looked at, and then replaced. What is refused for another reason fails, and what may be refused
+    /// without harm does not.
+    #[test]
+    fn a_refusal_leads_to_what_its_step_and_its_cause_call_for() {
+        let dev = Name::new("eth0").unwrap();
+        let route = (Key::Route("10.5.2.0/24".parse().unwrap(), 0), Value::Route(Route::Device { dev }));
+        let fdb = (Key::Fdb(dev, Mac([2; 6])), Value::Fdb("192.0.2.1".parse().unwrap()));
+        let ops = [Op::Ensure(route.0, route.1.clone()), Op::Remove(route.0, route.1), Op::Ensure(fdb.0, fdb.1)];
+        let elsewhere = "Nexthop has invalid gateway or device mismatch";
+        let (put, remove, entry) = (0, 1, 2);
+        for (op, step, errno, text, outcome, then) in [
+            (put, Step::Main, Errno::EEXIST, "", "done", "occupied"),
+            (put, Step::Main, Errno::EINVAL, elsewhere, "done", "occupied blocked"),
+            (put, Step::Main, Errno::ENETDOWN, "", "retry", ""),
+            (put, Step::Replace, Errno::EEXIST, "", "retry", ""),
+            (put, Step::Replace, Errno::EINVAL, elsewhere, "fatal", ""),
+            (put, Step::Nexthop, Errno::EEXIST, "", "retry", "taken"),
+            (put, Step::Nexthop, Errno::ENETDOWN, "", "retry", ""),
+            (put, Step::Clear, Errno::ESRCH, "", "done", ""),
+            (put, Step::Clear, Errno::EPERM, "", "done", ""),
+            (remove, Step::Main, Errno::ESRCH, "", "done", ""),
+            (remove, Step::Main, Errno::EPERM, "", "fatal", ""),
+            (entry, Step::Main, Errno::EEXIST, "", "retry", ""),
+        ] {
+            let mut batch = Batch::new(&ops);
+            batch.refuse(op, step, &refusal(errno, text));
+            let is = match batch.outcomes[op] {
+                Outcome::Done => "done",
+                Outcome::Retry(_) => "retry",
+                Outcome::Fatal(_) | Outcome::Partly { .. } => "fatal",
+            };
+            let lists = [
+                (batch.occupied == [op], "occupied"),
+                (batch.blocked.contains(&op), "blocked"),
+                (batch.taken == [op], "taken"),
+            ];
+            let found: Vec<&str> = lists.into_iter().filter(|(is_in, _)| *is_in).map(|(_, list)| list).collect();
+            assert_eq!((is, found.join(" ").as_str()), (outcome, then), "{op} {step:?} {errno} {text}");
+        }
+    }
+
+    /// Without its nexthop, the route is refused, too. That is no cause.
+    #[test]
+    fn the_first_refusal_of_an_operation_is_its_cause() {
+        let dev = Name::new("eth0").unwrap();
+        let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+        let ops = [Op::Ensure(key, Value::Route(Route::Device { dev }))];
+        let mut batch = Batch::new(&ops);
+        batch.refuse(0, Step::Nexthop, &refusal(Errno::ENETDOWN, "Carrier for nexthop device is down"));
+        batch.refuse(0, Step::Main, &refusal(Errno::EEXIST, ""));
+        let cause = &batch.outcomes[0];
+        assert!(matches!(cause, Outcome::Retry(text) if text.contains("Carrier for nexthop")), "{cause:?}");
+        assert!(batch.occupied.is_empty(), "without its nexthop it replaces nothing");
     }
 }

@@ -213,6 +213,125 @@ mod tests {
         assert_eq!(announced(false), None);
     }
 
+    /// Returns the payload of the message that `build` writes.
+    fn payload(build: impl FnOnce(&mut Writer)) -> Vec<u8> {
+        let mut w = Writer::default();
+        build(&mut w);
+        w.end(1);
+        messages(w.bytes()).next().unwrap().payload.to_vec()
+    }
+
+    /// Returns the payload of a route of ours, with these further attributes.
+    fn route_payload(more: &[(u16, u32)]) -> Vec<u8> {
+        let exit = encode::Exit::Gateway { via: "10.5.2.0".parse().unwrap(), index: 7, onlink: true };
+        payload(|w| {
+            encode::new_route(w, "10.5.2.0/24".parse().unwrap(), 9, exit, 90);
+            more.iter().for_each(|(kind, value)| w.attr_u32(*kind, *value));
+        })
+    }
+
+    #[test]
+    fn each_part_of_a_route_is_decoded() {
+        let (net, via) = ("10.5.2.0/24".parse().unwrap(), "10.5.2.0".parse().ok());
+        let (kind, protocol, nexthop, other_form) = (libc::RTN_UNICAST, 90, 0, false);
+        let ours = RouteFacts { net, metric: 9, kind, protocol, via, index: 7, onlink: true, nexthop, other_form };
+        assert_eq!(route(&route_payload(&[])), Some(ours));
+        let of_object = RouteFacts { nexthop: 5, ..ours };
+        assert_eq!(route(&route_payload(&[(30, 5)])), Some(of_object));
+        // RTA_MULTIPATH, RTA_VIA, RTA_ENCAP_TYPE and RTA_ENCAP of linux/rtnetlink.h.
+        for attribute in [9, 18, 21, 22] {
+            let other = RouteFacts { other_form: true, ..ours };
+            assert_eq!(route(&route_payload(&[(attribute, 0)])), Some(other), "attribute {attribute}");
+        }
+        // The number of a table that does not fit into the header stands in an attribute.
+        let elsewhere = route_payload(&[(libc::RTA_TABLE, 90_000)]);
+        assert_eq!((route(&elsewhere), route_of_any_table(&elsewhere)), (None, Some((90_000, ours))));
+    }
+
+    /// Such a route does not have the key of any route of ours. It would be deleted or replaced in the place of one.
+    #[test]
+    fn routes_for_one_source_or_class_and_those_that_pass_are_left_out() {
+        let with = |at: usize, byte: u8| {
+            let mut payload = route_payload(&[]);
+            payload[at] = byte;
+            route_of_any_table(&payload).is_some()
+        };
+        // struct rtmsg: family, length of the destination and of the source, class, table, protocol, scope, type.
+        assert!(with(0, 2), "as it was");
+        for (what, at, byte) in [
+            ("another family", 0, 28),
+            ("a source", 2, 24),
+            ("a class", 3, 16),
+            ("an ICMP redirect", 5, 1),
+            ("a local address", 7, libc::RTN_LOCAL),
+            ("a longer prefix than addresses have", 1, 33),
+        ] {
+            assert!(!with(at, byte), "{what}");
+        }
+        let mut cached = route_payload(&[]);
+        // RTM_F_CLONED.
+        cached[8..12].copy_from_slice(&0x200_u32.to_ne_bytes());
+        assert_eq!(route_of_any_table(&cached), None);
+    }
+
+    #[test]
+    fn only_a_route_that_the_agent_could_have_written_has_a_form() {
+        let dev = Name::new("eth0").unwrap();
+        let ours = route(&route_payload(&[])).unwrap();
+        let via = ours.via.unwrap();
+        assert_eq!(ours.value(Some(dev)), Route::Unicast { via, dev, onlink: true });
+        assert_eq!(RouteFacts { onlink: false, ..ours }.value(Some(dev)), Route::Unicast { via, dev, onlink: false });
+        assert_eq!(RouteFacts { via: None, ..ours }.value(Some(dev)), Route::Device { dev });
+        let of_kind = |kind| RouteFacts { kind, ..ours }.value(Some(dev));
+        assert_eq!(of_kind(libc::RTN_BLACKHOLE), Route::Blackhole);
+        assert_eq!(of_kind(libc::RTN_UNREACHABLE), Route::Unreachable);
+        assert_eq!(of_kind(libc::RTN_PROHIBIT), Route::Other);
+        assert_eq!(ours.value(None), Route::Other, "its link is not known");
+        for via in [Some(via), None] {
+            assert_eq!(RouteFacts { via, other_form: true, ..ours }.value(Some(dev)), Route::Other);
+        }
+    }
+
+    #[test]
+    fn each_part_of_a_neighbour_is_decoded_and_tables_of_bridges_and_proxies_are_left_out() {
+        let (mac, dst) = (Mac([2, 0, 0, 0, 0, 1]), "10.5.2.0".parse().unwrap());
+        let plain = payload(|w| encode::neighbour(w, 7, dst, Some(mac)));
+        let wanted = Neighbour { fdb: false, index: 7, lasting: true, dst: Some(dst), mac: Some(mac) };
+        assert_eq!(neighbour(&plain), Some(wanted));
+        let with = |at: usize, byte: u8| {
+            let mut payload = plain.clone();
+            payload[at] = byte;
+            neighbour(&payload)
+        };
+        // struct ndmsg: family, index, state and flags. NUD_REACHABLE, NUD_NOARP, and NTF_PROXY.
+        for (state, lasting) in [(0x02, false), (0x40, true)] {
+            let state = u16::to_ne_bytes(state);
+            let mut payload = plain.clone();
+            payload[8..10].copy_from_slice(&state);
+            assert_eq!(neighbour(&payload), Some(Neighbour { lasting, ..wanted }));
+        }
+        assert_eq!(with(10, 0x08), None, "an address for which this host answers");
+        assert_eq!(with(0, 28), None, "another family");
+        let mut of_bridge = payload(|w| {
+            encode::fdb(w, 7, mac, Some(dst));
+            w.attr(libc::NDA_CACHEINFO, &[0; 16]);
+        });
+        assert!(neighbour(&of_bridge).is_some_and(|entry| entry.fdb));
+        // Without NTF_SELF it is an entry of the bridge above the device.
+        of_bridge[10] = 0;
+        assert_eq!(neighbour(&of_bridge), None);
+    }
+
+    #[test]
+    fn a_nexthop_is_decoded_as_it_was_written() {
+        for onlink in [true, false] {
+            let via = "10.5.2.0".parse().unwrap();
+            let new = encode::NewNexthop { id: 5, protocol: 90, via, index: 7, onlink };
+            let wanted = Nexthop { id: 5, protocol: 90, via: Some(via), index: 7, onlink };
+            assert_eq!(nexthop(&payload(|w| encode::new_nexthop(w, &new))), wanted);
+        }
+    }
+
     #[test]
     fn messages_that_are_too_short_are_not_decoded() {
         for len in 0..12 {

@@ -140,7 +140,11 @@ fn route(net: ipnet::IpNet, metric: u32, value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use weft_backends::ipip::IpipLink;
+    use weft_backends::link::Link;
     use weft_backends::state::{Mac, Name};
 
     fn route_op(removal: bool) -> Op {
@@ -210,6 +214,23 @@ mod tests {
         for errno in [Errno::EHOSTUNREACH, Errno::ENONET, Errno::ENOMEM, Errno::EAGAIN, Errno::EBUSY, Errno::EINTR] {
             assert_eq!(meaning(&route_op(false), errno, ""), Meaning::Retry, "{errno}");
         }
+    }
+
+    #[test]
+    fn a_refusal_that_a_person_can_mend_names_the_remedy() {
+        let said = |op: &Op, errno| match outcome(op, &Refusal { seq: 1, errno, text: String::new() }) {
+            Outcome::Fatal(text) => text,
+            other => panic!("{other:?}"),
+        };
+        let kind = Arc::new(IpipLink { local: "10.0.0.1".parse().unwrap(), bound: false });
+        let link = Value::link(Link { kind, mtu: 1480, mac: None, up: true });
+        let device = Op::Ensure(Key::Link(Name::new("flannel.ipip").unwrap()), link);
+        let text = said(&device, Errno::EOPNOTSUPP);
+        assert!(text.contains("load its module ipip"), "{text}");
+        let text = said(&route_op(false), Errno::EOPNOTSUPP);
+        assert!(!text.contains("module"), "{text}");
+        let text = said(&route_op(false), Errno::EPERM);
+        assert!(text.contains("CAP_NET_ADMIN"), "{text}");
     }
 
     #[test]

@@ -188,6 +188,21 @@ mod tests {
         assert_eq!(a.of(&key(1)), Some(first));
         assert_eq!(a.forget(first), Some(key(1)));
         assert_eq!((a.of(&key(1)), a.forget(first)), (None, None));
+        let Bound { id, before } = a.bind(key(2)).unwrap();
+        a.unbind(key(2), id, before);
+        assert_eq!((a.of(&key(2)), a.owns(id)), (None, false), "the route had none before");
+    }
+
+    /// The ids beyond the range belong to another agent of this host.
+    #[test]
+    fn the_ids_of_the_range_are_bound_again_and_none_beyond_it() {
+        let mut index = Nexthops::new(3);
+        let (first, last) = (index.first, index.first + (1 << BITS) - 1);
+        index.next = last - first;
+        assert_eq!([key(1), key(2)].map(|route| index.bind(route).unwrap().id), [last, first]);
+        index.reserved.extend(first..=last);
+        assert!(index.bind(key(3)).is_none(), "none is free");
+        assert_eq!(index.of(&key(3)), None);
     }
 
     #[test]

@@ -289,3 +289,29 @@ impl Kernel for LinuxKernel {
         outcomes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use netlink_sys::protocols::{NETLINK_FIB_LOOKUP, NETLINK_USERSOCK};
+    use weft_backends::owner::PROTOCOL;
+
+    use super::super::linux::LinuxOptions;
+    use super::super::socket::Netlink;
+    use super::*;
+
+    /// It is not known what the kernel has done. A route that counts as written would be missing until the next audit.
+    #[test]
+    fn an_operation_whose_answer_is_lost_is_tried_again() {
+        let (nexthop_objects, instance, alias) = (false, 0, "weft test".to_owned());
+        let mut kernel =
+            LinuxKernel::open(LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias }).unwrap();
+        let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+        // Nobody listens to the first one of these protocols. The kernel reads the messages of the second one, and acknowledges none.
+        for (protocol, cause) in [(NETLINK_USERSOCK, "refused"), (NETLINK_FIB_LOOKUP, "acknowledgement lost")] {
+            kernel.netlink = Netlink::open_on(protocol).unwrap();
+            let outcome = kernel.apply(&[Op::Ensure(key, Value::Route(Route::Blackhole))]).remove(0);
+            let is_tried_again = matches!(&outcome, Outcome::Retry(text) if text.contains(cause));
+            assert!(is_tried_again, "{protocol}: {outcome:?}");
+        }
+    }
+}

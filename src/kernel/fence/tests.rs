@@ -50,6 +50,15 @@ fn two_agents_have_different_numbers_and_the_usual_file_has_the_first() {
     assert!(other.pref >= usual.pref + 4 && other.pref + 3 < 32_766 && other.table >= usual.table + 2, "{other:?}");
 }
 
+/// Next to the numbers of an agent are those of another one, whose fence must stay.
+#[test]
+fn an_agent_has_four_preferences_and_two_tables() {
+    let numbers = Numbers { pref: 30_204, table: 90_002 };
+    let prefs: Vec<u32> = (30_200..30_212).filter(|pref| numbers.has_pref(*pref)).collect();
+    let tables: Vec<u32> = (90_000..90_008).filter(|table| numbers.has_table(*table)).collect();
+    assert_eq!((prefs, tables), (vec![30_204, 30_205, 30_206, 30_207], vec![90_002, 90_003]));
+}
+
 /// `weft doctor` finds the tables of all agents by this range.
 #[test]
 fn every_table_of_a_fence_is_in_the_range_of_fences() {

@@ -156,6 +156,51 @@ fn the_address_of_a_point_to_point_link_is_that_of_this_host() {
     assert_eq!(first(&mut w, read_address).unwrap().net, "10.0.9.1/32".parse::<IpNet>().unwrap());
 }
 
+/// When a link leaves a bridge, the kernel says that the port is deleted. The link is still there.
+#[test]
+fn a_message_about_the_port_of_a_bridge_is_not_one_about_the_link() {
+    let read = |interface_family| {
+        let mut w = Writer::default();
+        let of_family = LinkHeader { interface_family, ..header(3) };
+        let message = link(of_family, vec![LinkAttribute::IfName("eth0".to_owned())]);
+        typed::begin(&mut w, libc::RTM_DELLINK, PLAIN, &message);
+        first(&mut w, read_link).map(|facts| facts.info.index)
+    };
+    assert_eq!(read(AddressFamily::Unspec), Some(3));
+    assert_eq!(read(AddressFamily::Bridge), None);
+}
+
+/// A link without a carrier is up all the same, if somebody has set it up.
+#[test]
+fn up_carrier_and_loopback_are_flags_of_their_own() {
+    let read = |flags| {
+        let mut w = Writer::default();
+        let message = link(LinkHeader { flags, ..header(3) }, vec![LinkAttribute::IfName("eth0".to_owned())]);
+        typed::begin(&mut w, libc::RTM_NEWLINK, PLAIN, &message);
+        let info = first(&mut w, read_link).unwrap().info;
+        (info.up, info.carrier, info.loopback)
+    };
+    assert_eq!(read(LinkFlags::Up), (true, false, false));
+    assert_eq!(read(LinkFlags::LowerUp), (false, true, false));
+    assert_eq!(read(LinkFlags::Loopback), (false, false, true));
+    assert_eq!(read(LinkFlags::Running), (false, false, false));
+}
+
+/// Otherwise the monitor would not report that somebody has changed one attribute of a device.
+#[test]
+fn a_change_of_an_attribute_of_the_type_is_a_change_of_the_link() {
+    let parent = Name::new("eth0").unwrap();
+    let local = "10.0.0.1".parse().unwrap();
+    let vxlan = VxlanLink { vni: 7, port: 4789, parent, local, gbp: false, learning: false, ttl: 0 };
+    let before = created(Arc::new(vxlan), 7);
+    assert_eq!(before, created(Arc::new(vxlan), 7));
+    for after in [VxlanLink { ttl: 1, ..vxlan }, VxlanLink { vni: 8, ..vxlan }, VxlanLink { learning: true, ..vxlan }] {
+        assert_ne!(before, created(Arc::new(after), 7), "{after}");
+    }
+    let data = &before.link_type.as_ref().unwrap().data;
+    assert_ne!(LinkType::new("vxlan", data), LinkType::new("ipip", data));
+}
+
 #[test]
 fn messages_that_are_too_short_are_not_read() {
     for len in 0..LINK_HEADER {
