@@ -49,6 +49,14 @@ fn links_change_in_place_and_are_recreated() {
         });
         put(&mut k, &[(key, altered.clone())]);
         assert_eq!(k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().value, altered);
+        // One attribute alone is changed, too.
+        for (learning, ttl) in [(true, 9), (false, 9)] {
+            let (_, one) = vxlan_with(false, |link, vxlan| {
+                (link.mtu, link.mac, vxlan.learning, vxlan.ttl) = (1400, Some(mac(9)), learning, ttl);
+            });
+            put(&mut k, &[(key, one.clone())]);
+            assert_eq!(k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().value, one);
+        }
         assert_eq!(json("ip", "-j link show dev flannel.1")[0]["ifindex"], index);
         let (_, other) = vxlan_with(false, |_, vxlan| vxlan.port = 4789);
         let refused = k.apply(&[Op::Ensure(key, other.clone())]);
@@ -141,6 +149,7 @@ fn several_routes_with_one_key_are_replaced_by_one() {
         put(&mut k, &everything(false));
         bridge("fdb append 02:00:00:00:00:4d dev flannel.1 dst 10.0.0.66 self permanent");
         ip("route append 10.1.2.0/24 via 10.0.0.9");
+        ip("route append 10.1.2.0/24 via 10.0.0.10");
         let seen = k.observe(&[name("flannel.1")]).unwrap();
         // The kernel ignores a second destination of a unicast MAC.
         assert_eq!(seen.get(&everything(false)[2].0).unwrap().value, everything(false)[2].1);
@@ -193,6 +202,37 @@ fn a_nexthop_of_another_program_in_our_range_stays() {
         assert_eq!(nexthops(), 2);
         remove(&mut k, std::slice::from_ref(&route));
         assert_eq!(json("ip", "-j nexthop")[0]["id"], first);
+    });
+}
+
+/// Another agent of this host may have written a nexthop whose route comes next.
+#[test]
+fn an_unused_nexthop_of_an_earlier_run_is_deleted_and_that_of_another_agent_stays() {
+    in_namespace(|| async {
+        let [ours, theirs] = [7_u32, 8].map(|instance| 0x5700_0000 + (instance << 18) + 5);
+        for id in [ours, theirs] {
+            ip(&format!("nexthop add id {id} via 10.0.0.9 dev up0 protocol {PROTOCOL}"));
+        }
+        kernel(true).observe(&[]).unwrap();
+        let left = json("ip", "-j nexthop");
+        assert!(left.as_array().unwrap().len() == 1 && left[0]["id"] == theirs, "{left}");
+    });
+}
+
+/// The route keeps its nexthop then, and the kernel finds it by that nexthop alone.
+#[test]
+fn a_route_whose_change_was_refused_can_still_be_removed() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let route = via("10.1.2.0/24", "10.0.0.2", "up0");
+        put(&mut k, std::slice::from_ref(&route));
+        let unreachable = Route::Unicast { via: "192.0.2.1".parse().unwrap(), dev: name("up0"), onlink: false };
+        let outcome = k.apply(&[Op::Ensure(route.0, Value::Route(unreachable))]).remove(0);
+        assert!(matches!(outcome, Outcome::Retry(_) | Outcome::Fatal(_)), "{outcome:?}");
+        assert!(ip("route show 10.1.2.0/24").contains("via 10.0.0.2 "), "{}", ip("route show"));
+        assert_eq!(nexthops(), 1, "that of the refused change is deleted");
+        remove(&mut k, &[route]);
+        assert_eq!((ip("route show 10.1.2.0/24").trim(), nexthops()), ("", 0));
     });
 }
 
@@ -275,14 +315,18 @@ fn five_thousand_peers_are_observed() {
 fn the_machine_has_links_addresses_and_routes_of_other_programs() {
     in_namespace(|| async {
         let mut k = kernel(true);
-        ip("route add default via 10.0.0.254");
+        ip("route add default via 10.0.0.254 metric 50");
         put(&mut k, &everything(false));
+        ip("route add 10.66.0.0/16 dev flannel.1 proto static");
         let m = k.machine().unwrap();
         let up0 = m.links.iter().find(|l| l.name == name("up0")).unwrap();
         assert!(up0.up && up0.carrier && !up0.loopback && up0.mac.is_some());
         assert!(m.addrs.iter().any(|a| a.index == up0.index && a.net == "10.0.0.1/24".parse().unwrap()));
         let default = m.routes.iter().find(|r| r.net == "0.0.0.0/0".parse().unwrap()).unwrap();
         assert_eq!((default.via, default.dev), (Some("10.0.0.254".parse().unwrap()), Some(name("up0"))));
+        // RTPROT_BOOT, which the kernel gives to routes without a protocol.
+        assert_eq!((default.metric, default.protocol, default.reach), (50, 3, Reach::Gateway));
+        assert!(m.links.iter().any(|l| l.loopback && l.name == name("lo")));
         assert!(m.routes.iter().all(|r| r.protocol != PROTOCOL && r.dev != Some(name("flannel.1"))));
     });
 }
@@ -394,10 +438,13 @@ fn a_route_that_leads_nowhere_is_on_no_link_and_routes_of_pods_are_left_out() {
         let mut k = kernel(true);
         ip("-6 route add unreachable fd00:77::/64 proto static");
         ip("route add 10.5.1.7/32 dev up0 proto 91");
+        // Its gateway has the other family.
+        ip("route add 10.9.9.0/24 via inet6 fd00::9 dev up0 proto static");
         let routes = k.machine().unwrap().routes;
         let of = |net: &str| routes.iter().find(|route| route.net == net.parse().unwrap());
         assert_eq!(of("fd00:77::/64").map(|route| route.reach), Some(Reach::Gateway), "{routes:?}");
         assert_eq!(of("10.5.1.7/32"), None);
+        assert_eq!(of("10.9.9.0/24").map(|route| route.reach), Some(Reach::Gateway), "{routes:?}");
         assert_eq!(of("10.0.0.0/24").map(|route| route.reach), Some(Reach::Link(name("up0"))));
     });
 }

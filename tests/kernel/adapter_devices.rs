@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
-use weft::kernel::{Kernel, Outcome};
+use weft::kernel::{Creator, Kernel, Outcome};
 use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::state::{Key, Name, Route, Value};
@@ -14,8 +14,8 @@ use weft_backends::wireguard_key::{KEY, PublicKey};
 use weft_backends::wireguard_peer::WgPeer;
 
 use super::adapter_net::{
-    ALIAS, PROTOCOL, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, put, remove, seen_vxlan,
-    via, vxlan, vxlan_with,
+    ALIAS, PROTOCOL, add_uplink, all_done, bridge, fdb, in_namespace, ip, json, kernel, mac, name, neigh, put, remove,
+    seen_vxlan, via, vxlan, vxlan_with,
 };
 
 fn alias(dev: &str, text: &str) {
@@ -221,6 +221,43 @@ fn an_alias_that_was_cleared_is_set_again_and_that_of_another_agent_stays() {
         let seen = k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().clone();
         assert!(!seen.mark, "another agent took it over: {seen:?}");
         assert_eq!(shown(), theirs);
+    });
+}
+
+/// No device of an agent is chosen as an uplink, and the identity of our own one is kept.
+#[test]
+fn the_machine_says_which_devices_agents_have_made() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        ip("link add flannel.9 type vxlan id 9 dev up0 dstport 8472");
+        alias("flannel.9", "weft /run/other/subnet.env");
+        let links = k.machine().unwrap().links;
+        let creator = |of: &str| links.iter().find(|link| link.name == name(of)).map(|link| link.creator);
+        assert_eq!(creator("flannel.1"), Some(Creator::ThisAgent));
+        assert_eq!(creator("flannel.9"), Some(Creator::AnotherAgent));
+        assert_eq!(creator("up0"), Some(Creator::Unknown));
+    });
+}
+
+/// The uplink of host-gw is made again with the same name, and no device of ours changes with it.
+#[test]
+fn a_route_is_written_to_a_link_that_was_made_again() {
+    in_namespace(|| async {
+        for with_nexthops in [true, false] {
+            let mut k = kernel(with_nexthops);
+            let route = via("10.1.2.0/24", "10.0.0.2", "up0");
+            put(&mut k, std::slice::from_ref(&route));
+            ip("link del up0");
+            // The new link gets another index.
+            ip("link add between0 type veth peer name between1");
+            add_uplink();
+            ip("link del between0");
+            k.observe(&[]).unwrap();
+            put(&mut k, std::slice::from_ref(&route));
+            assert!(ip("route show 10.1.2.0/24").contains("via 10.0.0.2 dev up0"), "{}", ip("route show"));
+            remove(&mut k, &[route]);
+        }
     });
 }
 

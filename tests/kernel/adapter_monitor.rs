@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The monitor reports every change of an entry.
 
+use std::time::Instant;
+
 use weft::kernel::{LinuxKernel, LinuxMonitor, Monitor, MonitorOptions, Notice, sysctl};
-use weft_backends::state::{Key, Value};
+use weft_backends::state::{Key, ObservedValue, Value};
 
 use crate::patience::PATIENCE;
 
@@ -76,6 +78,7 @@ fn every_deletion_and_change_is_reported() {
         for change in [
             "link set flannel.1 mtu 1300",
             "link set flannel.1 address 02:00:00:00:00:55",
+            "link set flannel.1 type vxlan ttl 5",
             "link set up0 down",
             "link set up0 up",
             "addr add 10.0.7.1/24 dev up0",
@@ -180,6 +183,8 @@ fn changes_that_do_not_matter_are_not_reported() {
         ip("addr change fd00::1/64 dev up0 nodad");
         ip("neigh replace 10.0.0.9 lladdr 02:00:00:00:00:09 dev up0 nud reachable");
         ip("neigh add 239.1.1.1 lladdr 01:00:5e:01:01:01 dev flannel.1 nud permanent");
+        // The device learns an address of which the agent has no entry.
+        bridge("fdb add 02:00:00:00:00:0a dev flannel.1 dst 10.0.0.9 self dynamic");
         ip("route add 10.77.0.0/16 dev up0 table 77");
         // A pod is created and deleted.
         ip("link add pod0 type veth peer name pod1");
@@ -196,6 +201,76 @@ fn changes_that_do_not_matter_are_not_reported() {
         let (entries, rest): (Vec<_>, Vec<_>) =
             first.iter().partition(|n| matches!(n, Notice::Entry(Key::Route(..), None)));
         assert!(entries.len() <= 2 && rest.len() == 1 && is_now(key, value)(rest[0]), "{first:?}");
+    });
+}
+
+/// The uplink may have an IPv6 address only, and an address that is deprecated is not published.
+#[test]
+fn a_change_of_an_ipv6_address_or_of_its_flags_is_reported() {
+    in_namespace(|| async {
+        let k = kernel(true);
+        settled();
+        let mut m = monitor(&k);
+        for change in
+            ["add fd00::7/64 dev up0 nodad", "change fd00::7/64 dev up0 preferred_lft 0", "del fd00::7/64 dev up0"]
+        {
+            ip(&format!("-6 addr {change}"));
+            expect(&mut m, change, |n| *n == Notice::Links).await;
+        }
+    });
+}
+
+/// Each end of the link of a pod has a link-local address, a second after it was set up and until the pod is deleted.
+#[test]
+fn the_link_local_addresses_of_pods_are_not_reported() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        settled();
+        let mut m = monitor(&k);
+        ip("link add pod0 type veth peer name pod1");
+        ip("link set pod0 up");
+        ip("link set pod1 up");
+        ip("-6 addr add fe80::77/64 dev pod0 nodad");
+        // This route comes after the notification of the address.
+        let deadline = Instant::now() + PATIENCE;
+        while !ip("-6 route show table local dev pod0").contains("local fe80::77 ") {
+            assert!(Instant::now() < deadline, "{}", ip("-6 addr show dev pod0"));
+        }
+        ip("link del pod0");
+        let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
+        put(&mut k, &[(key, value.clone())]);
+        expect(&mut m, "a later change", |n| {
+            assert_ne!(*n, Notice::Links);
+            is_now(key, value.clone())(n)
+        })
+        .await;
+    });
+}
+
+/// The old nexthop is deleted when the route has moved. If that looked like the loss of the route, the agent would write it again, with another
+/// nexthop, and so on without end.
+#[test]
+fn a_route_that_the_agent_moves_is_reported_as_it_is_now() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        settled();
+        let mut m = monitor(&k);
+        let [before, after] = ["10.0.0.2", "10.0.0.3"].map(|gateway| via("10.1.2.0/24", gateway, "up0"));
+        put(&mut k, &[before]);
+        put(&mut k, std::slice::from_ref(&after));
+        let (key, value) = fdb("flannel.1", 1, "10.0.0.2");
+        put(&mut k, &[(key, value.clone())]);
+        let mut seen: Vec<Notice> = Vec::new();
+        while !seen.iter().any(is_now(key, value.clone())) {
+            seen.extend(tokio::time::timeout(PATIENCE, m.next()).await.expect("a later change").unwrap());
+        }
+        let last = seen.iter().rfind(|n| matches!(n, Notice::Entry(key, _) if *key == after.0));
+        let ours = ObservedValue { value: after.1, protocol: PROTOCOL, mark: true };
+        assert_eq!(last, Some(&Notice::Entry(after.0, Some(ours))), "{seen:?}");
+        assert!(!seen.contains(&Notice::Routes), "it is no route of another program: {seen:?}");
+        assert!(!seen.contains(&Notice::Links), "{seen:?}");
     });
 }
 

@@ -61,6 +61,49 @@ fn the_kernels_own_route_is_never_replaced() {
     }
 }
 
+/// So many routes are not asked for one by one, but read at once.
+#[test]
+fn the_kernels_own_route_stays_among_many_that_are_replaced() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        put(&mut k, &[vxlan(false)]);
+        let before = shown(LAN);
+        let many: Vec<(Key, Value)> =
+            (0..40).map(|n| via(&format!("10.2.{n}.0/24"), "10.1.2.0", "flannel.1")).collect();
+        for n in 0..40 {
+            ip(&format!("route add 10.2.{n}.0/24 via 10.0.0.9 dev up0 proto static"));
+        }
+        let (lan, over) = via(LAN, "10.1.2.0", "flannel.1");
+        let mut ops: Vec<Op> = many.iter().map(|(key, value)| Op::Ensure(*key, value.clone())).collect();
+        ops.insert(20, Op::Ensure(lan, over));
+        for (op, outcome) in ops.iter().zip(k.apply(&ops)) {
+            let is_right = if op.key() == lan {
+                matches!(&outcome, Outcome::Fatal(text) if text.contains("the kernel has its own route"))
+            } else {
+                outcome == Outcome::Done
+            };
+            assert!(is_right, "{op}: {outcome:?}");
+        }
+        assert_eq!(shown(LAN), before);
+        let seen = k.observe(&[]).unwrap();
+        assert!(many.iter().all(|(key, value)| seen.get(key).is_some_and(|seen| seen.value == *value)), "{seen:?}");
+        assert_eq!((ip("-4 route show proto static"), nexthops()), (String::new(), 40));
+    });
+}
+
+/// The kernel's route for an IPv6 address has the metric 256, so another route to this prefix may be replaced by ours.
+#[test]
+fn a_route_of_the_kernel_with_another_metric_is_not_in_the_place_of_ours() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        ip("-6 route add fd00::/64 via fd00::9 dev up0 metric 1024 proto static");
+        put(&mut k, &[via("fd00::/64", "fd00::2", "up0")]);
+        let left = ip("-6 route show fd00::/64");
+        assert!(left.contains("proto kernel") && left.contains("via fd00::2 "), "{left}");
+        assert!(!left.contains("proto static"), "{left}");
+    });
+}
+
 /// The address was added after our route, so the kernel added its own route behind ours.
 #[test]
 fn our_route_is_removed_and_the_kernels_own_one_stays() {

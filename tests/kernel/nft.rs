@@ -500,6 +500,21 @@ fn other_chains_that_drop_are_named() {
     });
 }
 
+/// Rules are judged in this order, whichever was made first.
+#[test]
+fn base_chains_of_a_hook_are_listed_in_the_order_in_which_packets_pass_them() {
+    in_namespace(|| async {
+        for (table, hook, priority) in [("last", "forward", 20), ("first", "forward", 5), ("other", "input", 1)] {
+            run("nft", &format!("add table ip {table}"));
+            run("nft", &format!("add chain ip {table} way {{ type filter hook {hook} priority {priority} ; }}"));
+        }
+        let mut netlink = nft::connection::open().unwrap();
+        let chains = base_chains(&mut netlink, Hook::Forward).unwrap();
+        let names: Vec<&str> = chains.iter().map(|chain| chain.table.as_str()).collect();
+        assert_eq!(names, ["first", "last"]);
+    });
+}
+
 #[test]
 fn flannels_tables_are_removed_and_no_others() {
     in_namespace(|| async {
