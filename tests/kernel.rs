@@ -35,6 +35,8 @@ mod nft;
 mod offload;
 #[path = "common/patience.rs"]
 mod patience;
+#[path = "kernel/rtnl.rs"]
+mod rtnl;
 #[path = "kernel/sysctls.rs"]
 mod sysctls;
 #[path = "kernel/tun.rs"]

@@ -29,7 +29,10 @@ fn open(ip: &str) -> (Key, Value) {
 fn observed(kernel: &mut LinuxKernel) -> Vec<(Key, Value)> {
     let all: Observed = kernel.observe(&[]).unwrap();
     let ours = all.into_iter().filter(|(key, _)| matches!(key, Key::Open(_) | Key::Fence(_)));
-    ours.map(|(key, seen)| (key, seen.value)).collect()
+    let ours: Vec<(Key, Value)> = ours.map(|(key, seen)| (key, seen.value)).collect();
+    let alone = kernel.fence().unwrap().into_iter().map(|(key, seen)| (key, seen.value));
+    assert_eq!(alone.collect::<Vec<_>>(), ours, "the fence is read alone after a change of its rules");
+    ours
 }
 
 /// Adds a default route, the link of a pod and the route of a peer, in both families.

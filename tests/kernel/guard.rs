@@ -38,7 +38,10 @@ fn chain(family: Family, ports: [u16; 2], ipip: bool) -> (Key, Value) {
 fn observed(kernel: &mut LinuxKernel) -> Vec<(Key, Value)> {
     let all: Observed = kernel.observe(&[]).unwrap();
     let ours = all.into_iter().filter(|(key, _)| matches!(key, Key::Peer(_) | Key::Guard(_)));
-    ours.map(|(key, seen)| (key, seen.value)).collect()
+    let ours: Vec<(Key, Value)> = ours.map(|(key, seen)| (key, seen.value)).collect();
+    let alone = kernel.guard().unwrap().into_iter().map(|(key, seen)| (key, seen.value));
+    assert_eq!(alone.collect::<Vec<_>>(), ours, "the guard is read alone after a change of its table");
+    ours
 }
 
 /// Binds a socket. A process that another test is just starting has copies of all sockets, also closed ones, until it executes its
