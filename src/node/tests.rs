@@ -308,6 +308,14 @@ impl TestNode {
         TestNode { node, kernel, store, answers, file, _dir: dir, events, watch }
     }
 
+    /// Starts the agent again on this host, from what its start has found.
+    fn again(self, started: Started) -> TestNode {
+        let (watch, events) = mpsc::channel(8);
+        let (tasks, answers) = LeaseTasks::new(self.store.clone(), watch.clone());
+        let node = Node::new(self.node.context, Passer::new(self.kernel.clone()), tasks, started);
+        TestNode { node, answers, events, watch, ..self }
+    }
+
     async fn ready(on_lost_lease: OnLostLease) -> TestNode {
         let mut test = TestNode::new(on_lost_lease);
         test.node.full_pass(Cause::Start).await;

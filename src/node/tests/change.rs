@@ -5,12 +5,13 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_backends::state::{Key, Name, Route, Value};
+use weft_backends::state::{Key, Name, ObservedValue, Route, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Id, Lease, Record};
 use weft_subnet::saved_peers::{Head, Saved};
 use weft_subnet::source::{Event, LeaseRequest, RecordChange};
 
+use super::tick::wake_ups;
 use super::wireguard::head;
 use super::{CONFIG, Cause, TestNode, VXLAN, lease, local, machine, vxlan_lease};
 use crate::kernel::{Notice, Outcome, RouteInfo};
@@ -305,6 +306,10 @@ async fn a_backend_that_cannot_work_here_is_reported_and_the_node_stays_on_the_o
                       host-gw, and tries again";
         assert_eq!((test.node.net_conf.not_applied.as_deref(), test.writes()), (Some(wanted), 0));
         assert_eq!(test.node.device_problem(), None, "the node is ready with the backend that it has");
+        // The store sends net-conf again when it is read again.
+        let passes = test.kernel.observations();
+        test.node.store_changed(vec![Event::Config(VXLAN.to_owned())]).await;
+        assert_eq!(test.kernel.observations(), passes, "the change has begun already");
         // The peer can, and says how it is reached otherwise. Then it says only the new way.
         test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
         assert_eq!((test.device().as_str(), test.node.plan.mtu()), ("eth0", 1500));
@@ -350,6 +355,7 @@ async fn a_change_that_began_while_the_kernel_could_not_be_read_is_tried_again()
         test.kernel.break_dumps(None);
         test.node.full_pass(Cause::Audit).await;
         assert_eq!(test.node.net_conf.not_applied, None);
+        assert_eq!(test.node.plan.net_conf().backend_type, "host-gw", "the device is not made yet");
         test.node.full_pass(Cause::Audit).await;
         assert_eq!((test.node.plan.net_conf().backend_type.as_str(), test.has("flannel.1")), ("vxlan", true));
     })
@@ -363,6 +369,7 @@ async fn the_earlier_backend_stays_while_a_peer_needs_it_and_for_the_grace_time(
         test.net_conf(VXLAN).await;
         test.accepted().await;
         assert_eq!(test.device(), "eth0", "the peer is down, or runs flannel");
+        assert_eq!(test.node.status().other_ways, ["host-gw"]);
         test.net_conf(CONFIG).await;
         test.node.tick().await;
         assert!(test.has("flannel.1"), "its lease still names vxlan");
@@ -602,11 +609,69 @@ async fn a_change_that_was_taken_back_while_the_agent_was_away_ends_with_the_fir
         assert_eq!(test.accepted().await, ("host-gw".to_owned(), String::new(), vec!["vxlan".to_owned()]));
         let record = Record { id: third.into(), lease: Ok(lease(third, "192.168.0.3")) };
         test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
-        super::tick::wake_ups(&mut test, grace * 2).await;
+        wake_ups(&mut test, grace * 2).await;
         assert!(test.asked(2).await);
         assert_eq!(test.accepted().await, ("host-gw".to_owned(), String::new(), Vec::new()));
         assert_eq!((test.has("flannel.1"), test.node.plan.is_changing(), via(&test)), (false, false, reached));
         assert_eq!(test.node.net_conf.not_applied, None);
+    })
+    .await;
+}
+
+/// Otherwise packets of a peer that went back for a while would be lost when it follows again.
+#[tokio::test(start_paused = true)]
+async fn the_grace_time_of_an_earlier_backend_begins_anew_when_a_peer_needed_it_meanwhile() {
+    local(async {
+        let grace = Duration::from_secs(60);
+        let followed = || vxlan(1).with_other_ways(&[host_gw()]);
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.net_conf(VXLAN).await;
+        test.accepted().await;
+        test.node.context.options.change_grace = grace;
+        test.peer_says(followed()).await;
+        test.peer_says(host_gw()).await;
+        wake_ups(&mut test, grace * 2).await;
+        assert!(test.has("flannel.1") && test.node.plan.is_changing(), "the peer needs host-gw");
+        test.peer_says(followed()).await;
+        wake_ups(&mut test, grace - Duration::from_secs(1)).await;
+        assert!(test.node.plan.is_changing(), "packets of the peer may still come by host-gw");
+        wake_ups(&mut test, Duration::from_secs(2)).await;
+        assert!(!test.node.plan.is_changing());
+    })
+    .await;
+}
+
+/// Peers that have read our lease as it is in the store know only the earlier way.
+#[tokio::test]
+async fn packets_go_the_earlier_way_while_our_lease_with_the_new_one_cannot_be_written() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.node.own_lease.lost = Some("subnet 10.5.1.0/24 belongs to 192.168.0.7 now".to_owned());
+        test.net_conf(VXLAN).await;
+        assert!(test.asked(0).await, "a lease that is lost is not written");
+        assert_eq!(test.node.plan.net_conf().backend_type, "vxlan");
+        test.peer_says(vxlan(1).with_other_ways(&[host_gw()])).await;
+        test.node.full_pass(Cause::Audit).await;
+        assert_eq!(test.device(), "eth0");
+    })
+    .await;
+}
+
+/// It is as this agent would make it, so there is nothing to write that could be refused.
+#[tokio::test]
+async fn a_device_of_another_agent_does_not_count_as_that_of_the_next_backend() {
+    local(async {
+        let ipip = CONFIG.replace("host-gw", "ipip");
+        let (link, own) = (Key::Link(Name::new("flannel.ipip").unwrap()), lease("10.5.1.0-24", "192.168.0.1"));
+        let mut other = TestNode::of((&ipip, own), OnLostLease::Hold, RuleOptions::default());
+        other.node.full_pass(Cause::Start).await;
+        let made = other.kernel.entries().get(&link).cloned().expect("a device");
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.kernel.disturb(link, Some(ObservedValue { mark: false, ..made }), false);
+        test.net_conf(&ipip).await;
+        assert!(test.asked(0).await, "peers would send to the other agent");
+        let problem = test.node.net_conf.not_applied.clone().unwrap_or_default();
+        assert!(problem.contains("another program made the device flannel.ipip"), "{problem}");
     })
     .await;
 }

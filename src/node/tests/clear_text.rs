@@ -12,7 +12,7 @@ use weft_subnet::saved_peers::{ClearText, Saved};
 use weft_subnet::source::{Event, RecordChange};
 
 use super::tick::wake_ups;
-use super::wireguard::head;
+use super::wireguard::{head, rotate};
 use super::{TestNode, VXLAN, acquire, lease, local};
 use crate::node::change::Change;
 use crate::node::clear_text::ClearTextTime;
@@ -383,6 +383,36 @@ async fn a_lease_that_has_followed_is_saved_while_packets_to_it_go_in_clear_text
         assert!(test.goes_in_clear_text(3), "the store has not accepted our lease");
         test.node.plan.send_current();
         assert_eq!(saved(&test), (waiting, Vec::new()), "packets must not go in clear text again");
+    })
+    .await;
+}
+
+/// The grace time of the earlier backend had begun, because no node needs it, and it would end much later.
+#[tokio::test(start_paused = true)]
+async fn an_earlier_backend_that_goes_with_the_end_of_clear_text_leaves_nothing_to_wake_up_for() {
+    local(async {
+        let mut test = with_flannel().await;
+        test.changes_to(WIREGUARD).await;
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record(followed(2)))])]).await;
+        assert!(test.node.plan.is_changing(), "packets of this node may still come by vxlan");
+        let since = wall_clock().as_secs() - 599;
+        let saved = ClearText { since, leases: Vec::new(), followed: Vec::new() };
+        test.node.change.clear_text = Some(ClearTextTime::resume(&saved, Instant::now()));
+        wake_ups(&mut test, Duration::from_secs(20)).await;
+        assert_eq!((test.node.plan.is_changing(), test.node.next_step_of_change()), (false, None));
+    })
+    .await;
+}
+
+/// The devices and the files of the key belong together.
+#[tokio::test]
+async fn the_key_does_not_change_while_a_node_needs_the_earlier_backend() {
+    local(async {
+        let mut test = with_flannel().await;
+        test.changes_to(WIREGUARD).await;
+        assert!(test.node.plan.is_changing() && test.node.change.wanted.is_none());
+        let said = rotate(&mut test).try_recv().expect("an answer").unwrap_err();
+        assert!(said.contains("the backend changes"), "{said}");
     })
     .await;
 }

@@ -7,6 +7,7 @@ use weft_backends::identity::Secrets;
 use weft_backends::state::ObservedValue;
 use weft_backends::wireguard_key::PublicKey;
 use weft_backends::wireguard_peer::WgPeer;
+use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::{Expiry, Head, Saved};
 
 use super::*;
@@ -97,11 +98,17 @@ async fn the_traffic_with_a_peer_is_shown_beside_it() {
             received: 7,
             sent: 8,
         };
-        test.kernel.set_sessions(vec![session]);
+        test.kernel.set_sessions(vec![session.clone()]);
         let peers = test.node.status().peers;
         let [shown] = &peers[0].sessions[..] else { panic!("{peers:?}") };
         assert_eq!((shown.device.as_str(), shown.handshake_s, shown.received, shown.sent), ("flannel-wg", None, 7, 8));
         assert_eq!(test.node.passer.kernel().sessions(&[]).unwrap(), [], "only of the devices that are asked for");
+        let handshake = Some(wall_clock() - Duration::from_secs(90));
+        let endpoint = Some("203.0.113.9:1024".parse().unwrap());
+        test.kernel.set_sessions(vec![Session { endpoint, handshake, ..session }]);
+        let shown = test.node.status().peers[0].sessions[0].clone();
+        assert_eq!(shown.endpoint.as_deref(), Some("203.0.113.9:1024"));
+        assert!(shown.handshake_s.is_some_and(|age| (90..150).contains(&age)), "{shown:?}");
     })
     .await;
 }
@@ -139,7 +146,7 @@ async fn with_key_files() -> TestNode {
     test
 }
 
-fn rotate(test: &mut TestNode) -> tokio::sync::oneshot::Receiver<Result<String, String>> {
+pub(super) fn rotate(test: &mut TestNode) -> tokio::sync::oneshot::Receiver<Result<String, String>> {
     let (reply, answer) = tokio::sync::oneshot::channel();
     test.node.answer(crate::observe::socket::Request::RotateKey(reply));
     answer
@@ -236,6 +243,16 @@ async fn only_wireguard_has_a_key_that_can_be_changed() {
         test.node.own_lease.error = Some("permission denied".into());
         assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the own lease is being written"));
         test.node.own_lease.error = None;
+        test.node.own_lease.lost = Some("another node has it".into());
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("or is lost"));
+        test.node.own_lease.lost = None;
+        test.node.own_lease.missing = Some("it is gone");
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the own lease is being written"));
+        test.node.own_lease.missing = None;
+        // The node has another address, and the store has not accepted that yet.
+        test.kernel.set_machine(machine("192.168.0.3"));
+        test.node.full_pass(Cause::Kernel).await;
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the own lease is being written"));
         test.node.change.wanted = Some(WIREGUARD.into());
         assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the backend changes"));
     })
@@ -321,11 +338,7 @@ async fn a_late_answer_with_the_old_key_does_not_end_the_change() {
 /// Starts the agent again on this host, with this key and this lease of it. It finds the files. `saved` is given if the store is away.
 fn started_again(test: TestNode, key: &KeyPair, own: Lease, saved: Option<Saved>) -> TestNode {
     let host = Host { identities: key.clone().both(), ..test.node.plan.host().clone() };
-    let started = Started { saved, ..start_with(WIREGUARD, host, own) };
-    let (watch, events) = mpsc::channel(8);
-    let (tasks, answers) = LeaseTasks::new(test.store.clone(), watch.clone());
-    let node = Node::new(test.node.context, Passer::new(test.kernel.clone()), tasks, started);
-    TestNode { node, answers, events, watch, ..test }
+    test.again(Started { saved, ..start_with(WIREGUARD, host, own) })
 }
 
 fn pair(byte: u8) -> KeyPair {
@@ -520,6 +533,67 @@ async fn whoever_asks_for_a_new_key_hears_of_a_silent_store_within_a_moment() {
         tick::wake_ups(&mut test, Duration::from_secs(2)).await;
         let reason = answer.try_recv().unwrap().unwrap_err();
         assert!(reason.contains("has not accepted the own lease within 10 s"), "{reason}");
+    })
+    .await;
+}
+
+/// A restart would not find it.
+#[tokio::test]
+async fn a_new_key_that_cannot_be_kept_is_not_used() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, mut answer) = (device_key(&test), rotate(&mut test));
+        assert!(test.asked(1).await);
+        // The directory of the file cannot be made.
+        std::fs::write(test.file.with_file_name("state"), "").unwrap();
+        test.answer().await;
+        let said = answer.try_recv().expect("an answer").unwrap_err();
+        assert!(said.contains("there is no new key: cannot write the private key of WireGuard to"), "{said}");
+        assert_eq!(device_key(&test), before);
+        assert!(test.asked(1).await, "nobody is told of another key");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn another_backend_waits_no_longer_when_the_kernel_has_refused_the_new_key() {
+    local(async {
+        let mut test = with_key_files().await;
+        let (before, mut answer) = (device_key(&test), rotate(&mut test));
+        assert!(test.asked(1).await);
+        // It was tried before, and is tried again when the pass that gives the device the new key has ended.
+        test.node.change.tried_again = Some(CONFIG.into());
+        let device = Key::Link(Name::new("flannel-wg").unwrap());
+        test.kernel.fail(device, Some(Outcome::Retry("device or resource busy".into())));
+        test.answer().await;
+        assert!(answer.try_recv().expect("an answer").is_err());
+        test.kernel.fail(device, None);
+        for _ in 0..2 {
+            test.node.tick().await;
+        }
+        assert!(test.asked(2).await, "{:?}", test.node.net_conf.not_applied);
+        assert_eq!(asked_last(&test), ("host-gw".into(), Some(before)));
+    })
+    .await;
+}
+
+/// The agent started without the store, after an earlier run that had not ended its change of the key.
+#[tokio::test]
+async fn another_backend_waits_until_the_change_of_the_key_that_an_earlier_run_left_has_ended() {
+    local(async {
+        let (test, key) = (changing().await, pair(1));
+        let own = naming(test.node.plan.own(), &key);
+        let saved = Some(Saved { head: head(&own), peers: Vec::new() });
+        let mut test = started_again(test, &key, own, saved);
+        test.node.store_changed(vec![Event::Config(CONFIG.into())]).await;
+        let problem = test.node.net_conf.not_applied.clone().unwrap_or_default();
+        assert!(problem.contains("the store has not accepted our lease with it yet"), "{problem}");
+        test.answer().await;
+        assert_eq!(test.node.net_conf.not_applied, None);
+        for _ in 0..2 {
+            test.node.tick().await;
+        }
+        assert_eq!(test.node.plan.net_conf().backend_type, "host-gw");
     })
     .await;
 }

@@ -284,6 +284,7 @@ async fn a_node_that_gives_no_sign_is_reached_as_net_conf_says_after_ten_grace_t
         tick::wake_ups(&mut test, GRACE * 9).await;
         assert_eq!(test.devices_of_ipv6().1, "flannel-wg-v6");
         assert!(test.node.change_warnings()[0].contains("1 nodes still need the earlier wireguard"));
+        assert!(test.node.next_step_of_change().is_some(), "the node wakes up at the end of that time");
         tick::wake_ups(&mut test, GRACE * 2).await;
         assert_eq!(test.devices_of_ipv6(), (vec!["flannel-wg".to_owned()], "flannel-wg".to_owned()));
         assert!(!test.node.plan.is_changing());
