@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use weft_backends::state::Name;
+use weft_backends::state::{Key, Name};
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::{Event, RecordChange};
 
@@ -55,6 +55,9 @@ async fn a_lease_with_our_address_and_another_mac_belongs_to_another_node() {
         assert!(at + ttl <= Instant::now(), "a start without the store must not use the lease");
         test.node.store_changed(written(own("192.168.0.1", OTHER))).await;
         assert!(test.asked(1).await, "the store must not be asked again while the lease is lost");
+        test.kernel.set_machine(machine("192.168.0.3"));
+        test.node.full_pass(Cause::Kernel).await;
+        assert!(test.asked(1).await, "another address of this node is no reason either");
     })
     .await;
 }
@@ -217,6 +220,7 @@ async fn a_lost_lease_is_replaced_by_one_outside_the_networks_of_the_host() {
         let asked = test.store.requests.borrow()[0].clone();
         let overlapping = |net: &str| asked.connected.overlapping(net.parse().unwrap()).is_some();
         assert!(overlapping("10.5.8.0/24") && !overlapping("10.5.7.0/24"), "{:?}", asked.connected);
+        assert_eq!(asked.was, None, "the lease that was ours is that of another node");
     })
     .await;
 }
@@ -253,8 +257,11 @@ async fn an_error_of_the_store_does_not_count_as_an_answer() {
             test.node.store_changed(vec![silent]).await;
             assert_eq!(test.node.store.last_answer, before, "{what}");
         }
-        test.node.store_changed(vec![Event::Answered]).await;
-        assert!(test.node.store.last_answer > before);
+        for word in [Event::Renewed(Some(Duration::from_secs(60))), Event::Answered] {
+            let (before, what) = (test.node.store.last_answer, format!("{word:?}"));
+            test.node.store_changed(vec![word]).await;
+            assert!(test.node.store.last_answer > before, "{what}");
+        }
     })
     .await;
 }
@@ -266,6 +273,7 @@ async fn a_lease_that_is_deleted_during_a_call_is_written_again_after_the_call()
         let gone = || vec![Event::Changes(vec![removed("10.5.1.0-24")])];
         test.node.store_changed(gone()).await;
         assert!(test.asked(1).await, "the lease must be written again at once");
+        assert!(test.node.state().lease_missing.is_some());
         test.node.store_changed(gone()).await;
         assert!(test.asked(1).await, "only one call may be open");
         test.answer().await;
@@ -275,6 +283,7 @@ async fn a_lease_that_is_deleted_during_a_call_is_written_again_after_the_call()
             tokio::task::yield_now().await;
         }
         assert!(test.asked(2).await, "no further call is needed");
+        assert_eq!(test.node.state().lease_missing, None);
     })
     .await;
 }
@@ -445,6 +454,95 @@ async fn a_node_wakes_up_at_the_end_of_a_pause_and_at_the_end_of_a_contest() {
         assert!(test.node.contest_problem().is_some(), "the other one may write again");
         wake_ups(&mut test, Duration::from_secs(600)).await;
         assert_eq!(test.node.contest_problem(), None, "the other one is silent");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_call_for_the_lease_that_fails_is_shown_until_one_succeeds() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let shown = Problem::new(ProblemKind::Lease, "own lease: permission denied");
+        test.node.lease_answered(LeaseAnswer::Failed("permission denied".to_owned())).await;
+        assert!(test.node.warnings().contains(&shown), "{:?}", test.node.warnings());
+        let own = test.node.plan.own().clone();
+        test.node.lease_answered(LeaseAnswer::Held(own)).await;
+        assert!(!test.node.warnings().contains(&shown));
+    })
+    .await;
+}
+
+/// The store may carry our call out before the other one writes.
+#[tokio::test]
+async fn what_somebody_else_writes_into_our_lease_during_a_call_is_taken_back_after_it() {
+    local(async {
+        let mut test = holding().await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.1.0-24")])]).await;
+        assert!(test.asked(1).await);
+        test.node.store_changed(rival()).await;
+        assert!(test.asked(1).await, "only one call may be open");
+        test.answer().await;
+        assert!(test.asked(2).await, "our lease names the address of somebody else");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_record_under_our_key_that_cannot_be_read_is_written_again() {
+    local(async {
+        let mut test = holding().await;
+        let record = Record::new("10.5.1.0-24".into(), Err("no JSON"));
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
+        assert!(test.asked(1).await);
+    })
+    .await;
+}
+
+/// Somebody has restored it from a backup.
+#[tokio::test]
+async fn a_lost_lease_that_is_there_again_as_we_held_it_is_ours_without_a_write() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
+        test.answer().await;
+        assert!(test.node.own_lease.lost.is_some());
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.1")])]).await;
+        assert_eq!(test.node.own_lease.lost, None);
+        assert!(test.asked(1).await, "nothing is to be written");
+    })
+    .await;
+}
+
+/// Otherwise packets would go to a node that has left.
+#[tokio::test]
+async fn a_node_that_took_our_subnet_and_left_is_no_peer_when_we_have_another_subnet() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Reacquire).await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
+        test.answer().await;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.1.0-24")])]).await;
+        test.answer().await;
+        assert_eq!(test.node.plan.own().subnets.to_key(), "10.5.9.0-24");
+        assert_eq!(test.via("10.5.1.0/24"), None);
+        assert!(test.via("10.5.2.0/24").is_some());
+    })
+    .await;
+}
+
+/// In Kubernetes the Node says whose lease it is, whatever it names. Peers send to the MAC that it names.
+#[tokio::test]
+async fn where_the_store_knows_its_nodes_the_device_gets_the_mac_that_our_lease_names() {
+    local(async {
+        let mut test = holding().await;
+        test.store.is_assigned.set(true);
+        test.node.store_changed(written(own("192.168.0.1", OTHER))).await;
+        test.node.tick().await;
+        let device = test.kernel.entries().get(&Key::Link(Name::new("flannel.1").unwrap())).cloned();
+        let text = device.map(|seen| seen.value.to_string()).unwrap_or_default();
+        assert!(text.contains("02:00:00:00:00:02"), "{text}");
+        assert!(test.asked(0).await, "the lease says what it should");
     })
     .await;
 }

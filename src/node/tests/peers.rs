@@ -13,7 +13,7 @@ use weft_subnet::hold::Hold;
 use weft_subnet::lease::{Id, Record};
 use weft_subnet::source::{Event, RecordChange};
 
-use super::{TestNode, lease, local, put, rate_limit, removed, stored};
+use super::{TestNode, VXLAN, lease, local, put, rate_limit, removed, start_with, stored, vxlan_lease};
 use crate::kernel::Outcome;
 use crate::observe::report::PeerList;
 use crate::options::OnLostLease;
@@ -60,6 +60,7 @@ async fn held_peers_are_removed_when_the_grace_time_is_over() {
         let mut test = twenty().await;
         test.node.peers.hold = Hold::new(Duration::from_millis(1));
         test.node.store_changed(list(0..0)).await;
+        assert_eq!(test.node.passer.keep_stale_until, None, "only a first list may be that of a wiped store");
         let due = test.node.peers.hold.next().expect("so many removals at once must be held");
         assert!(test.via("10.5.9.0/24").is_some());
         let passes = test.kernel.observations();
@@ -162,6 +163,7 @@ async fn an_error_of_the_store_ends_with_its_next_answer() {
         test.node.store_changed(vec![Event::Unreachable("no answer".into())]).await;
         assert_eq!(test.node.store.error.as_deref(), Some("no answer"));
         test.node.store_changed(vec![Event::Renewed(Some(Duration::from_secs(60)))]).await;
+        test.node.store_changed(vec![Event::NotRenewed("no leader".into())]).await;
         assert!(test.node.store.error.is_some(), "a renewal may be an old answer of another connection");
         test.node.store_changed(vec![Event::Answered]).await;
         assert_eq!(test.node.store.error, None);
@@ -269,6 +271,32 @@ async fn a_peer_that_cannot_be_planned_does_not_lower_the_mtu() {
         assert_eq!(test.node.plan.mtu(), mtu - 50, "a vxlan lease with a MAC must count");
         test.node.store_changed(of_type(None)).await;
         assert_eq!(test.node.plan.mtu(), mtu, "it must not count any more without its MAC");
+    })
+    .await;
+}
+
+/// A node that comes back has its old lease where the store assigns subnets, and a newer one elsewhere.
+#[tokio::test]
+async fn of_two_nodes_with_one_mac_the_older_one_is_reached_only_where_the_store_assigns_subnets() {
+    local(async {
+        for is_assigned in [true, false] {
+            let own = vxlan_lease();
+            let before = TestNode::of_vxlan(own.clone(), OnLostLease::Hold);
+            before.store.is_assigned.set(is_assigned);
+            let started = start_with(VXLAN, before.node.plan.host().clone(), own.clone());
+            let mut test = before.again(started);
+            let of_mac = |number: u8| {
+                let mut peer = lease(&key(number.into()), &format!("192.168.0.{number}"));
+                peer.attrs.backend_type = "vxlan".into();
+                peer.attrs.backend_data = Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:77"}"#.into());
+                peer.age.stamp = number.into();
+                peer
+            };
+            let records = [own, of_mac(2), of_mac(3)].map(|lease| Record { id: lease.id.clone(), lease: Ok(lease) });
+            test.node.start(vec![Event::Snapshot { records: records.to_vec(), reset: false }]).await;
+            let is_reached = ["10.5.2.0/24", "10.5.3.0/24"].map(|net| test.via(net).is_some());
+            assert_eq!(is_reached, [is_assigned, !is_assigned]);
+        }
     })
     .await;
 }
