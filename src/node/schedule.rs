@@ -95,11 +95,17 @@ mod tests {
     #[test]
     fn the_watchdog_is_pinged_once_in_its_interval() {
         let (now, interval) = (Instant::now(), Duration::from_secs(5));
-        let mut schedule = Schedule::new(Duration::from_secs(3600), Some(interval), now);
+        let hour = Duration::from_secs(3600);
+        let mut schedule = Schedule::new(hour, Some(interval), now);
+        schedule.plan_audit(now);
         assert!(schedule.ping_due(now));
+        assert_eq!(schedule.next(), Some(now + interval), "the node wakes up for it");
         assert!(!schedule.ping_due(now + Duration::from_secs(4)));
         assert!(schedule.ping_due(now + interval));
-        let mut without = Schedule::new(Duration::from_secs(3600), None, now);
+        assert_eq!(schedule.next(), Some(now + 2 * interval));
+        let mut without = Schedule::new(hour, None, now);
+        without.plan_audit(now);
         assert!(!without.ping_due(now));
+        assert_eq!(without.next(), Some(now + hour));
     }
 }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The CNI configuration, which lets pods start.
 
+use std::time::Duration;
+
 use weft_subnet::source::Event;
 
+use super::tick::wake_ups;
 use super::{TestNode, local, stored};
 use crate::conflist::{Conflist, NAME};
 use crate::options::{CniOptions, OnLostLease};
@@ -56,6 +59,20 @@ async fn pods_wait_while_the_node_has_a_fault() {
         test.node.subnet_file_problem = Some("write subnet.env: no space left on device".into());
         test.node.report();
         assert!(!published(&test));
+    })
+    .await;
+}
+
+/// While the node is ready, the configuration is compared every ten seconds. What is not done while it is not ready is no reason to wake up.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_may_not_publish_the_configuration_does_not_wake_up_for_it_all_the_time() {
+    local(async {
+        let mut test = started().await;
+        let records = vec![stored("10.5.1.0-24", "192.168.0.1")];
+        test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+        test.node.report();
+        assert!(published(&test) && test.node.context.conflist.next().is_some());
+        wake_ups(&mut test, Duration::from_secs(60)).await;
     })
     .await;
 }

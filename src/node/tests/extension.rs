@@ -6,6 +6,7 @@ use weft_backends::commands::CommandPeer;
 use super::*;
 use crate::extension::{Extension, memory};
 use crate::observe::problem::ProblemKind;
+use crate::observe::status::PeerState;
 use crate::options::NetConfCommands;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -103,6 +104,40 @@ async fn a_command_that_failed_for_a_peer_that_left_is_shown_and_keeps_nothing_w
                     no output";
         assert_eq!(shown(&mut test), [text]);
         assert_eq!(test.node.state().faults, [], "pods of this node start");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_state_of_a_peer_is_that_of_its_command() {
+    local(async {
+        let mut test = with_commands(r#","SubnetAddCommand":"exit 3""#, NetConfCommands::Run).await;
+        let mut peer = lease("10.5.2.0-24", "192.168.0.2");
+        peer.attrs.backend_type = "extension".into();
+        let record = Record { id: peer.id.clone(), lease: Ok(peer) };
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
+        test.node.update_extension();
+        let shown = |test: &mut TestNode| {
+            let peers = test.node.status().peers;
+            (peers[0].state, peers[0].reason.clone(), test.node.state().peers)
+        };
+        let (state, _, counts) = shown(&mut test);
+        assert_eq!((state, counts.pending, counts.failed), (PeerState::Pending, 1, 0));
+        assert!(ends(&mut test, PATIENCE).await);
+        let (state, reason, counts) = shown(&mut test);
+        assert_eq!((state, counts.pending, counts.failed), (PeerState::Failed, 0, 1));
+        assert_eq!(reason.as_deref(), Some("SubnetAddCommand: exit status: 3: no output"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_wakes_up_to_repeat_a_command_that_failed() {
+    local(async {
+        let mut test = with_commands(r#","PostStartupCommand":"exit 3""#, NetConfCommands::Run).await;
+        assert!(ends(&mut test, PATIENCE).await);
+        let due = test.node.extension.next().expect("the command is tried again");
+        assert!(test.node.next_wake().is_some_and(|wake| wake <= due));
     })
     .await;
 }

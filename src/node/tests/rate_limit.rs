@@ -69,6 +69,7 @@ async fn leases_that_change_their_vni_share_one_allowance_of_full_passes() {
         // A device that had to wait is made when a full pass is allowed again.
         apply(&mut test, RecordChange::Written(vxlan("10.5.99.0-24", 7))).await;
         let due = test.node.peers.rate_limit.full_pass_due().expect("a full pass must be due");
+        assert!(test.node.next_wake() <= Some(due), "the node wakes up for it");
         test.node.apply_delayed(due).await;
         assert!(test.kernel.entries().contains_key(&Key::Link(Name::new("flannel.7").unwrap())));
         assert_eq!(test.node.peers.rate_limit.full_pass_due(), None);
