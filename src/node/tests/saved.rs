@@ -10,8 +10,10 @@ use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::Expiry;
 use weft_subnet::source::{Event, RecordChange};
 
-use super::{TestNode, lease, local, put, removed};
+use super::{CONFIG, TestNode, VXLAN, lease, local, machine, put, removed, stored, vxlan_lease};
 use crate::options::{OnLostLease, RuleOptions};
+use crate::pass::Cause;
+use crate::plan::{ExtraBackend, ParsedConf};
 use crate::saved::{SavedFile, Saver};
 
 /// The file says when the store answered last, so it is written again from time to time. While the store is away that time stays the same.
@@ -161,6 +163,70 @@ async fn changes_that_were_delayed_and_removals_that_were_held_are_saved() {
         assert_eq!(test.node.peers.hold.len(), 1);
         test.node.remove_held_peers(later).await;
         assert!(test.node.next_saving(later).is_some(), "the peer is gone");
+    })
+    .await;
+}
+
+/// The file says when the store was heard. A node that started without the store would make the leases of an earlier run look like new ones.
+#[tokio::test]
+async fn nothing_is_saved_before_the_store_has_sent_its_leases() {
+    local(async {
+        let mut test = TestNode::new(OnLostLease::Hold);
+        let _file = test.saves();
+        test.node.start(Vec::new()).await;
+        test.kernel.set_machine(machine("192.168.0.3"));
+        test.node.full_pass(Cause::Kernel).await;
+        test.node.save_now();
+        assert_eq!(test.node.next_saving(Instant::now()), None);
+        let records = vec![stored("10.5.1.0-24", "192.168.0.1"), stored("10.5.2.0-24", "192.168.0.2")];
+        test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
+        assert!(test.node.next_saving(Instant::now()).is_some());
+    })
+    .await;
+}
+
+/// A start without the store goes on with them, and refuses what was saved by a node with other addresses.
+#[tokio::test]
+async fn the_file_has_the_net_confs_and_the_addresses_of_this_node() {
+    local(async {
+        let mut own = vxlan_lease();
+        own.attrs = own.attrs.with_other_ways(&[lease("10.5.1.0-24", "192.168.0.1").attrs]);
+        let chosen = [Some([203, 0, 113, 7].into()), None];
+        let start = (VXLAN, own.clone());
+        let mut test = TestNode::altered(start, OnLostLease::Hold, RuleOptions::default(), |started| {
+            started.earlier = vec![ExtraBackend::new(ParsedConf::parse(CONFIG).unwrap(), started.host.clone())];
+            started.chosen = chosen;
+        });
+        let reader = test.saves();
+        // The peer needs the earlier backend.
+        let records = vec![Record { id: own.id.clone(), lease: Ok(own.clone()) }, stored("10.5.2.0-24", "192.168.0.2")];
+        test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+        save_all(&mut test).await;
+        until(|| reader.read_head().is_some()).await;
+        let head = reader.read_head().unwrap();
+        assert_eq!((head.own, head.config.as_str(), head.earlier), (own, VXLAN, vec![CONFIG.to_owned()]));
+        assert_eq!((head.public, head.chosen), ((Some([192, 168, 0, 1].into()), None), chosen));
+    })
+    .await;
+}
+
+/// The next start looks for the uplink that was in use. With a published address of the flags, the lease does not say which one that was.
+#[tokio::test]
+async fn another_address_of_the_uplink_is_saved_although_the_lease_stays_the_same() {
+    local(async {
+        let mut own = vxlan_lease();
+        own.attrs.public_ip = Some([203, 0, 113, 9].into());
+        let mut test = TestNode::of_vxlan(own.clone(), OnLostLease::Hold);
+        test.node.context.options.uplink.public_ip = own.attrs.public_ip;
+        let _file = test.saves();
+        let records = vec![Record { id: own.id.clone(), lease: Ok(own) }];
+        test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+        save_all(&mut test).await;
+        test.kernel.set_machine(machine("192.168.0.3"));
+        test.node.full_pass(Cause::Kernel).await;
+        assert_eq!(test.node.plan.host().uplink.v4, Some([192, 168, 0, 3].into()));
+        assert!(test.asked(0).await, "the lease names the address of the flags");
+        assert!(test.node.next_saving(Instant::now()).is_some());
     })
     .await;
 }
