@@ -55,6 +55,7 @@ mod problems;
 mod rate_limit;
 mod rules;
 mod saved;
+mod status;
 mod subnet_file;
 mod tick;
 mod uplink;

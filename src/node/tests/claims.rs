@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use weft_backends::link::{Foreign, Link};
 use weft_backends::owner::KERNEL_PROTOCOL;
-use weft_backends::state::{Key, Name, ObservedValue, Route, Value};
+use weft_backends::state::{Fence, Key, Name, ObservedValue, Route, Value};
+use weft_subnet::cidr::Family;
 use weft_subnet::source::{Event, RecordChange};
 
-use super::{TestNode, local, machine, put, removed, stored};
+use super::{PROTOCOL, TestNode, local, machine, put, removed, stored};
 use crate::kernel::{AddrInfo, LinkInfo, Notice, Outcome};
 use crate::observe::status::PeerState;
 use crate::options::OnLostLease;
@@ -248,6 +249,33 @@ async fn routes_of_flannels_form_are_removed_only_where_this_node_makes_routes_i
                 vec![super::Record { id: own.id.clone(), lease: Ok(own) }, stored("10.5.2.0-24", "192.168.0.2")];
             test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
             assert_eq!(test.kernel.entries().contains_key(&key), stays, "{kind}");
+        }
+    })
+    .await;
+}
+
+/// flannel leaves entries of weft where they are, so they count only if subnet.env does not say who wrote it.
+#[tokio::test]
+async fn entries_of_this_agent_in_its_network_show_that_it_ran_here_last() {
+    local(async {
+        let link = Value::link(Link { kind: Arc::new(Foreign), mtu: 1450, mac: None, up: true });
+        let device = ObservedValue { value: link, protocol: PROTOCOL, mark: true };
+        let fence = Value::fence(Fence { unreachable: "10.5.0.0/16".parse().ok(), whole: true, ..Fence::default() });
+        for ((key, seen), ran_here) in [
+            (route("10.9.0.0/24", Route::Blackhole, PROTOCOL), false),
+            (route("10.5.7.0/24", Route::Blackhole, PROTOCOL), true),
+            ((Key::Link(Name::new("flannel.7").unwrap()), device), true),
+            ((Key::Fence(Family::V4), fence.into()), true),
+        ] {
+            let mut test = TestNode::new(OnLostLease::Hold);
+            test.node.passer.takeover = Takeover::new(Author::Unknown);
+            let via = Route::Unicast { via: [192, 168, 0, 8].into(), dev: eth0(), onlink: false };
+            let (stale, of_flannel) = route("10.5.8.0/24", via, 3);
+            test.kernel.disturb(stale, Some(of_flannel), false);
+            test.kernel.disturb(key, Some(seen), false);
+            let records = vec![stored("10.5.1.0-24", "192.168.0.1"), stored("10.5.2.0-24", "192.168.0.2")];
+            test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+            assert_eq!(test.kernel.entries().contains_key(&stale), ran_here, "{key}");
         }
     })
     .await;

@@ -21,6 +21,10 @@ async fn net_conf_keys_that_need_a_restart_are_named() {
                     "SubnetMax":"10.5.9.0","Backend":{"Type":"host-gw"}}"#,
                 "EnableIPv6, EnableNFTables",
             ),
+            (
+                r#"{"EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd05::/48","Backend":{"Type":"host-gw"}}"#,
+                "EnableIPv4, EnableIPv6",
+            ),
         ];
         for (text, keys) in rows {
             test.node.store_changed(vec![Event::Config(text.to_owned())]).await;
@@ -148,6 +152,21 @@ async fn the_remedy_for_a_small_link_names_what_limits_the_mtu() {
             let reason = test.node.unreachable_reason(&peer, &target, crate::probe::cause::Cause::Mtu(1354));
             assert!(reason.ends_with(wanted), "{option}: {reason}");
         }
+    })
+    .await;
+}
+
+/// The agent runs no commands that its start did not read, and nothing would end those that it has run.
+#[tokio::test]
+async fn commands_in_net_conf_need_a_restart() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let commands = r#""Shell":true,"PostStartupCommand":"true""#;
+        let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension",{commands}}}}}"#);
+        test.node.store_changed(vec![Event::Config(text)]).await;
+        let problem = test.node.net_conf.not_applied.clone().unwrap_or_default();
+        assert!(problem.contains("the commands of the backend extension begin and end with the agent"), "{problem}");
+        assert!(test.asked(0).await && !test.node.plan.is_changing(), "the node stays on host-gw");
     })
     .await;
 }

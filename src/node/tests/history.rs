@@ -2,6 +2,7 @@
 //! `weft history`: what is recorded of each pass, and with which cause.
 
 use tokio::sync::oneshot;
+use weft_backends::link::{Foreign, Link};
 use weft_backends::state::ObservedValue;
 
 use super::*;
@@ -185,6 +186,10 @@ async fn a_pass_with_many_changes_is_one_record_with_numbers() {
         let record = all.remove(0);
         assert_eq!((all.len(), record.event.as_str(), record.done), (0, "first pass", count));
         assert_eq!((record.changes, record.counts), (vec![], [("route".to_owned(), count)].into()));
+        let mut test = TestNode::new(OnLostLease::Hold);
+        test.node.start(vec![Event::Snapshot { records: records_of(MAX_LISTED), reset: false }]).await;
+        let record = records(&mut test, &mut 0).remove(0);
+        assert_eq!((record.changes.len(), record.counts.len()), (MAX_LISTED, 0), "one change fewer is listed");
     })
     .await;
 }
@@ -206,6 +211,24 @@ async fn what_is_recorded_is_written_a_moment_later_and_at_the_end() {
         test.node.stopping().await;
         let text = std::fs::read_to_string(file).unwrap();
         assert!(text.contains("via 192.168.0.3") && text.contains("via 192.168.0.4"), "{text}");
+    })
+    .await;
+}
+
+/// A full pass that finds a device of another program under a name that a peer needs compares everything once more.
+#[tokio::test]
+async fn what_a_pass_wrote_before_it_compared_once_more_is_recorded() {
+    local(async {
+        let (mut test, mut seen) = (TestNode::ready(OnLostLease::Hold).await, 0);
+        records(&mut test, &mut seen);
+        let link = Value::link(Link { kind: Arc::new(Foreign), mtu: 1400, mac: None, up: true });
+        let theirs = ObservedValue { value: link, protocol: 0, mark: false };
+        test.kernel.disturb(Key::Link(Name::new("flannel.7").unwrap()), Some(theirs), false);
+        test.kernel.disturb(key(), None, false);
+        let peer = super::rate_limit::vxlan("10.5.77.0-24", 7);
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(peer)])]).await;
+        let (_, _, changes) = only(&mut test, &mut seen);
+        assert_eq!(changes, [(ENTRY.to_owned(), None, text(VIA_2))]);
     })
     .await;
 }

@@ -11,7 +11,7 @@ use weft_subnet::source::{Event, RecordChange};
 
 use super::{CONFIG, TestNode, VXLAN, local, machine, put, stored, vxlan_lease};
 use crate::kernel::fake::FakeKernel;
-use crate::kernel::{AddrInfo, Notice};
+use crate::kernel::{AddrInfo, Notice, Outcome};
 use crate::node::passes::MAX_SINGLE_ENTRIES;
 use crate::node::schedule::MAX_IN_WINDOW;
 use crate::observe::problem::{Problem, ProblemKind};
@@ -374,6 +374,45 @@ async fn the_next_full_pass_is_soon_when_the_kernel_cannot_be_read() {
         test.kernel.break_dumps(None);
         test.node.full_pass(Cause::Audit).await;
         assert!(test.node.kernel_problem.is_none());
+    })
+    .await;
+}
+
+/// The kernel tells of all changes of an entry, and several of them arrive together.
+#[tokio::test]
+async fn the_last_of_several_notices_about_one_entry_counts() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let entry = |seen: Option<ObservedValue>| Notice::Entry(route(PEER), seen);
+        let seen = test.kernel.entries().get(&route(PEER)).cloned();
+        test.kernel.take_ops();
+        test.node.kernel_changed(vec![entry(None), entry(seen.clone())]).await;
+        assert_eq!(test.kernel.take_ops(), [], "it is there again");
+        remove_silently(&test);
+        test.node.kernel_changed(vec![entry(seen), entry(None)]).await;
+        assert!(test.via(PEER).is_some(), "it was gone in the end");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn only_what_was_changed_by_others_is_counted_as_repaired() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let repairs = |test: &TestNode| -> Vec<String> {
+            let text = test.node.context.reporter.metrics.render_classic(Instant::now());
+            text.lines().filter_map(|line| line.strip_prefix("weft_repairs_total")).map(str::to_owned).collect()
+        };
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.3.0-24", "192.168.0.3")])]).await;
+        assert_eq!(repairs(&test), [""; 0], "a new lease is no repair");
+        remove_silently(&test);
+        test.node.kernel_changed(vec![Notice::Entry(route(PEER), None)]).await;
+        assert_eq!(repairs(&test), [r#"{cause="kernel"} 1"#]);
+        let refused = route("10.5.3.0/24");
+        test.kernel.disturb(refused, None, false);
+        test.kernel.fail(refused, Some(Outcome::Retry("busy".to_owned())));
+        test.node.kernel_changed(vec![Notice::Entry(refused, None)]).await;
+        assert_eq!(repairs(&test), [r#"{cause="kernel"} 1"#], "what the kernel refuses is not repaired");
     })
     .await;
 }

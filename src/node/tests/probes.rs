@@ -19,9 +19,14 @@ const LOST: Answer = Answer { round_trip: None, heard: false };
 
 /// A node with three peers, 192.168.0.2 to 192.168.0.4, which sends probes.
 async fn probing() -> TestNode {
+    with_peers_up_to(4).await
+}
+
+/// A node with the peers from 192.168.0.2 up to this one, which sends probes.
+async fn with_peers_up_to(last: u8) -> TestNode {
     let mut test = TestNode::new(OnLostLease::Hold);
     test.node.context.options.probe = true;
-    let all = (1..=4).map(|number| stored(&format!("10.5.{number}.0-24"), &format!("192.168.0.{number}")));
+    let all = (1..=last).map(|number| stored(&format!("10.5.{number}.0-24"), &format!("192.168.0.{number}")));
     test.node.start(vec![Event::Snapshot { records: all.collect(), reset: false }]).await;
     drop(test.node.start_probes());
     test
@@ -98,7 +103,8 @@ async fn a_peer_that_does_not_answer_is_named_until_it_is_reached_or_gone() {
         assert_eq!((test.node.unreachable_count(), test.node.probe_warnings()), (0, Vec::new()));
         assert!(gauge(&test).is_some_and(|line| line.ends_with(" 0")), "{:?}", gauge(&test));
         answer_all(&mut test, &mut now, 20, only_lost(3));
-        assert_eq!(test.node.unreachable_count(), 1);
+        test.node.probe(Instant::now());
+        assert_eq!(test.node.unreachable_count(), 1, "it is known while it is not time for the next packet");
         let gone = (2..=4).map(|number| removed(&format!("10.5.{number}.0-24"))).collect();
         test.node.context.options.hold_removals = Duration::ZERO;
         test.node.peers.hold = weft_subnet::hold::Hold::new(Duration::ZERO);
@@ -297,6 +303,45 @@ async fn while_nobody_answers_over_ipv6_no_peer_is_blamed_for_it() {
         let says = "no peer has answered an echo request over IPv6 since the start";
         assert!(warnings.len() == 1 && warnings[0].text.starts_with(says), "{warnings:?}");
         assert_eq!(test.node.unreachable_count(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn of_many_peers_that_packets_do_not_reach_a_few_are_named_and_all_are_counted() {
+    local(async {
+        for (last, names) in [
+            (5, "3 of 4 peers: 10.5.3.0/24 (192.168.0.3), 10.5.4.0/24 (192.168.0.4), 10.5.5.0/24 (192.168.0.5); "),
+            (6, "4 of 5 peers: 10.5.3.0/24 (192.168.0.3), 10.5.4.0/24 (192.168.0.4), 10.5.5.0/24 (192.168.0.5), ...; "),
+        ] {
+            let (mut test, mut now) = (with_peers_up_to(last).await, Instant::now());
+            answer_all(&mut test, &mut now, 60, |sent| if sent.target.address == peer(2) { ANSWERED } else { LOST });
+            let warnings = test.node.probe_warnings();
+            let [problem] = &warnings[..] else { panic!("{warnings:?}") };
+            assert!(problem.text.starts_with(&format!("packets do not reach {names}")), "{problem}");
+        }
+    })
+    .await;
+}
+
+/// What the operator is told to look at follows from the packets that are lost.
+#[tokio::test]
+async fn a_small_link_and_a_firewall_in_one_direction_are_told_apart() {
+    local(async {
+        let large = |sent: &Outgoing| if sent.echo.size > 1404 { LOST } else { ANSWERED };
+        let heard = |_: &Outgoing| Answer { heard: true, ..LOST };
+        let cases: [(fn(&Outgoing) -> Answer, Suspect, &str); 2] = [
+            (large, Suspect::UplinkMtu(1404), "or set the MTU of the uplink eth0 to 1404 on every node"),
+            (heard, Suspect::Dropped("packets".to_owned()), "drops packets from this node to 192.168.0.3"),
+        ];
+        for (answer, suspect, says) in cases {
+            let (mut test, mut now) = (probing().await, Instant::now());
+            let of_peer = |sent: &Outgoing| if sent.target.address == peer(3) { answer(sent) } else { ANSWERED };
+            answer_all(&mut test, &mut now, 100, of_peer);
+            let shown = test.node.status().peers[1].clone();
+            assert_eq!(shown.probe.as_ref().and_then(|probe| probe.suspect.clone()), Some(suspect), "{shown:#?}");
+            assert!(shown.reason.as_ref().is_some_and(|reason| reason.ends_with(says)), "{shown:#?}");
+        }
     })
     .await;
 }

@@ -71,6 +71,7 @@ async fn subnet_env_waits_for_the_rules() {
         assert_eq!(env(&test), None, "the rules are not written yet");
         rules_changed(&mut test).await;
         assert_eq!(env(&test), None, "the rules cannot be written");
+        assert!(!test.node.status().rules.in_place);
         let status = test.node.status();
         assert!(
             !status.ready
@@ -149,6 +150,13 @@ async fn rules_change_with_net_conf_and_with_the_nodes_that_they_except() {
         let history = test.node.context.recorder.query(&Query::default());
         let of_rules = history.iter().filter(|line| line.contains(r#""cause":"rules","event":"other traffic rules"#));
         assert_eq!(of_rules.count(), 3, "each write is in the history: {history:#?}");
+        fake.flush();
+        rules_changed(&mut test).await;
+        let history = test.node.context.recorder.query(&Query::default());
+        let restored = r#""cause":"rules","event":"another program changed the traffic rules"#;
+        assert_eq!(history.iter().filter(|line| line.contains(restored)).count(), 1, "{history:#?}");
+        let rules = test.node.status().rules;
+        assert_eq!((rules.in_place, rules.writes, rules.mended), (true, 4, 1));
     })
     .await;
 }
@@ -333,6 +341,23 @@ async fn the_guard_accepts_an_address_of_two_peers_until_both_are_gone() {
         assert!(accepts(&test, "192.168.0.30"), "the other peer still sends from this address");
         test.node.store_changed(vec![Event::Changes(vec![removed("10.5.4.0-24")])]).await;
         assert!(!accepts(&test, "192.168.0.30") && !accepts(&test, "192.168.0.40"));
+    })
+    .await;
+}
+
+/// Otherwise connections of two pods could compete for one source port.
+#[tokio::test]
+async fn source_ports_are_random_unless_the_flag_says_otherwise() {
+    local(async {
+        for fully_random in [true, false] {
+            let how = Masquerade { fully_random, ..Masquerade::default() };
+            let (mut test, fake) = with_rules(RuleOptions { masquerade: Some(how), ..RuleOptions::default() });
+            start(&mut test).await;
+            rules_changed(&mut test).await;
+            let text = fake.rules().to_string();
+            assert!(text.contains("masquerade"), "{text}");
+            assert_eq!(text.contains("masquerade fully-random"), fully_random, "{text}");
+        }
     })
     .await;
 }

@@ -7,6 +7,7 @@ use weft_subnet::source::Event;
 
 use super::{CONFIG, TestNode, VXLAN, lease, local, put, stored, vxlan_lease};
 use crate::kernel::Outcome;
+use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::socket;
 use crate::observe::status::Status;
 use crate::options::{OnLostLease, RuleOptions};
@@ -137,6 +138,26 @@ async fn changes_before_the_first_list_are_not_written() {
         assert_eq!(test.via("10.5.3.0/24"), "192.168.0.3".parse().ok());
         assert_eq!(test.via("10.5.2.0/24"), None, "the list lacks this lease");
         assert!(status(&mut test).ready);
+    })
+    .await;
+}
+
+/// Without it no pod can start, so the node says so until it is written.
+#[tokio::test]
+async fn a_subnet_env_that_cannot_be_written_is_a_fault_until_it_can() {
+    local(async {
+        let mut test = TestNode::new(OnLostLease::Hold);
+        // A file does not replace a directory.
+        std::fs::create_dir(&test.file).unwrap();
+        test.node.start(own_list()).await;
+        let begin = format!("write {}: ", test.file.display());
+        let is_it = |problem: &Problem| problem.kind == ProblemKind::SubnetFile && problem.text.starts_with(&begin);
+        let shown = status(&mut test);
+        assert!(!shown.ready && shown.problems.iter().any(is_it), "{shown:?}");
+        std::fs::remove_dir(&test.file).unwrap();
+        test.node.write_subnet_file();
+        let shown = status(&mut test);
+        assert!(shown.ready && !shown.problems.iter().any(is_it), "{shown:?}");
     })
     .await;
 }
