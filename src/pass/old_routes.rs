@@ -66,10 +66,12 @@ fn operations(routes: impl Iterator<Item = (Key, Value)>, env: &SubnetEnv, wante
 
 #[cfg(test)]
 mod tests {
-    use weft_backends::state::LAST_METRIC;
+    use weft_backends::state::{LAST_METRIC, ObservedValue};
     use weft_subnet::cidr::Subnets;
 
     use super::*;
+    use crate::kernel::fake::FakeKernel;
+    use crate::kernel::fake::tests::machine;
 
     #[test]
     fn routes_of_this_agent_are_replaced_and_others_stay() {
@@ -97,5 +99,34 @@ mod tests {
         assert_eq!(text(true, true), fenced("unreachable 10.5.0.0/16, blackhole 10.5.1.0/24"));
         assert_eq!(text(false, false), removals);
         assert_eq!(operations(std::iter::empty(), &env, Fences { fail_closed: true, blackhole: true }), []);
+    }
+
+    /// An administrator may keep packets inside Network in the same way.
+    #[test]
+    fn routes_of_other_programs_stay_and_without_a_subnet_file_all_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let subnet_file = dir.path().join("subnet.env");
+        let key = |net: &str| Key::Route(net.parse().unwrap(), LAST_METRIC);
+        let kernel = || {
+            let kernel = FakeKernel::new(machine(&["192.168.0.1/24"]), PROTOCOL);
+            for (net, route, protocol) in
+                [("10.5.0.0/16", Route::Unreachable, PROTOCOL), ("10.5.1.0/24", Route::Blackhole, 4)]
+            {
+                let seen = ObservedValue { value: Value::Route(route), protocol, mark: false };
+                kernel.disturb(key(net), Some(seen), false);
+            }
+            kernel
+        };
+        let (mut unknown, mut ours) = (kernel(), kernel());
+        let wanted = Fences { fail_closed: true, blackhole: true };
+        replace(&mut unknown, &subnet_file, wanted);
+        assert_eq!(unknown.take_ops(), []);
+        let env = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+        std::fs::write(&subnet_file, env).unwrap();
+        replace(&mut ours, &subnet_file, wanted);
+        let there = ours.entries();
+        assert!(!there.contains_key(&key("10.5.0.0/16")) && there.contains_key(&key("10.5.1.0/24")), "{there:?}");
+        let fence = there.get(&Key::Fence(Family::V4)).map(|seen| seen.value.to_string());
+        assert_eq!(fence.as_deref(), Some("unreachable 10.5.0.0/16"));
     }
 }

@@ -5,6 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::future::pending;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -60,6 +61,8 @@ struct Memory {
     is_taken: Cell<bool>,
     acquires: Cell<usize>,
     retakes: Cell<usize>,
+    /// The published address that an administrator wrote into the store.
+    chosen: Cell<Option<IpAddr>>,
     /// What the first watch sends after the list.
     sent: RefCell<Option<mpsc::Receiver<Event>>>,
 }
@@ -86,6 +89,9 @@ impl Source for Memory {
             answers(self.is_away.get() || self.lacks_net_conf.get())?;
             Ok(self.net_conf.borrow().clone())
         })
+    }
+    fn chosen(&self) -> Local<'_, Result<[Option<IpAddr>; 2], Error>> {
+        Box::pin(async { Ok([self.chosen.get(), None]) })
     }
     fn own<'a>(&'a self, _: &'a Evidence) -> Local<'a, Result<Option<Lease>, Error>> {
         Box::pin(async {
@@ -201,6 +207,7 @@ impl Place {
             is_taken: Cell::default(),
             acquires: Cell::default(),
             retakes: Cell::default(),
+            chosen: Cell::default(),
             sent: RefCell::new(Some(sent)),
         };
         let (store, kernel, readiness) = (Rc::new(store), kernel(), Readiness::new());
@@ -378,6 +385,24 @@ async fn with_the_tunnel_guard_the_first_lease_names_the_source_of_our_packets()
     place.run(async |_| place.ready().await).await;
     let own = place.store.own.borrow().clone().unwrap();
     assert_eq!((own.attrs.tunnel_ip, place.store.retakes.get()), (Some([192, 168, 0, 1].into()), 0));
+}
+
+/// The flags of the agent do not name it, and its uplink has another address.
+#[tokio::test(start_paused = true)]
+async fn the_address_that_an_administrator_wrote_into_the_store_stays_the_published_one() {
+    let place = Place::new(&HOST_GW.replace("host-gw", "ipip"), Vec::new());
+    let chosen: IpAddr = [203, 0, 113, 9].into();
+    place.store.chosen.set(Some(chosen));
+    place
+        .run(async |requests| {
+            place.ready().await;
+            // The host is looked at again.
+            place.kernel.set_machine(machine(&["192.168.0.1/24"]));
+            sleep(Duration::from_secs(20)).await;
+            assert_eq!(status(&requests).await.public, [chosen.to_string()]);
+        })
+        .await;
+    assert_eq!(place.store.retakes.get(), 0, "the lease says what it should");
 }
 
 #[tokio::test(start_paused = true)]

@@ -84,6 +84,8 @@ impl Secrets for SecretFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::files::tests::with_fifo;
 
@@ -96,6 +98,17 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(secrets.read(&file).unwrap().as_deref(), Some(&b"the private key"[..]));
         assert_eq!(secrets.directory(), None);
+    }
+
+    #[test]
+    fn only_root_may_read_a_secret_whether_it_is_the_first_or_replaces_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, secrets) = (dir.path().join("key"), SecretFiles::default());
+        let mode = || std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+        secrets.create(&file, b"the private key").unwrap();
+        assert_eq!(mode(), 0o600);
+        secrets.replace(&file, b"another").unwrap();
+        assert_eq!((mode(), secrets.read(&file).unwrap().as_deref()), (0o600, Some(&b"another"[..])));
     }
 
     #[test]

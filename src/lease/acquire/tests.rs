@@ -198,6 +198,8 @@ struct Case {
     keys: Vec<(&'static str, String)>,
     /// Gets the networks of the host that the store was told.
     connected: Rc<RefCell<Connected>>,
+    /// Number of records of our lease in the store: none if it has lost them.
+    records: usize,
 }
 
 /// What subnet.env says after an earlier run.
@@ -209,7 +211,7 @@ impl Default for Case {
         let (others, earlier, keys) = (Vec::new(), Vec::new(), Vec::new());
         let (config, saved_config, content, accepted, listens) = Default::default();
         let (store, env, published, guard, sends_earlier) = (true, None, "192.168.0.1", false, false);
-        let connected = Rc::default();
+        let (connected, records) = (Rc::default(), 1);
         Case {
             choice,
             saved,
@@ -227,6 +229,7 @@ impl Default for Case {
             listens,
             keys,
             connected,
+            records,
         }
     }
 }
@@ -316,7 +319,7 @@ async fn starts(case: Case, machine: Machine) -> Option<String> {
             Head { store, saved, expires, config, own, public, chosen, uplink, earlier, sends_earlier, clear_text };
         saved_peers::write(std::fs::File::create(saved_file.file()).unwrap(), &head, []).unwrap();
     }
-    let leases = case.store.then(|| RefCell::new(vec![mine]));
+    let leases = case.store.then(|| RefCell::new(vec![mine; case.records]));
     let (config, connected) = (case.config, case.connected);
     let store: Rc<dyn Source> = Rc::new(Memories { leases, config, connected, ..Memories::default() });
     let mut kernel = kernel_of(machine, case.listens);
@@ -400,6 +403,18 @@ async fn a_vpn_that_came_meanwhile_does_not_take_the_uplink() {
         // The same is true if subnet.env is about another cluster.
         let other = starts(Case { env: Some(["10.6.0.0/16", "10.6.7.1/24"]), ..without() }, machine()).await;
         assert_eq!(other.as_deref(), Some("vpn0 10.8.0.2 10.5.99.0/24"));
+    })
+    .await;
+}
+
+/// After a boot there is no subnet.env. With another subnet, the pods of this node would get other addresses.
+#[tokio::test]
+async fn a_node_whose_lease_is_gone_asks_for_the_subnet_that_an_earlier_run_saved() {
+    local(async {
+        let case = |saved| Case { saved, records: 0, ..Case::default() };
+        assert_eq!(starts(case(Some(used(""))), machine()).await.as_deref(), Some(KEPT));
+        let new = starts(case(None), machine()).await;
+        assert_eq!(new.as_deref(), Some("vpn0 10.8.0.2 10.5.99.0/24"), "nothing is known of an earlier run");
     })
     .await;
 }
