@@ -61,3 +61,132 @@ impl<'a> Leases<'a> {
 fn overlap(one: &Stored, other: &Stored) -> bool {
     matches!((one.subnets, other.subnets), (Some(one), Some(other)) if one.overlaps(&other))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::time::Instant;
+
+    use super::super::keys::ListRead;
+    use super::*;
+    use crate::attrs::Attrs;
+    use crate::backend_types::FOR_TESTS;
+    use crate::connected::Connected;
+    use crate::lease::{Age, Lease, Record};
+    use crate::net_conf::NetConf;
+
+    const SINGLE: &str = r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.4.0"}"#;
+    const DUAL: &str = r#"{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48"}"#;
+
+    /// Returns what the node with this number publishes. We are the node with the number 1.
+    fn attrs(number: u8) -> Attrs {
+        Attrs {
+            public_ip: Some([192, 0, 2, number].into()),
+            backend_type: "vxlan".into(),
+            backend_data: Some(format!(r#"{{"VtepMAC":"02:00:00:00:00:{number:02x}"}}"#).into()),
+            ..Attrs::default()
+        }
+    }
+
+    /// Returns a lease of the node with this number, which was created at this revision.
+    fn lease(key: &str, number: u8, created: i64) -> Stored {
+        let subnets = Subnets::from_key(key).unwrap();
+        let age = Age { stamp: created.unsigned_abs(), tie: Arc::default() };
+        let lease = Lease { id: key.into(), subnets, attrs: attrs(number), age };
+        let record = Record { id: key.into(), lease: Ok(lease) };
+        Stored { record, subnets: Some(subnets), created, modified: created, etcd_lease: 9 }
+    }
+
+    /// Returns a record whose value cannot be read.
+    fn unreadable(key: &str, created: i64) -> Stored {
+        Stored { record: Record::new(key.into(), Err("it is no lease")), ..lease(key, 9, created) }
+    }
+
+    fn request(net_conf: &str, previous: Option<&str>) -> LeaseRequest {
+        LeaseRequest {
+            net_conf: NetConf::parse(net_conf).unwrap(),
+            attrs: attrs(1),
+            previous: previous.and_then(Subnets::from_key),
+            was: Some(attrs(1)),
+            connected: Connected::default(),
+        }
+    }
+
+    /// Returns what one attempt does with these records: `uses KEY`, `chooses KEY`, or why there is no subnet.
+    fn outcome(request: &LeaseRequest, stored: &[Stored]) -> String {
+        let read = ListRead { at: Instant::now(), endpoint: 0 };
+        let all = LeaseList { stored: stored.to_vec(), revision: 99, cluster: 1, config: None, read };
+        let leases = Leases::new(request, &all, &request.evidence(FOR_TESTS));
+        match leases.usable() {
+            Some(own) => format!("uses {}", own.record.id),
+            None => match leases.choose() {
+                Ok(subnets) => format!("chooses {}", subnets.to_key()),
+                Err(error) => error.to_string(),
+            },
+        }
+    }
+
+    /// The pods of this node use one of them. Another one, which an earlier run left behind, would cut them off.
+    #[test]
+    fn of_several_leases_of_ours_the_one_of_our_pods_is_used_and_otherwise_the_oldest() {
+        for previous in ["10.5.1.0-24", "10.5.2.0-24", "10.5.3.0-24"] {
+            let all = [lease("10.5.1.0-24", 1, 5), lease("10.5.2.0-24", 1, 3), lease("10.5.3.0-24", 1, 4)];
+            assert_eq!(outcome(&request(SINGLE, Some(previous)), &all), format!("uses {previous}"));
+            assert_eq!(outcome(&request(SINGLE, None), &all), "uses 10.5.2.0-24");
+        }
+        // One that does not fit net-conf cannot be used, whatever speaks for it.
+        let unfit = [lease("10.5.1.0-25", 1, 3), lease("10.5.2.0-24", 1, 5)];
+        assert_eq!(outcome(&request(SINGLE, Some("10.5.1.0-25")), &unfit), "uses 10.5.2.0-24");
+    }
+
+    /// Two nodes that start together may both write a lease. The younger one gives way, also if it was interrupted before it could do so.
+    #[test]
+    fn our_lease_gives_way_to_an_older_lease_of_another_node_and_to_nothing_else() {
+        let ours = "10.5.1.0-24&fd00:5:0:1::-64";
+        let both = lease(ours, 1, 5);
+        let request = request(DUAL, Some(ours));
+        let is_used = |other: Stored| {
+            let orders = [[both.clone(), other.clone()], [other, both.clone()]];
+            let [one, two] = orders.map(|all| outcome(&request, &all) == format!("uses {ours}"));
+            assert_eq!(one, two, "the order of the keys decides nothing");
+            one
+        };
+        assert!(!is_used(lease("10.5.1.0-24&fd00:5:0:2::-64", 2, 4)), "it has our IPv4 subnet");
+        assert!(!is_used(lease("10.5.2.0-24&fd00:5:0:1::-64", 2, 4)), "it has our IPv6 subnet");
+        assert!(is_used(lease("10.5.1.0-24&fd00:5:0:2::-64", 2, 6)), "it is younger");
+        assert!(is_used(lease("10.5.1.0-24&fd00:5:0:2::-64", 1, 4)), "it is one of ours");
+        assert!(is_used(lease("10.5.2.0-24&fd00:5:0:2::-64", 2, 4)), "it shares no address with ours");
+        assert!(is_used(lease("10.5.0.0-16", 2, 4)), "every node sets a lease of another length aside");
+        assert!(is_used(unreadable("10.5.1.0-24&fd00:5:0:2::-64", 4)), "nobody believes what cannot be read");
+    }
+
+    #[test]
+    fn a_lease_that_gives_way_keeps_the_half_that_nobody_else_has() {
+        let ours = lease("10.5.1.0-24&fd00:5:0:1::-64", 1, 5);
+        let request = request(DUAL, Some("10.5.1.0-24&fd00:5:0:1::-64"));
+        let chosen = outcome(&request, &[lease("10.5.1.0-24&fd00:5:0:2::-64", 2, 4), ours.clone()]);
+        assert!(chosen.ends_with("&fd00:5:0:1::-64") && !chosen.contains("10.5.1.0-24"), "{chosen}");
+        let chosen = outcome(&request, &[lease("10.5.2.0-24&fd00:5:0:1::-64", 2, 4), ours]);
+        assert!(chosen.starts_with("chooses 10.5.1.0-24&") && !chosen.contains("fd00:5:0:1::"), "{chosen}");
+    }
+
+    #[test]
+    fn a_subnet_is_free_if_no_other_record_has_it_and_no_other_node_is_in_it() {
+        let (bad, theirs) = (unreadable("10.5.1.0-24", 3), lease("10.5.2.0-24", 2, 4));
+        let mut inside = lease("10.5.4.0-24", 3, 5);
+        if let Ok(lease) = &mut inside.record.lease {
+            lease.attrs.public_ip = Some([10, 5, 3, 9].into());
+        }
+        let all = [bad, theirs, inside];
+        let previous = request(SINGLE, Some("10.5.3.0-24"));
+        assert_eq!(outcome(&previous, &all[..2]), "chooses 10.5.3.0-24");
+        let full = outcome(&previous, &all);
+        assert!(full.starts_with("out of subnets"), "the address of a node is in the last one: {full}");
+        // The records of ours that do not fit give their subnets back. The one that speaks most for us comes first.
+        let was_dual = ["10.5.3.0-24&fd00:5:0:3::-64", "10.5.4.0-24&fd00:5:0:4::-64"];
+        let ours = [lease(was_dual[0], 1, 7), lease(was_dual[1], 1, 6)];
+        assert_eq!(outcome(&request(SINGLE, None), &ours), "chooses 10.5.4.0-24");
+        assert_eq!(outcome(&request(SINGLE, Some(was_dual[0])), &ours), "chooses 10.5.3.0-24");
+    }
+}
