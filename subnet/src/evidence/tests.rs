@@ -288,3 +288,45 @@ fn a_lease_without_a_type_is_a_reservation_only_for_a_backend_that_names_its_lea
         assert_eq!(Evidence::of(FOR_TESTS, subnets, was).with_next(new).reservations, wanted, "{was:?} {new:?}");
     }
 }
+
+#[test]
+fn the_ipv4_addresses_decide_if_either_node_has_one() {
+    let (our_v6, other_v6) = ("2001:db8::1".parse().ok(), "2001:db8::2".parse().ok());
+    let ours = Evidence { public: vec![(Some([192, 0, 2, 1].into()), our_v6)], ..evidence(false, false) };
+    let with_v6 = |mut lease: Lease, public_ipv6| {
+        lease.attrs.public_ipv6 = public_ipv6;
+        lease
+    };
+    for public_ipv6 in [None, our_v6, other_v6] {
+        assert_eq!(ours.proof(&with_v6(lease("x", "=", "-"), public_ipv6)), Some(Proof::Address), "{public_ipv6:?}");
+    }
+    assert_eq!(ours.proof(&with_v6(lease("x", "x", "-"), our_v6)), None);
+    let mut without_v4 = with_v6(lease("x", "x", "-"), our_v6);
+    without_v4.attrs.public_ip = None;
+    assert_eq!(ours.proof(&without_v4), None, "it is that of a node without an IPv4 address");
+}
+
+/// Otherwise two nodes whose leases name no address would each take the lease of the other one for its own.
+#[test]
+fn a_lease_that_names_no_address_names_nobody() {
+    let mut nobody = lease("x", "x", "-");
+    nobody.attrs.public_ip = None;
+    let ours = Evidence { public: vec![(None, None)], ..evidence(false, false) };
+    assert_eq!(ours.proof(&nobody), None);
+    assert_eq!(ours.owner(&nobody), nobody.attrs.owner(), "nor does it name an address of ours");
+}
+
+/// Our lease is gone, and we take its subnet again.
+#[test]
+fn only_a_lease_of_another_node_with_our_length_keeps_us_from_our_subnet() {
+    let ours = evidence(true, true);
+    let subnets = |key: &str| Subnets::from_key(key).unwrap();
+    let keeps = |subnet: &str, lease: &Lease| ours.keeps_us_from(&subnets(subnet), lease);
+    let of = |id: &str, mac: &str| named(lease("x", "x", mac), id, 1);
+    assert!(keeps("10.5.1.0-24", &named(lease("=", "x", "x"), "10.5.1.0-24", 1)));
+    assert!(!keeps("10.5.1.0-24", &lease("=", "=", "=")), "it is ours");
+    assert!(!keeps("10.5.1.0-24", &of("10.5.0.0-16", "x")) && !keeps("10.5.1.0-24", &of("10.5.1.0-25", "x")));
+    assert!(!keeps("10.5.1.0-24", &of("10.5.2.0-24", "x")), "it has another subnet");
+    assert!(keeps("10.5.1.0-24&fd00:5::-64", &of("10.5.2.0-24&fd00:5::-64", "x")), "it has one half of ours");
+    assert!(!keeps("10.5.1.0-24", &of("10.5.1.0-24&fd00:5::-64", "x")), "it has other families");
+}
