@@ -151,13 +151,28 @@ pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{no_space, remedy};
+    use super::{Error, Fault, may_be_done, no_space, remedy};
 
     #[test]
     fn an_etcd_that_is_full_names_the_commands_that_make_room() {
         let remedy = no_space("etcdserver: mvcc: database space exceeded");
         assert!(remedy.contains("etcdctl defrag, etcdctl alarm disarm"), "{remedy}");
         assert_eq!(no_space("etcdserver: too many requests"), "");
+    }
+
+    /// After such a write our key may be there, attached to the etcd lease that was granted for it. If that were revoked, the key would vanish.
+    #[test]
+    fn a_write_without_an_answer_may_be_done_and_a_refused_one_is_not() {
+        let after = |fault: Fault| {
+            let source: Box<dyn std::error::Error + Send + Sync> = Box::new(fault);
+            may_be_done(&Error::Unavailable { what: "create our key".into(), source: Some(source) })
+        };
+        let broken = || Fault::Etcd(etcd_client::Error::IoError(std::io::ErrorKind::BrokenPipe.into()));
+        assert!(after(Fault::Silent) && after(broken()) && after(Fault::Stream("it was closed".into())));
+        assert!(after(Fault::Connection { fault: Box::new(broken()), remedy: " (check it)" }));
+        assert!(!after(Fault::Etcd(etcd_client::Error::InvalidArgs("no key".into()))), "it was never sent");
+        assert!(!may_be_done(&Error::Unavailable { what: "other nodes were faster".into(), source: None }));
+        assert!(!may_be_done(&Error::Missing("our key".into())));
     }
 
     /// A server without TLS may close the connection before it answers, after which the kernel reports a reset.
