@@ -79,6 +79,7 @@ macro_rules! contract {
 contract!(
     creates_a_lease_and_takes_it_over_later,
     the_previous_subnet_is_taken_again,
+    of_several_leases_of_ours_that_of_our_pods_is_taken,
     reports_that_there_is_no_free_subnet,
     no_subnet_contains_addresses_of_nodes,
     an_incompatible_lease_is_deleted,

@@ -141,6 +141,21 @@ pub async fn the_previous_subnet_is_taken_again(shared: &impl SharedStore) {
     assert_eq!(unfit.subnets.v4.unwrap().prefix_len(), 24);
 }
 
+/// Our pods use one of them. Another one, which an earlier run left behind, would cut them off.
+pub async fn of_several_leases_of_ours_that_of_our_pods_is_taken(shared: &impl SharedStore) {
+    let subnets = ["10.5.7.0/24", "10.5.8.0/24", "10.5.9.0/24"].map(subnet);
+    for ours in subnets {
+        shared.put(&format!("subnets/{}", ours.to_key()), &attrs(1).to_wire()).await;
+    }
+    for ours in subnets {
+        let store = shared.open();
+        let own = store.own(&Evidence::of(TYPES, ours, &attrs(1))).await.unwrap();
+        assert_eq!(own.map(|own| own.subnets), Some(ours));
+        let request = LeaseRequest { previous: Some(ours), was: Some(attrs(1)), ..request(1) };
+        assert_eq!(store.acquire(&request).await.unwrap().subnets, ours);
+    }
+}
+
 pub async fn reports_that_there_is_no_free_subnet(shared: &impl SharedStore) {
     let store = shared.open();
     let small = |last| LeaseRequest { net_conf: net_conf(24, "10.5.2.0"), ..request(last) };
@@ -313,6 +328,10 @@ pub async fn only_a_lease_of_the_same_length_keeps_us_out(shared: &impl SharedSt
     }
     let free = dual("10.5.9.0/24", "fd00:12:0:9::/64");
     assert_eq!(store.retake(&free, &attrs(1), &attrs(1)).await.unwrap().subnets, free);
+    // Another lease of ours, which an earlier run left behind, does not keep us out, either.
+    shared.put("subnets/10.5.10.0-24&fd00:12:0:a::-64", &attrs(1).to_wire()).await;
+    let half = dual("10.5.10.0/24", "fd00:12:0:b::/64");
+    assert_eq!(store.retake(&half, &attrs(1), &attrs(1)).await.unwrap().subnets, half);
 }
 
 /// Every node sets such a lease aside. So it takes no subnet, and ours does not give way to it although it is older.
@@ -345,6 +364,10 @@ pub async fn releases_only_what_is_ours(shared: &impl SharedStore) {
     store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
     assert!(matches!(store.release(&lease).await, Err(Error::Taken { .. })));
     let lease = store.own(&booted(2)).await.unwrap().unwrap();
+    // Its record says something else now, and names our device all the same.
+    let data = r#"{"VNI":2,"VtepMAC":"c6:d2:32:6f:8f:45"}"#;
+    let changed = Attrs { backend_data: Some(data.into()), ..attrs(2) };
+    store.retake(&lease.subnets, &attrs(2), &changed).await.unwrap();
     store.release(&lease).await.unwrap();
     assert!(matches!(store.release(&lease).await, Err(Error::Missing(_))));
     assert!(store.list().await.unwrap().is_empty());

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use etcd_client::{PutOptions, Txn, TxnOp};
+use etcd_client::{CompactionOptions, PutOptions, Txn, TxnOp};
 use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -169,10 +169,41 @@ async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
     .await;
 }
 
+/// An operator gives our key an etcd lease that ends soon. The next renewal of the one before would be hours later.
+#[tokio::test]
+async fn an_etcd_lease_that_somebody_gives_our_key_is_renewed_at_once() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let (kept, mut keeps) = mpsc::channel(64);
+    watching(&store, async |mut events| {
+        next(&mut events).await;
+        let body = async {
+            let first = keeps.recv().await;
+            assert!(matches!(first, Some(Event::Renewed(Some(ttl))) if ttl > Duration::from_secs(3600)), "{first:?}");
+            let grant = client.lease_grant(600, None).await.unwrap().id();
+            let other = PutOptions::new().with_lease(grant);
+            client.put(key(&lease.id), lease.attrs.to_wire(), Some(other)).await.unwrap();
+            let is_short = |ttl: Duration| ttl <= Duration::from_secs(600);
+            let renewed =
+                async { while !matches!(keeps.recv().await, Some(Event::Renewed(Some(ttl))) if is_short(ttl)) {} };
+            timeout(NOTICED, renewed).await.expect("the etcd lease of the operator is renewed");
+        };
+        tokio::select! {
+            () = store.keep(&lease, kept) => panic!("the keeper ended"),
+            () = body => {}
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn everything_is_read_again_after_a_compaction() {
     let mut server = Server::start().await;
     let store = server.store();
+    let config = format!("{PREFIX}/config");
+    let net_conf = |number: u8| format!(r#"{{"Network":"10.{number}.0.0/16"}}"#);
+    server.client().await.put(config.as_str(), net_conf(5), None).await.unwrap();
     let (out, mut events) = mpsc::channel(1);
     let watch = store.watch(out);
     tokio::pin!(watch);
@@ -185,6 +216,7 @@ async fn everything_is_read_again_after_a_compaction() {
     server.again();
     server.ready().await;
     let mut client = server.client().await;
+    client.put(config.as_str(), net_conf(4), None).await.unwrap();
     let mut revision = 0;
     for last in 1..5 {
         let put = client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
@@ -194,13 +226,42 @@ async fn everything_is_read_again_after_a_compaction() {
     let again = async {
         loop {
             if let Event::Snapshot { records, reset } = next(&mut events).await {
-                return (records.len(), reset);
+                return (records.len(), reset, next(&mut events).await);
             }
         }
     };
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
-        seen = again => assert_eq!(seen, (4, false)),
+        seen = again => assert_eq!(seen, (4, false, Event::Config(net_conf(4)))),
+    }
+}
+
+/// etcd before 3.4.34 has nothing of a deletion that it has compacted. So a watch that began with the deletion would never hear of it.
+#[tokio::test]
+async fn a_lease_that_was_deleted_and_compacted_while_the_watch_was_away_goes() {
+    let mut server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let (out, mut events) = mpsc::channel(64);
+    let mut watch = store.watch(out);
+    let begins = async {
+        assert_eq!(snapshot(&mut events).await, (0, false));
+        client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
+        assert_eq!(ids(&mut events, 1).await, ["10.5.1.0-24"]);
+    };
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        () = begins => {}
+    }
+    // The watch does not run meanwhile. The deletion is the first change after the last one that it knows.
+    server.end();
+    server.again();
+    server.ready().await;
+    let mut client = server.client().await;
+    let deleted = client.delete(key("10.5.1.0-24"), None).await.unwrap().header().unwrap().revision();
+    client.compact(deleted, Some(CompactionOptions::new().with_physical())).await.unwrap();
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        seen = timeout(NOTICED, snapshot(&mut events)) => assert_eq!(seen.expect("the lease is gone"), (0, false)),
     }
 }
 
@@ -585,10 +646,14 @@ async fn leases_are_read_although_the_first_value_is_larger_than_any_message() {
     client.put(format!("{PREFIX}/config"), net_conf, None).await.unwrap();
     client.put(key("10.5.1.0-24"), "x".repeat(17 << 20), None).await.unwrap();
     client.put(key("10.5.2.0-24"), attrs(2).to_wire(), None).await.unwrap();
+    // So is this one, which comes with a later page.
+    client.put(key("10.5.3.0-24"), "x".repeat(17 << 20), None).await.unwrap();
+    client.put(key("10.5.4.0-24"), attrs(4).to_wire(), None).await.unwrap();
     let store = server.store();
     let list = timeout(NOTICED, store.list()).await.expect("it is read again and again").unwrap();
     let read: Vec<_> = list.iter().map(|record| (&*record.id, record.lease.is_ok())).collect();
-    assert_eq!(read, [("10.5.1.0-24", false), ("10.5.2.0-24", true)]);
+    let wanted = [("10.5.1.0-24", false), ("10.5.2.0-24", true), ("10.5.3.0-24", false), ("10.5.4.0-24", true)];
+    assert_eq!(read, wanted);
     assert_eq!(store.config().await.unwrap(), net_conf);
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use etcd_client::{PutOptions, Txn, TxnOp};
+use etcd_client::{Client, PutOptions, Txn, TxnOp};
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -219,7 +219,7 @@ async fn the_connection_to_a_member_that_refuses_a_call_stays() {
 
 /// Starts an endpoint that forwards everything to another port until it is dropped. Then its connections break, and it refuses new ones. Also
 /// returns how many connections it has had.
-async fn relay(port: u16) -> (String, JoinSet<()>, Arc<AtomicUsize>) {
+pub async fn relay(port: u16) -> (String, JoinSet<()>, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let mut tasks = JoinSet::new();
@@ -677,6 +677,95 @@ async fn a_lease_that_appears_while_ours_is_taken_again_keeps_us_out() {
         let (taken, ()) = tokio::join!(store.retake(&ours, &was, &was), appears);
         assert!(matches!(&taken, Err(Error::Taken { owner, .. }) if owner == "192.0.2.2"), "{taken:?}");
         assert_eq!(live.store().list().await.unwrap().len(), 1, "the key that came second is gone");
+    };
+    timeout(LIMIT, body).await.unwrap();
+}
+
+/// The other node came second, and gives way.
+#[tokio::test]
+async fn a_lease_that_appears_after_our_write_does_not_cost_us_our_subnet() {
+    let body = async {
+        let live = Server::start().await;
+        // What is asked for is the list, an etcd lease, the key, and what was created before it.
+        let (url, _tasks, reached, go_on) = halting(live.port, 4).await;
+        let store = EtcdStore::new(options(vec![url, live.url()])).unwrap();
+        let ours = dual("10.5.2.0/24", "fd00:12:0:1::/64");
+        let appears = async {
+            reached.await.unwrap();
+            let theirs = format!("{PREFIX}/subnets/10.5.2.0-24&fd00:12:0:2::-64");
+            live.client().await.put(theirs, attrs(2).to_wire(), None).await.unwrap();
+            go_on.send(()).unwrap();
+        };
+        let request = dual_request(1, ours);
+        let (lease, ()) = tokio::join!(store.acquire(&request), appears);
+        assert_eq!(lease.unwrap().subnets, ours);
+    };
+    timeout(LIMIT, body).await.unwrap();
+}
+
+/// Starts an endpoint that forwards everything to etcd. Before each call, another program writes this key with other data of our device.
+async fn meddling(port: u16, key: &str) -> (String, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (key, writes) = (key.to_owned(), Arc::<AtomicUsize>::default());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut open = JoinSet::new();
+        loop {
+            let (near, _) = listener.accept().await.unwrap();
+            let (key, writes) = (key.clone(), writes.clone());
+            open.spawn(async move {
+                let mut client = Client::connect([format!("http://127.0.0.1:{port}")], None).await.unwrap();
+                let far = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                let ((mut from, mut back), (mut answers, mut to)) = (near.into_split(), far.into_split());
+                let requests = async {
+                    let mut preface = [0; PREFACE];
+                    if from.read_exact(&mut preface).await.is_err() || to.write_all(&preface).await.is_err() {
+                        return;
+                    }
+                    while let Some(frame) = frame(&mut from).await {
+                        if frame[3] == HEADERS {
+                            let number = 2 + writes.fetch_add(1, Ordering::SeqCst);
+                            let data = format!(r#"{{"VNI":{number},"VtepMAC":"c6:d2:32:6f:8f:44"}}"#);
+                            let value = Attrs { backend_data: Some(data.into()), ..attrs(1) }.to_wire();
+                            client.put(key.as_str(), value, None).await.unwrap();
+                        }
+                        if to.write_all(&frame).await.is_err() {
+                            return;
+                        }
+                    }
+                };
+                tokio::select! {
+                    () = requests => {}
+                    end = tokio::io::copy(&mut answers, &mut back) => drop(end),
+                }
+            });
+        }
+    });
+    (url, tasks)
+}
+
+/// What was read has always changed when our write arrives. A call must not hang because of that, and must not overwrite what it did not read.
+#[tokio::test]
+async fn a_call_ends_with_an_error_if_our_key_changes_before_each_write() {
+    let body = async {
+        let live = Server::start().await;
+        let lease = live.store().acquire(&request_of(1)).await.unwrap();
+        let key = format!("{PREFIX}/subnets/{}", lease.id);
+        let (url, _tasks) = meddling(live.port, &key).await;
+        // If a call is not answered in time, it is made again, and the key changes again.
+        let store = EtcdStore::new(options(vec![url.clone(), url])).unwrap();
+        let errors = [
+            store.acquire(&request_of(1)).await.err(),
+            store.retake(&lease.subnets, &attrs(1), &attrs(1)).await.err(),
+            store.release(&lease).await.err(),
+        ];
+        for (what, error) in ["acquire a subnet", "retake 10.5.1.0/24", "release 10.5.1.0/24"].into_iter().zip(errors) {
+            let text = error.unwrap_or_else(|| panic!("{what} must fail")).to_string();
+            assert_eq!(text, format!("{what}: other nodes changed it 30 times in a row"));
+        }
+        let left = live.client().await.get(key.as_str(), None).await.unwrap();
+        assert_eq!(left.kvs()[0].create_revision(), lease.age.stamp.cast_signed(), "it is the same key");
     };
     timeout(LIMIT, body).await.unwrap();
 }

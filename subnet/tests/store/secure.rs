@@ -3,16 +3,18 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Permission, PermissionType};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::source::{Error, Event, Source};
 
 use super::contract::{PATIENCE, attrs, next, request};
-use super::server::{PREFIX, Server, options};
+use super::failover::relay;
+use super::server::{PREFIX, Server, free_port, options};
 
 fn openssl(dir: &Path, command: &str) {
     let args: Vec<&str> = command.split_whitespace().collect();
@@ -130,6 +132,24 @@ async fn rotated_certificates_are_used_without_a_restart() {
     }
 }
 
+/// etcd accepts both, because one CA signed them. But the old certificate may end soon, or be revoked.
+#[tokio::test]
+async fn a_new_certificate_is_used_at_once_although_the_connection_works() {
+    let server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "ca.pem"]);
+    answers(&EtcdStore::new(with_client(&server)).unwrap(), "the start").await;
+    let (url, _tasks, connections) = relay(server.port).await;
+    let endpoints = vec![url.replace("http://", "https://")];
+    let store = EtcdStore::new(EtcdOptions { endpoints, ..with_client(&server) }).unwrap();
+    answers(&store, "over the relay").await;
+    let before = connections.load(Ordering::SeqCst);
+    certificate(server.dir.path(), "client", "ca");
+    store.list().await.unwrap();
+    let after = connections.load(Ordering::SeqCst);
+    assert!(after > before, "the new certificate is presented in a new connection");
+    store.list().await.unwrap();
+    assert_eq!(connections.load(Ordering::SeqCst), after, "which is then used");
+}
+
 /// The files are replaced one after the other, and before those of etcd.
 #[tokio::test]
 async fn an_incomplete_rotation_does_not_affect_the_connection() {
@@ -203,6 +223,40 @@ async fn while_authentication_is_off_the_store_goes_on_without_its_user() {
     tokio::select! {
         () = store.watch(out) => panic!("the watch ended"),
         () = body => {}
+    }
+}
+
+/// No other login helps, and each call must say so.
+#[tokio::test]
+async fn a_user_without_rights_is_refused_with_the_remedy() {
+    let server = server_with_users().await;
+    let (username, password) = (Some("node".into()), Some("word".into()));
+    let elsewhere = EtcdOptions { username, password, prefix: "/other/network".into(), ..options(vec![server.url()]) };
+    let store = EtcdStore::new(elsewhere).unwrap();
+    for _ in 0..2 {
+        let list = timeout(PATIENCE, store.list()).await.expect("it logs in again and again");
+        let Err(Error::Refused { source: cause, .. }) = list else { panic!("{list:?}") };
+        let text = cause.to_string();
+        assert!(text.contains("check --etcd-username and --etcd-password, and the user's role"), "{text}");
+    }
+}
+
+/// A login is a call, too, and the first one of each connection.
+#[tokio::test]
+async fn a_user_logs_in_at_the_next_endpoint_if_one_is_away() {
+    let server = server_with_users().await;
+    let endpoints = vec![format!("http://127.0.0.1:{}", free_port()), server.url()];
+    let (username, password) = (Some("node".to_owned()), Some("word".to_owned()));
+    let with_user =
+        || EtcdOptions { username: username.clone(), password: password.clone(), ..options(endpoints.clone()) };
+    EtcdStore::new(with_user()).unwrap().acquire(&request(1)).await.unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let store = EtcdStore::new(with_user()).unwrap();
+    tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        event = next(&mut events) => {
+            assert!(matches!(&event, Event::Snapshot { records, .. } if records.len() == 1), "{event:?}");
+        }
     }
 }
 
@@ -335,9 +389,14 @@ fn an_endpoint_without_a_scheme_is_https_only_if_a_certificate_file_is_named() {
     let plain = described(options(endpoints()));
     assert_eq!(plain, "etcd http://10.0.0.1:2379,http://10.0.0.2:2379 /coreos.com/network");
     let dir = tempfile::tempdir().unwrap();
-    authority(dir.path(), "ca");
-    let with_ca = EtcdOptions { ca_file: Some(dir.path().join("ca.pem")), ..options(endpoints()) };
+    certificates(dir.path());
+    let file = |name: &str| Some(dir.path().join(name));
+    let with_ca = EtcdOptions { ca_file: file("ca.pem"), ..options(endpoints()) };
     assert_eq!(described(with_ca), "etcd https://10.0.0.1:2379,http://10.0.0.2:2379 /coreos.com/network");
+    let pair = EtcdOptions { cert_file: file("client.pem"), key_file: file("client.key"), ..options(endpoints()) };
+    // A system without CA certificates cannot use it, which the error says of the same URL.
+    let said = EtcdStore::new(pair).map_or_else(|error| error.to_string(), |store| store.describe());
+    assert!(said.contains("https://10.0.0.1:2379"), "{said}");
 }
 
 /// Saved peers are used only for the store that they were saved for.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use etcd_client::{Client, PutOptions};
 use tokio::sync::mpsc;
 use weft_backends::register::TYPES;
+use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::etcd::EtcdStore;
 use weft_subnet::evidence::Evidence;
@@ -36,6 +37,11 @@ pub fn dual_request(last: u8, previous: Subnets) -> LeaseRequest {
     request.net_conf.networks.v6 = Some(network);
     request.net_conf.v6 = Some(Range { network, len: 64, min, max });
     request
+}
+
+/// Returns what our node publishes with other data and the same device.
+fn other_data() -> Attrs {
+    Attrs { backend_data: Some(r#"{"VNI":2,"VtepMAC":"c6:d2:32:6f:8f:44"}"#.into()), ..attrs(1) }
 }
 
 /// Returns the value of this key and its etcd lease.
@@ -96,9 +102,11 @@ async fn our_younger_record_is_deleted_if_an_older_one_overlaps_it() {
     assert!(!lease.subnets.overlaps(&Subnets::from_key(theirs).unwrap()), "{}", lease.subnets);
     assert_eq!(stored(&mut client, ours).await, None, "our old record is gone");
     assert_eq!(stored(&mut client, theirs).await, Some((attrs(2).to_wire(), 0)));
-    // The older of two overlapping records is kept, and so is one that a record of a larger subnet overlaps.
+    // The older of two overlapping records is kept, and so is one that a record of a larger subnet overlaps. It is not younger because it was
+    // written again.
     let younger = format!("{}&fd00:12:0:fe::-64", lease.subnets.to_key().split('&').next().unwrap());
     client.put(key(&younger), attrs(3).to_wire(), None).await.unwrap();
+    store.retake(&lease.subnets, &attrs(1), &other_data()).await.unwrap();
     let again = store.acquire(&dual_request(1, lease.subnets)).await.unwrap();
     assert_eq!(again.subnets, lease.subnets);
 }
@@ -110,8 +118,12 @@ async fn a_record_of_ours_that_appears_meanwhile_does_not_cost_us_our_subnet() {
     let (store, mut client) = (server.store(), server.client().await);
     assert_eq!(store.own(&booted(1)).await.unwrap(), None);
     client.put(key("10.5.2.0-24&fd00:12:0:1::-64"), attrs(1).to_wire(), None).await.unwrap();
+    // Nobody believes what cannot be read.
+    client.put(key("10.5.2.0-24&fd00:12:0:3::-64"), "no lease", None).await.unwrap();
     let ours = dual("10.5.2.0/24", "fd00:12:0:2::/64");
     assert_eq!(store.acquire(&dual_request(1, ours)).await.unwrap().subnets, ours);
+    let restarted = server.store().acquire(&dual_request(1, ours)).await.unwrap();
+    assert_eq!(restarted.subnets, ours, "the older record is not that of another node");
 }
 
 /// No node believes what cannot be read. So it must not cost us our subnet, which pods use.
@@ -148,8 +160,7 @@ async fn a_record_that_changed_since_it_was_read_is_not_rewritten() {
     let lease = store.acquire(&request(1)).await.unwrap();
     assert!(store.own(&Evidence::of(TYPES, lease.subnets, &lease.attrs)).await.unwrap().is_some());
     client.put(key(&lease.id), attrs(9).to_wire(), None).await.unwrap();
-    let changed =
-        LeaseRequest { attrs: weft_subnet::attrs::Attrs { backend_type: "host-gw".into(), ..attrs(1) }, ..request(1) };
+    let changed = LeaseRequest { attrs: Attrs { backend_type: "host-gw".into(), ..attrs(1) }, ..request(1) };
     let new = store.acquire(&LeaseRequest { was: Some(attrs(1)), ..changed }).await.unwrap();
     assert_ne!(new.subnets, lease.subnets);
     assert_eq!(stored(&mut client, &lease.id).await, Some((attrs(9).to_wire(), 0)), "the other node's lease is there");
@@ -297,6 +308,21 @@ async fn our_key_is_renewed_although_its_value_cannot_be_read() {
         () = store.keep(&lease, kept) => panic!("the keeper ended"),
         () = renewed => {}
     }
+}
+
+/// An earlier run of this node was killed. Its write of the same key was carried out after our list was read, with an etcd lease of its own.
+#[tokio::test]
+async fn the_etcd_lease_that_an_earlier_run_gave_our_key_is_kept_and_the_second_one_revoked() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    assert_eq!(store.own(&booted(1)).await.unwrap(), None);
+    let first = client.lease_grant(600, None).await.unwrap().id();
+    let with_lease = PutOptions::new().with_lease(first);
+    client.put(key("10.5.9.0-24"), other_data().to_wire(), Some(with_lease)).await.unwrap();
+    let ours = LeaseRequest { previous: Some(subnet("10.5.9.0/24")), ..request(1) };
+    assert_eq!(store.acquire(&ours).await.unwrap().subnets, subnet("10.5.9.0/24"));
+    assert_eq!(stored(&mut client, "10.5.9.0-24").await, Some((attrs(1).to_wire(), first)));
+    assert_eq!(leases(&mut client).await, [first]);
 }
 
 /// Tests each case in which an etcd lease is granted and then not used. It would otherwise remain for a day.
