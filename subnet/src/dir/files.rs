@@ -366,6 +366,51 @@ mod tests {
         assert_eq!(done.unwrap(), "it answers again");
     }
 
+    /// While a piece of work hangs, the clock of the test stands still.
+    #[tokio::test(start_paused = true)]
+    async fn work_that_hangs_is_given_up_and_no_other_work_begins_meanwhile() {
+        let files = Arc::new(Files::new(PathBuf::from("/nonexistent")));
+        let (answer, hangs) = mpsc::channel();
+        let begun = Arc::new(AtomicBool::new(false));
+        let begins = Arc::clone(&begun);
+        let first = files.work(move |_| hangs.recv().map_err(|error| Error::Invalid(error.to_string())));
+        let second = files.work(move |_| {
+            begins.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        let passes = async {
+            for _ in 0..2 * LIMIT.as_secs() {
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+        };
+        let (first, second) = tokio::select! {
+            biased;
+            both = async { tokio::join!(first, second) } => both,
+            () = passes => panic!("nothing is given up"),
+        };
+        for error in [first.unwrap_err(), second.unwrap_err()] {
+            assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+            assert!(error.to_string().ends_with("no answer within 60 s: does its file system hang?"), "{error}");
+        }
+        assert!(!begun.load(Ordering::Relaxed), "threads must not accumulate");
+        answer.send("it answers again").unwrap();
+        assert_eq!(files.work(|_| Ok("as before")).await.unwrap(), "as before");
+    }
+
+    /// A tool that synchronises directories may put a file there without the lock.
+    #[test]
+    fn a_new_lease_does_not_replace_a_file_that_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path().into());
+        files.make().unwrap();
+        let of = |kind: &str| Attrs { backend_type: kind.into(), ..Attrs::default() };
+        let theirs = files.create("10.5.1.0-24", &of("vxlan"), 7).unwrap();
+        let error = files.create("10.5.1.0-24", &of("host-gw"), 8).unwrap_err();
+        assert!(matches!(&error, Error::Taken { subnet, .. } if *subnet == theirs.subnets), "{error}");
+        assert_eq!(files.read("10.5.1.0-24").unwrap().unwrap().lease, Ok(theirs));
+        assert_eq!(fs::read_dir(files.subnets()).unwrap().count(), 1, "no temporary file is left");
+    }
+
     /// A pipe takes the lease and cannot be synced, so it stands for a disk that cannot take it.
     #[test]
     fn a_lease_that_cannot_be_synced_is_an_error() {

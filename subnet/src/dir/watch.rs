@@ -386,6 +386,8 @@ async fn report_config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option
 mod tests {
     use std::sync::Arc;
 
+    use tokio::time::sleep;
+
     use super::*;
     use crate::attrs::Attrs;
     use crate::lease::{Age, Lease, Unreadable};
@@ -425,6 +427,44 @@ mod tests {
             [RecordChange::Written(lease)]
         );
         assert_eq!(difference(Found::All(Vec::new())), [RecordChange::Removed(id.clone())]);
+    }
+
+    #[test]
+    fn only_what_the_host_may_have_again_leads_to_polling() {
+        for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOSPC, Errno::ENOMEM] {
+            assert!(is_exhausted(errno), "{errno}");
+        }
+        for errno in [Errno::ENOENT, Errno::EACCES, Errno::ENOTDIR] {
+            assert!(!is_exhausted(errno), "{errno}");
+        }
+    }
+
+    /// If too many events wait, the kernel drops the others, and says so with an event that names no file.
+    #[tokio::test]
+    async fn all_files_are_read_after_events_were_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path().into());
+        files.make().unwrap();
+        let opened = loop {
+            match open(&files) {
+                // Other tests have all inotify instances at this moment.
+                Err(errno) if is_exhausted(errno) => sleep(Duration::from_millis(10)).await,
+                opened => break opened.unwrap(),
+            }
+        };
+        let watch = Watch::new(opened).unwrap();
+        let mut to_read = ToRead::default();
+        let mut comes = |mask, name: Option<&str>| {
+            let event = InotifyEvent { wd: watch.subnets, mask, cookie: 0, name: name.map(Into::into) };
+            add(&mut to_read, &watch, &event);
+            (to_read.all, to_read.touched.values().copied().collect::<Vec<_>>())
+        };
+        let file = Some("10.5.1.0-24.json");
+        assert_eq!(comes(AddWatchFlags::IN_CLOSE_WRITE, Some("README")), (false, Vec::new()));
+        assert_eq!(comes(AddWatchFlags::IN_CLOSE_WRITE, file), (false, vec![false]));
+        assert_eq!(comes(AddWatchFlags::IN_DELETE, file), (false, vec![true]));
+        assert_eq!(comes(AddWatchFlags::IN_CREATE, file), (false, vec![true]), "it was deleted, and is there again");
+        assert!(comes(AddWatchFlags::IN_Q_OVERFLOW, None).0);
     }
 
     #[tokio::test(start_paused = true)]

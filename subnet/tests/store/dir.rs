@@ -255,14 +255,24 @@ async fn a_net_conf_that_was_deleted_stays_in_force_until_there_is_another() {
 async fn a_lock_is_waited_for_but_not_for_ever() {
     let dir = tempfile::tempdir().unwrap();
     let store = DirStore::new(dir.path().into(), TYPES);
-    store.acquire(&request(1)).await.unwrap();
+    let lease = store.acquire(&request(1)).await.unwrap();
     let lock = OpenOptions::new().write(true).open(dir.path().join(".lock")).unwrap();
     let held = Flock::lock(lock, FlockArg::LockExclusiveNonblock).unwrap_or_else(|(_, errno)| panic!("{errno}"));
     let begin = Instant::now();
     let error = store.acquire(&request(2)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }) && error.to_string().starts_with("lock "), "{error}");
     assert!((5..7).contains(&begin.elapsed().as_secs()), "{:?}", begin.elapsed());
-    assert_eq!(store.list().await.unwrap().len(), 1);
+    let others = [
+        store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.err(),
+        store.release(&lease).await.err(),
+        store.remove(&lease.id).await.err(),
+    ];
+    for error in others {
+        let text = error.map(|error| error.to_string());
+        assert!(text.as_ref().is_some_and(|text| text.starts_with("lock ")), "{text:?}");
+    }
+    let left = store.list().await.unwrap();
+    assert_eq!(left.iter().map(|record| record.lease.as_ref().ok()).collect::<Vec<_>>(), [Some(&lease)]);
     let ends = async {
         sleep(Duration::from_secs(2)).await;
         drop(held);
@@ -319,6 +329,9 @@ async fn what_is_not_a_regular_file_is_set_aside_with_the_reason() {
     // Leases can still be written, and a FIFO can be removed by its id.
     let again = timeout(LIMIT, store.retake(&lease.subnets, &attrs(1), &attrs(2))).await.unwrap().unwrap();
     assert_eq!(again.attrs, attrs(2));
+    // No disk has failed, so one of them gives way to our own lease.
+    let taken = timeout(LIMIT, store.retake(&subnet("10.6.6.0/24"), &attrs(1), &attrs(1))).await.unwrap().unwrap();
+    assert_eq!((taken.subnets, &taken.attrs), (subnet("10.6.6.0/24"), &attrs(1)));
     timeout(LIMIT, store.remove("10.6.1.0-24")).await.unwrap().unwrap();
     assert!(!file(1).exists(), "it can be removed by its id");
 }
