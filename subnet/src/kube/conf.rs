@@ -93,6 +93,8 @@ mod tests {
         let file = dir.path().join("net-conf.json");
         let conf = Conf::new(file.clone());
         assert!(matches!(conf.read(), Err(Error::NoNetConf { place, .. }) if place.contains("--net-config-path")));
+        let unreadable = Conf::new(dir.path().to_owned()).read();
+        assert!(matches!(unreadable, Err(Error::Unavailable { .. })), "something is there: {unreadable:?}");
         std::fs::write(&file, r#"{"Network":"10.5.0.0/16"}"#).unwrap();
         conf.read().unwrap();
         let (out, mut events) = mpsc::channel(8);

@@ -82,6 +82,8 @@ pub(super) struct Request {
     pub(super) method: String,
     /// The path with the query.
     pub(super) path: String,
+    /// What the body is, such as `application/json`. Empty without a body.
+    pub(super) kind: String,
     /// The body of a patch; null for other requests.
     pub(super) body: Value,
     stream: TcpStream,
@@ -96,10 +98,15 @@ impl Request {
         let head = String::from_utf8_lossy(&head).into_owned();
         let mut words = head.split(' ').map(str::to_owned);
         let (method, path) = (words.next().unwrap(), words.next().unwrap());
-        let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+        let header = |name: &str| {
+            let mut headers = head.lines().filter_map(|line| line.split_once(": "));
+            headers.find(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned())
+        };
+        let kind = header("content-type").unwrap_or_default();
+        let length = header("content-length").and_then(|length| length.parse().ok());
         let mut body = vec![0; length.unwrap_or(0)];
         stream.read_exact(&mut body).await?;
-        Ok(Request { method, path, body: serde_json::from_slice(&body).unwrap_or_default(), stream })
+        Ok(Request { method, path, kind, body: serde_json::from_slice(&body).unwrap_or_default(), stream })
     }
 
     /// Returns a parameter of the query.

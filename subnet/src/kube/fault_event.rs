@@ -75,7 +75,7 @@ impl KubeStore {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::Fake;
+    use super::super::fake::{Fake, FakeNode};
     use super::*;
 
     fn notice(text: &str) -> FaultNotice {
@@ -107,16 +107,52 @@ mod tests {
     async fn a_notice_that_is_there_already_is_counted() {
         let mut fake = Fake::start().await;
         let store = fake.store();
+        // After a restart, the agent counts from one again. The server accepts no series of one.
+        for (count, written) in [(7, 7), (1, 2)] {
+            let serve = async {
+                let request = fake.expect("POST", PATH).await;
+                assert_eq!(request.body["regarding"]["uid"], "n1", "the name stands for a uid that is not known yet");
+                request.refuse(409, "AlreadyExists").await;
+                let request = fake.expect("PATCH", &format!("{PATH}/n1.weft-")).await;
+                assert_eq!(request.body["series"]["count"], written);
+                request.json(&json!({})).await;
+            };
+            let again = FaultNotice { count, ..notice("no address") };
+            let (result, ()) = tokio::join!(store.write_event(&again), serve);
+            result.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn an_event_is_about_our_node() {
+        let mut fake = Fake::start().await;
+        let store = fake.store();
+        let read = async { fake.expect("GET", "/api/v1/nodes/n1").await.json(&FakeNode::new(1, 5).json()).await };
+        let (own, ()) = tokio::join!(store.find_own(), read);
+        own.unwrap();
         let serve = async {
             let request = fake.expect("POST", PATH).await;
-            assert_eq!(request.body["regarding"]["uid"], "n1", "the name stands for a uid that is not known yet");
-            request.refuse(409, "AlreadyExists").await;
-            let request = fake.expect("PATCH", &format!("{PATH}/n1.weft-")).await;
-            assert_eq!(request.body["series"]["count"], 7);
+            assert_eq!(request.kind, "application/json");
+            let regarding = json!({"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-1"});
+            assert_eq!(request.body["regarding"], regarding);
+            assert_eq!(request.body["note"], "no address");
             request.json(&json!({})).await;
         };
-        let again = FaultNotice { count: 7, ..notice("no address") };
-        let (written, ()) = tokio::join!(store.write_event(&again), serve);
+        let notice = notice("no address");
+        let (written, ()) = tokio::join!(store.write_event(&notice), serve);
         written.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_missing_right_names_the_switch_that_turns_events_off() {
+        let mut fake = Fake::start().await;
+        let store = fake.store();
+        let text = r#"events.events.k8s.io is forbidden: cannot create resource "events" in API group "events.k8s.io""#;
+        let serve = async { fake.expect("POST", PATH).await.refuse(403, text).await };
+        let notice = notice("no address");
+        let (written, ()) = tokio::join!(store.write_event(&notice), serve);
+        let Err(Error::Refused { source, .. }) = written else { panic!("{written:?}") };
+        let text = source.to_string();
+        assert!(text.contains("events.k8s.io create and patch") && text.contains("--kube-events=off"), "{text}");
     }
 }

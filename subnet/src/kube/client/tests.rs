@@ -16,6 +16,7 @@ async fn refusals_and_failures_that_may_pass_are_different_errors() {
         (401, "away", "the credentials are not accepted"),
         (403, "refused", "RBAC: nodes get, list, watch and nodes/status patch"),
         (404, "missing", ""),
+        (408, "away", ""),
         (409, "away", ""),
         (410, "away", ""),
         (422, "refused", ""),
@@ -103,6 +104,39 @@ async fn clusters_nodes_and_annotation_prefixes_have_fingerprints_of_their_own()
     assert_eq!(fake.store().fingerprint().await, None, "it is not known which cluster it is");
 }
 
+/// The server has the same address in many clusters, such as that of a Service.
+#[tokio::test]
+async fn clusters_whose_servers_have_one_address_differ_by_their_cas() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, ca) = (dir.path().join("config"), dir.path().join("ca.pem"));
+    let kubeconfig = serde_json::json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://192.0.2.1:6443", "certificate-authority": ca}}],
+        "users": [{"name": "u", "user": {}}],
+    });
+    std::fs::write(&path, kubeconfig.to_string()).unwrap();
+    let mut texts = Vec::new();
+    for body in ["AAAA", "BBBB", "AAAA"] {
+        std::fs::write(&ca, format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")).unwrap();
+        let api = Api::new(Access { kubeconfig: Some(path.clone()), ..Access::default() });
+        texts.push(api.fingerprint().await.expect("a fingerprint"));
+    }
+    assert!(texts[0] != texts[1] && texts[0] == texts[2], "{texts:?}");
+}
+
+#[tokio::test]
+async fn the_url_of_the_flag_counts_more_than_that_of_the_kubeconfig() {
+    let (of_the_file, mut of_the_flag) = (Fake::start().await, Fake::start().await);
+    let kubeconfig = Some(of_the_file.kubeconfig());
+    let access = Access { url: Some(of_the_flag.url()), kubeconfig, ..Access::default() };
+    let store = KubeStore { api: Api::new(access), ..of_the_file.store() };
+    assert_eq!(store.describe(), format!("kubernetes {}", of_the_flag.url()));
+    let nodes = [FakeNode::new(2, 5)];
+    let (listed, ()) = tokio::join!(store.list(), async { of_the_flag.request().await.page(5, "", &nodes).await });
+    assert_eq!(listed.unwrap().len(), 1);
+}
+
 #[tokio::test]
 async fn the_proxy_of_a_kubeconfig_counts_more_than_that_of_the_environment() {
     let dir = tempfile::tempdir().unwrap();
@@ -117,10 +151,12 @@ async fn the_proxy_of_a_kubeconfig_counts_more_than_that_of_the_environment() {
         if let Some(url) = of_cluster {
             cluster["proxy-url"] = url.into();
         }
+        let other = serde_json::json!({"server": "https://192.0.2.2:6443", "proxy-url": "http://10.0.0.7:3128"});
+        let context = |name: &str| serde_json::json!({"name": name, "context": {"cluster": name, "user": "u"}});
         let kubeconfig = serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": cluster}],
+            "contexts": [context("other"), context("c")],
+            "clusters": [{"name": "other", "cluster": other}, {"name": "c", "cluster": cluster}],
             "users": [{"name": "u", "user": {}}],
         });
         std::fs::write(&path, kubeconfig.to_string()).unwrap();

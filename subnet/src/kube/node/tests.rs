@@ -109,6 +109,30 @@ fn an_admin_chooses_an_address_of_each_family() {
     assert_eq!(chosen(&[v4, v6]), ["192.0.2.7".parse().ok(), "2001:db8::7".parse().ok()]);
     assert_eq!(chosen(&[v6]), [None, "2001:db8::7".parse().ok()]);
     assert_eq!(chosen(&[]), [None, None]);
+    assert_eq!(chosen(&[("node-public-ip", ""), v6]), [None, "2001:db8::7".parse().ok()], "an empty one is none");
+}
+
+#[test]
+fn empty_annotations_are_as_good_as_none() {
+    let ends = ["public-ipv6", "backend-data", "backend-v6-data", "tunnel-ip", "tunnel-ipv6"].map(|end| (end, ""));
+    let given = [("kube-subnet-manager", "true"), ("backend-type", "host-gw"), ("public-ip", "192.0.2.1")];
+    let annotations = ours(&[&given[..], &ends[..]].concat());
+    let lease = node(&annotations, r#""podCIDR":"10.5.1.0/24""#).record(&prefix()).unwrap().lease.unwrap();
+    let public_ip = Some([192, 0, 2, 1].into());
+    assert_eq!(lease.attrs, Attrs { public_ip, backend_type: "host-gw".into(), ..Attrs::default() });
+}
+
+/// The agent waits until one of the two fields is there.
+#[test]
+fn a_pod_cidr_is_assigned_in_either_field() {
+    for (spec, is_assigned) in [
+        ("", false),
+        (r#""podCIDR":"","podCIDRs":[]"#, false),
+        (r#""podCIDR":"10.5.1.0/24""#, true),
+        (r#""podCIDRs":["10.5.1.0/24"]"#, true),
+    ] {
+        assert_eq!(node("", spec).assigned(), is_assigned, "{spec}");
+    }
 }
 
 /// flannel publishes it where a family is not in use.

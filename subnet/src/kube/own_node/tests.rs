@@ -55,6 +55,8 @@ async fn reads(fake: &mut Fake, node: FakeNode) {
 async fn writes(fake: &mut Fake) -> Request {
     let request = fake.request().await;
     assert_eq!((&*request.method, &*request.path), ("PATCH", WRITE));
+    // A patch of another kind would replace all conditions by the one that it names.
+    assert_eq!(request.kind, "application/strategic-merge-patch+json");
     request
 }
 
@@ -114,7 +116,8 @@ async fn our_lease_that_cannot_be_read_is_ours_all_the_same() {
     let (own, ()) =
         tokio::join!(store.find_own(), reads(&mut fake, FakeNode::new(1, 5).with("public-ip", "no address")));
     let own = own.unwrap().expect("the Node is managed by this agent");
-    assert_eq!((own.attrs.backend_data, own.subnets), (attrs().backend_data, lease().subnets));
+    assert_eq!((own.attrs.backend_type, own.attrs.backend_data), (attrs().backend_type, attrs().backend_data));
+    assert_eq!((&*own.id, own.subnets), ("n1", lease().subnets));
     let (own, ()) = tokio::join!(store.find_own(), reads(&mut fake, FakeNode::bare(1, 6)));
     assert_eq!(own.unwrap(), None);
 }
@@ -281,6 +284,73 @@ async fn a_pod_cidr_is_waited_for_until_the_node_has_one() {
     let request = request();
     let (lease, ()) = tokio::join!(store.take(&request), serve);
     assert_eq!(lease.unwrap().subnets.to_string(), "10.5.1.0/24");
+}
+
+#[tokio::test]
+async fn a_node_that_gets_no_pod_cidr_within_ten_seconds_leads_to_an_error_that_says_what_to_do() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    let without = |version| FakeNode { cidr: String::new(), ..FakeNode::bare(1, version) };
+    let serve = async {
+        reads(&mut fake, without(5)).await;
+        let _stream = fake.expect("GET", "/api/v1/nodes?watch=true&fieldSelector").await.stream().await;
+        let clock = Clock::stop();
+        clock.jump(ASSIGN_LIMIT + Duration::from_secs(1)).await;
+        drop(clock);
+        reads(&mut fake, without(6)).await;
+    };
+    let request = request();
+    let (lease, ()) = tokio::join!(store.take(&request), serve);
+    let error = lease.unwrap_err();
+    let words = "node n1 has no pod CIDR: does kube-controller-manager run with --allocate-node-cidrs=true";
+    assert!(matches!(&error, Error::Unavailable { what, .. } if what.starts_with(words)), "{error}");
+}
+
+#[tokio::test]
+async fn a_pod_is_asked_on_which_node_it_is_until_it_is_on_one() {
+    let mut fake = Fake::start().await;
+    let who = Who::Pod { name: "p".to_owned(), namespace: "ns".to_owned() };
+    let store = KubeStore { who, ..fake.store() };
+    let path = "/api/v1/namespaces/ns/pods/p";
+    for spec in [json!({}), json!({"nodeName": ""})] {
+        let serve = async { fake.expect("GET", path).await.json(&json!({ "spec": spec })).await };
+        let (own, ()) = tokio::join!(store.find_own(), serve);
+        let error = own.unwrap_err();
+        assert!(matches!(&error, Error::Unavailable { what, .. } if what == "pod ns/p is on no node yet"), "{error}");
+    }
+    let serve = async {
+        fake.expect("GET", path).await.json(&json!({"spec": {"nodeName": "n1"}})).await;
+        reads(&mut fake, FakeNode::new(1, 5)).await;
+        reads(&mut fake, FakeNode::new(1, 6)).await;
+    };
+    let twice = async { [store.find_own().await, store.find_own().await] };
+    let (found, ()) = tokio::join!(twice, serve);
+    assert_eq!(found.map(|own| own.unwrap().unwrap().id.to_string()), ["n1", "n1"], "it stays on that node");
+}
+
+#[tokio::test]
+async fn what_is_not_known_or_not_wanted_is_not_asked_for() {
+    let fake = Fake::start().await;
+    let unknown = KubeStore { who: Who::Unknown, ..fake.store() };
+    let error = unknown.find_own().await.unwrap_err();
+    assert!(matches!(&error, Error::Invalid(text) if text.contains("set NODE_NAME, or POD_NAME")), "{error}");
+    let error = fake.store().take_again(&attrs()).await.unwrap_err();
+    assert!(matches!(&error, Error::Invalid(text) if text.contains("has not acquired a lease")), "{error}");
+    let silent = KubeStore { writes_condition: false, ..fake.store() };
+    silent.set_condition(Some("no uplink")).await.expect("nothing is written, so nothing can fail");
+}
+
+#[tokio::test]
+async fn an_address_that_the_administrator_chose_and_that_cannot_be_read_is_an_error() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    let good = FakeNode::new(1, 5).with("node-public-ip", "192.0.2.7").with("node-public-ipv6", "2001:db8::7");
+    let (chosen, ()) = tokio::join!(store.chosen_addresses(), reads(&mut fake, good.clone()));
+    assert_eq!(chosen.unwrap(), ["192.0.2.7".parse().ok(), "2001:db8::7".parse().ok()]);
+    let bad = good.with("node-public-ip", "eth0");
+    let (chosen, ()) = tokio::join!(store.chosen_addresses(), reads(&mut fake, bad));
+    let error = chosen.unwrap_err();
+    assert!(matches!(&error, Error::Invalid(text) if text.contains("node-public-ip = \"eth0\"")), "{error}");
 }
 
 /// The agent applies a wider Network without a restart. Then the Node is deleted, and registered again with a pod CIDR of the new part.

@@ -168,6 +168,13 @@ async fn a_list_is_at_least_as_new_as_our_node() {
     };
     let (own, ()) = tokio::join!(store.find_own(), read);
     assert_eq!(own.unwrap().unwrap().id.as_ref(), "n1");
+    let read = async {
+        let request = fake.expect("GET", "/api/v1/nodes?limit=500&").await;
+        assert_eq!(request.query("resourceVersion"), Some("77"), "a list for people, too");
+        request.page(80, "", &[FakeNode::new(1, 77)]).await;
+    };
+    let (listed, ()) = tokio::join!(store.list(), read);
+    assert_eq!(ids(&listed.unwrap()), ["n1"]);
     watching(&store, |events| async move {
         let request = fake.request().await;
         let parameters = [request.query("resourceVersion"), request.query("resourceVersionMatch")];
