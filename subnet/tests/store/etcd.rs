@@ -6,11 +6,12 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use etcd_client::{CompactionOptions, PutOptions, Txn, TxnOp};
+use etcd_client::{AlarmAction, AlarmType, CompactionOptions, PutOptions, Txn, TxnOp};
 use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
+use weft_subnet::retry::chain;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
 use super::contract::{PATIENCE, SHORT_TTL, attrs, booted, next, request, subnet, watching};
@@ -511,6 +512,20 @@ async fn a_net_conf_that_is_larger_than_any_message_is_an_error() {
     let store = server.store();
     let read = timeout(NOTICED, store.config()).await.expect("it is read again and again");
     assert!(matches!(read, Err(Error::Unavailable { .. })), "{:?}", read.map(|text| text.len()));
+}
+
+/// It answers, so only those who ask for it, or write, notice that.
+#[tokio::test]
+async fn an_etcd_that_is_full_says_so_to_whoever_asks_or_writes() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    assert_eq!(store.alarm().await.unwrap(), None);
+    client.alarm(AlarmAction::Activate, AlarmType::Nospace, None).await.unwrap();
+    let alarm = store.alarm().await.unwrap().expect("the alarm");
+    assert!(alarm.what.contains("alarm NOSPACE") && alarm.remedy.contains("etcdctl alarm disarm"), "{alarm:?}");
+    let text = chain(&store.acquire(&request(1)).await.unwrap_err());
+    assert!(text.contains("(etcd is full and refuses all writes: etcdctl compact"), "{text}");
+    assert!(store.list().await.unwrap().is_empty(), "it can be read");
 }
 
 /// Accepts connections and counts them. `answer` says what happens to each connection.
