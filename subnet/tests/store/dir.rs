@@ -590,6 +590,14 @@ async fn an_event_names_the_file_to_read_and_all_files_are_read_every_30_s() {
         assert_eq!(changed(&mut events).await, ["10.5.1.0-24"], "an event must lead to the file that it names");
         assert_eq!(changed(&mut events).await, ["10.5.2.0-24"], "all files must be read after 30 s");
         assert!(begin.elapsed() >= Duration::from_secs(20), "all files must not be read after {:?}", begin.elapsed());
+        let begin = Instant::now();
+        quiet.write_all_at(attrs(5).to_wire().as_bytes(), 0).unwrap();
+        assert_eq!(changed(&mut events).await, ["10.5.2.0-24"], "and every 30 s after that");
+        assert!(
+            begin.elapsed() >= Duration::from_secs(20),
+            "all files are read without a pause: {:?}",
+            begin.elapsed()
+        );
         drop(quiet);
     };
     tokio::select! {
