@@ -2,6 +2,7 @@
 //! Where the peers are, for probes ([`crate::probe`]).
 
 use weft_backends::backend::{Backend, EchoAddress};
+use weft_backends::diff;
 use weft_backends::family::public;
 use weft_backends::link::Outer;
 use weft_backends::state::{Key, Value};
@@ -39,7 +40,9 @@ impl Plan {
 
     /// Returns what the packets to this peer look like on the underlay, as text for people: `UDP port 8472`.
     pub fn outer_protocol(&self, lease: &Lease) -> String {
-        let devices = self.keys(&lease.id).into_iter().filter_map(|key| key.device().copied());
+        // With ipip, the route alone names the device.
+        let keys = self.keys(&lease.id).into_iter();
+        let devices = keys.filter_map(|key| diff::device(&key, &self.index.desired(&key)?));
         let links = devices.filter_map(|device| match self.index.desired(&Key::Link(device)) {
             Some(Value::Link(link)) => link.kind.outer(),
             _ => None,

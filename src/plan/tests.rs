@@ -489,6 +489,28 @@ mod probes {
         assert_ne!(after.tag, before.tag);
     }
 
+    /// A person looks for a firewall that drops these packets.
+    #[test]
+    fn the_packets_to_a_peer_are_named_by_what_carries_them() {
+        let (udp, ipip) = ("UDP port 8472", "IP protocol 4 (ipip)");
+        // Our backend, that of the peer, and what a firewall would have to let pass.
+        for (ours, theirs, wanted) in
+            [("vxlan", "vxlan", udp), ("vxlan", "ipip", ipip), ("ipip", "ipip", ipip), ("ipip", "vxlan", udp)]
+        {
+            let mut plan = plan_of(ours);
+            let mut peer = lease(2, 1);
+            if theirs == "ipip" {
+                (peer.attrs.backend_type, peer.attrs.backend_data) = (theirs.into(), None);
+            }
+            plan.put(Record { id: peer.id.clone(), lease: Ok(peer.clone()) });
+            assert_eq!(
+                (plan.skipped(&peer.id), plan.outer_protocol(&peer).as_str()),
+                (None, wanted),
+                "{ours} {theirs}"
+            );
+        }
+    }
+
     #[test]
     fn the_published_address_is_of_the_family_of_the_tunnel() {
         let v6: std::net::Ipv6Addr = "fd00:1::1".parse().unwrap();
