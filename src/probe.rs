@@ -158,6 +158,8 @@ struct Examined {
     due: Instant,
     /// A packet is on its way.
     is_open: bool,
+    /// A cause was found. It may have ended before a packet of full size was answered.
+    was_faulty: bool,
 }
 
 impl Prober {
@@ -297,7 +299,8 @@ impl Prober {
                 if sample.is_silent() {
                     examination.begin_briefly();
                 }
-                let examined = Examined { target: sent.target, examination, due: now, is_open: false };
+                let (target, due) = (sent.target, now);
+                let examined = Examined { target, examination, due, is_open: false, was_faulty: false };
                 self.examined.insert(sent.target.slot(), examined);
             }
             return None;
@@ -308,6 +311,8 @@ impl Prober {
         // After a long wait the next packet follows at once, so that requests of the peer are noticed nearly all the time.
         one.due = if sent.echo.wait > WAIT { now } else { now + PAUSE };
         let after = one.examination.cause();
+        one.was_faulty |= after.is_some();
+        let was_faulty = one.was_faulty;
         if is_answered && !one.examination.is_over() {
             // Nothing was waited for, so the next step can follow at once.
             one.due = now;
@@ -315,7 +320,7 @@ impl Prober {
         match step {
             Step::Reached | Step::Silent => {
                 self.examined.remove(&sent.target.slot());
-                if before.is_some() {
+                if was_faulty {
                     self.samples.of(&sent.target).forget_losses();
                 }
                 before.map(|_| Change::Reached)

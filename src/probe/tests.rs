@@ -114,6 +114,8 @@ fn a_broken_peer_is_found_within_a_minute_and_its_recovery_too() {
     broken.set(false);
     cluster.run(Duration::from_secs(20));
     assert_eq!(cluster.prober.unreachable().count(), 0);
+    let loss = cluster.prober.sample(&target(77)).unwrap().loss();
+    assert!(loss.lost == 0 && loss.asked > 0, "what got lost before does not make the way a bad one: {loss:?}");
 }
 
 #[test]
