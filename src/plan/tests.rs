@@ -11,7 +11,9 @@ use weft_subnet::connected::Connected;
 use super::*;
 use crate::options::Fences;
 
+mod again;
 mod clear_text;
+mod conflicts;
 mod devices;
 mod no_routes;
 mod two_tunnels;
@@ -65,11 +67,13 @@ fn the_number_of_devices_is_limited_and_a_removed_device_makes_room() {
     }
     let id: Id = "10.5.200.0-24".into();
     assert_eq!(plan.put(record(200, 77)), []);
+    assert_eq!(plan.put(record(202, 77)), []);
     assert!(plan.skipped(&id).unwrap().contains("needs a device of its own"), "{:?}", plan.skipped(&id));
     assert_eq!(plan.put(record(201, 1)).len(), 3, "a lease that uses a present device needs no room");
     let changed = plan.remove(&"10.5.2.0-24".into());
     assert_eq!(links(&changed), ["link flannel.102", "link flannel.77"]);
     assert_eq!((plan.skipped(&id), plan.devices().count()), (None, MAX_DEVICES));
+    assert_eq!(plan.skipped(&"10.5.202.0-24".into()), None, "it has waited for the same device");
 }
 
 #[test]
@@ -83,6 +87,9 @@ fn a_peer_that_names_the_tunnel_as_another_way_is_in_the_tunnel() {
     }
     let subnets: Vec<String> = plan.tunnel_peers().map(|peer| peer.subnet.to_string()).collect();
     assert_eq!(subnets, ["10.5.3.0/24"]);
+    let version = plan.peers_version();
+    plan.remove(&lease(3, 1).id);
+    assert!(plan.peers_version() > version && plan.tunnel_peers().next().is_none(), "the tunnel gets another table");
 }
 
 /// Peers that still use udp take packets only from the addresses in the lease. Behind a NAT, those on the same link get ours from the
@@ -231,6 +238,7 @@ fn of_two_leases_with_one_mac_the_newest_wins_or_with_assigned_subnets_the_oldes
             let problems = crate::plan::claims::problems(&plan);
             assert_eq!(problems.len(), 1, "{problems:#?}");
             assert!(problems[0].contains(&format!("10.5.{loser}.0-24 (subnet 10.5.{loser}.0/24, 192.168.0.{loser})")));
+            assert!(problems[0].contains(&format!(") is {age}. On the machine")), "{problems:#?}");
             ends.push(all);
             // When the winner goes, the other lease gets all its entries.
             plan.remove(&id(winner));
@@ -479,6 +487,7 @@ mod probes {
         plan.put(record(2, 1));
         let target = |plan: &Plan| plan.probe_target(plan.peers().get(&lease(2, 1).id).unwrap(), Family::V4).unwrap();
         let before = target(&plan);
+        assert_eq!(u32::from(before.mtu), plan.mtu(), "what pods may send is what must arrive");
         plan.put(record(3, 1));
         assert_eq!(target(&plan), before, "another lease changes nothing");
         let mut moved = lease(2, 1);
@@ -569,14 +578,46 @@ fn the_latest_of_the_earlier_backends_comes_first_and_one_that_is_back_is_none_o
     assert_eq!(texts(&plan), ["VNI 9", "VNI 1"]);
 }
 
-#[test]
-fn a_peer_that_leaves_needs_no_earlier_backend_and_keeps_no_mtu_small() {
+/// A plan with a peer of vxlan, which was the backend of this node, too, until net-conf changed to host-gw.
+fn changed_to_host_gw() -> Plan {
     let mut plan = plan();
     plan.put(record(2, 1));
     let conf = ParsedConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#).unwrap();
     plan.prepare(ExtraBackend::new(conf, plan.host().clone()));
     plan.switch_to_next("vxlan".to_owned()).unwrap();
     plan.send_current();
+    plan
+}
+
+/// The node of this lease is reached by this type, too, which its lease prefers.
+fn changed_first(third: u8, kind: &str) -> Record {
+    let mut lease = lease(third, 1);
+    let vxlan = lease.attrs.clone();
+    (lease.attrs.backend_type, lease.attrs.backend_data) = (kind.into(), None);
+    lease.attrs = lease.attrs.with_other_ways(&[vxlan]);
+    Record { id: lease.id.clone(), lease: Ok(lease) }
+}
+
+#[test]
+fn a_peer_that_follows_a_change_before_this_node_is_reached_by_its_other_way() {
+    let mut plan = plan();
+    plan.put(changed_first(2, "ipip"));
+    let id = lease(2, 1).id;
+    assert_eq!((plan.skipped(&id), plan.other_backend(&id), plan.devices().count()), (None, None, 1));
+}
+
+/// It has no address on a link of this node, so host-gw does not reach it.
+#[test]
+fn a_peer_that_its_first_way_does_not_reach_is_reached_by_another_one() {
+    let mut plan = changed_to_host_gw();
+    plan.put(changed_first(2, "host-gw"));
+    let id = lease(2, 1).id;
+    assert_eq!((plan.skipped(&id), plan.other_backend(&id)), (None, Some("vxlan")));
+}
+
+#[test]
+fn a_peer_that_leaves_needs_no_earlier_backend_and_keeps_no_mtu_small() {
+    let mut plan = changed_to_host_gw();
     let number = plan.earlier().next().unwrap().0;
     assert_eq!((plan.is_earlier_used(number), plan.mtu()), (true, 1450));
     plan.remove(&lease(2, 1).id);

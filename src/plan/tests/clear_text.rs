@@ -71,6 +71,21 @@ fn only_peers_that_were_reached_before_the_change_are_reached_in_clear_text() {
     assert_eq!((in_clear_text(&plan), refused(&plan, 2)), (vec![], true));
 }
 
+/// Whoever may write leases could otherwise write a broken one before the change, and the one that draws packets out in clear text after it.
+#[test]
+fn a_peer_that_was_not_reached_before_the_change_is_not_reached_in_clear_text() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    let mut silent = record(3, 1);
+    silent.lease.as_mut().unwrap().attrs.backend_data = None;
+    plan.put(silent);
+    assert!(plan.skipped(&id(3)).is_some());
+    change_to_wireguard(&mut plan, "");
+    plan.send_current();
+    plan.put(record(3, 1));
+    assert_eq!((in_clear_text(&plan), refused(&plan, 3)), (vec![2], true));
+}
+
 /// The ports of a lease say whether its node has one device for both families. That decides how it is reached, and not whether it encrypts.
 #[test]
 fn a_lease_that_names_wireguard_in_another_mode_has_followed() {

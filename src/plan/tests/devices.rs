@@ -46,6 +46,7 @@ fn nothing_is_kept_of_a_lease_that_waited_for_a_device_and_is_gone() {
     assert!(plan.skipped(&"10.5.2.0-24".into()).is_some() && !plan.blocked.is_empty());
     plan.remove(&"10.5.2.0-24".into());
     assert!(plan.blocked.is_empty(), "{:?}", plan.blocked);
+    assert_eq!((plan.skipped_count(), plan.set_aside_count()), (0, 0), "nor is it shown any more");
     for third in 2..=MAX_DEVICES as u8 {
         plan.put(record(third, 100 + u32::from(third)));
     }
@@ -94,4 +95,21 @@ fn the_networks_on_devices_of_this_agent_are_free_for_peers() {
         foreign_networks(&host, plan.backend(), plan.own(), &devices).iter().count()
     };
     assert_eq!((foreign(&[]), foreign(&["flannel.3"]), foreign(&["flannel.2"])), (1, 1, 0));
+}
+
+/// It would drop the packets of that program.
+#[test]
+fn the_tunnel_guard_does_not_guard_the_device_of_another_program() {
+    let mut plan = plan().with_tunnel_guard(true);
+    let mut other = lease(3, 1);
+    (other.attrs.backend_type, other.attrs.backend_data) = ("ipip".into(), None);
+    other.attrs.tunnel_ip = other.attrs.public_ip;
+    plan.put(Record { id: other.id.clone(), lease: Ok(other) });
+    let guards_ipip = |plan: &Plan| match plan.desired(&Key::Guard(Family::V4)) {
+        Some(Value::Guard(guard)) => Some(guard.ipip),
+        _ => None,
+    };
+    assert_eq!(guards_ipip(&plan), Some(true));
+    plan.set_foreign_devices(&[Name::new("flannel.ipip").unwrap()].into());
+    assert_eq!(guards_ipip(&plan), Some(false));
 }

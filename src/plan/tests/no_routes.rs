@@ -36,6 +36,11 @@ impl Backend for NoRoutes {
     }
 }
 
+fn extra_without_routes() -> ExtraBackend {
+    let Plan { net_conf, host, .. } = plan();
+    ExtraBackend::new(ParsedConf { text: String::new(), net_conf, backend: Box::new(NoRoutes("none")) }, host)
+}
+
 fn without_routes() -> Plan {
     let Plan { net_conf, host, own, .. } = plan();
     Plan::new(net_conf, Box::new(NoRoutes("none")), host, own)
@@ -65,17 +70,25 @@ fn fail_closed_is_left_out_with_its_reason_and_the_blackhole_is_not() {
 /// Until the last node has followed the change, routes of another program lead to the nodes that have not.
 #[test]
 fn fail_closed_is_left_out_at_a_start_during_a_change_from_such_a_backend() {
-    let Plan { net_conf, host, .. } = plan();
-    let earlier =
-        ExtraBackend::new(ParsedConf { text: String::new(), net_conf, backend: Box::new(NoRoutes("none")) }, host);
     let fences = Fences { fail_closed: true, blackhole: false };
-    let mut plan = plan().with_earlier(vec![earlier], false).with_fences(fences);
+    let mut plan = plan().with_earlier(vec![extra_without_routes()], false).with_fences(fences);
     assert_eq!(plan.fence_keys(), []);
     let [problem] = &plan.problems()[..] else { panic!("{:?}", plan.problems()) };
     assert!(problem.starts_with("--fail-closed is left out: the backend none makes no routes"), "{problem}");
     let number = plan.earlier().next().unwrap().0;
     plan.drop_earlier(number);
     assert_eq!((plan.fence_keys().len(), plan.problems().len()), (1, 0), "the change has ended");
+}
+
+/// Packets may take the default route to the first peers that follow the change.
+#[test]
+fn fail_closed_is_left_out_while_the_next_backend_makes_no_routes() {
+    let mut plan = plan().with_fences(Fences { fail_closed: true, blackhole: false });
+    assert_eq!(plan.fence_keys().len(), 1);
+    plan.prepare(extra_without_routes());
+    assert_eq!((plan.fence_keys().len(), plan.problems().len()), (0, 1), "{:?}", plan.problems());
+    plan.give_up_next();
+    assert_eq!((plan.fence_keys().len(), plan.problems().len()), (1, 0), "{:?}", plan.problems());
 }
 
 #[test]

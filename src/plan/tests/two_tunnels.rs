@@ -70,3 +70,53 @@ fn beside_alloc_no_route_to_all_of_network_takes_the_packets_before_they_may_go_
         assert_eq!(devices(&plan), ["flannel-wg", ""]);
     }
 }
+
+/// The route over the earlier device is longer than that of the tunnel, and its removal may be held.
+#[test]
+fn the_route_over_the_earlier_device_leads_into_the_tunnel_when_packets_go_there() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    plan.prepare(ExtraBackend::new(ParsedConf::parse(UDP).unwrap(), plan.host().clone()));
+    plan.switch_to_next("vxlan".to_owned()).unwrap();
+    put(&mut plan, udp(2).with_other_ways(&[lease(2, 1).attrs]));
+    assert_eq!(devices(&plan), ["flannel0", ""], "over the earlier device to the address of the peer");
+    plan.send_current();
+    assert_eq!(devices(&plan), ["flannel0", "flannel0"]);
+}
+
+#[test]
+fn two_backends_with_one_device_need_no_route_for_each_peer() {
+    let mut plan = wireguard::wireguard("");
+    plan.put(wireguard::with_key(2, 2, 2));
+    clear_text::prepare_wireguard(&mut plan, r#","ListenPort":51999"#);
+    assert_eq!((plan.is_changing(), devices(&plan)), (true, ["flannel-wg".to_owned(), String::new()]));
+}
+
+/// Its packets may come by the next device before its lease says so.
+#[test]
+fn the_tunnel_guard_lets_in_who_is_reached_by_the_agents_own_tunnel_while_the_backend_changes() {
+    let mut plan = plan_of("udp").with_tunnel_guard(true);
+    put(&mut plan, Attrs { tunnel_ip: Some([192, 168, 0, 2].into()), ..udp(2) });
+    let vxlan = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+    plan.prepare(ExtraBackend::new(ParsedConf::parse(vxlan).unwrap(), plan.host().clone()));
+    assert!(plan.desired(&Key::Peer(IpAddr::from([192, 168, 0, 2]))).is_some());
+}
+
+/// Net-conf changed twice and is back at the second backend at once. Packets still go by the third one, which peers know.
+#[test]
+fn packets_go_by_our_backend_when_the_earlier_one_that_they_prefer_is_dropped() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    changes_to(&mut plan, r#","VNI":7"#, "VNI 1");
+    changes_to(&mut plan, r#","VNI":9"#, "VNI 7");
+    let back = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","VNI":7}}"#;
+    plan.prepare(ExtraBackend::new(ParsedConf::parse(back).unwrap(), plan.host().clone()));
+    plan.switch_to_next("VNI 9".to_owned()).unwrap();
+    let earlier: Vec<(u64, String)> = plan.earlier().map(|(number, text)| (number, text.to_owned())).collect();
+    let [(preferred, third), (other, first)] = &earlier[..] else { panic!("{earlier:?}") };
+    assert_eq!((third.as_str(), first.as_str(), plan.sends_earlier()), ("VNI 9", "VNI 1", true));
+    plan.drop_earlier(*preferred);
+    assert_eq!((plan.sends_earlier(), plan.is_settling()), (false, true), "VNI 1 comes after ours");
+    plan.drop_earlier(*other);
+    assert!(!plan.is_settling(), "nothing is waited for any more");
+}

@@ -176,7 +176,10 @@ fn the_port_that_no_link_shows_is_that_of_wireguard_or_of_the_agents_own_tunnel(
     let of = |backend_type| plan_of(backend_type).hidden_port();
     assert_eq!([of("vxlan"), of("host-gw"), of("udp")], [None, None, Some(8285)]);
     assert_eq!(wireguard("").hidden_port(), Some(51820));
-    assert_eq!(wireguard(r#","ListenPort":4500"#).hidden_port(), Some(4500));
+    let mut plan = wireguard(r#","ListenPort":4500"#);
+    assert_eq!(plan.hidden_port(), Some(4500));
+    plan.keep_ports([(Name::new("flannel-wg").unwrap(), 51820)].into());
+    assert_eq!(plan.hidden_port(), Some(51820), "the device has not got its new port yet");
 }
 
 /// The packets of all families go to one address of the peer.
