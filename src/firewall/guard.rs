@@ -202,8 +202,9 @@ mod tests {
         dual.attrs.public_ipv6 = v6;
         peers.peer(&dual);
         assert_eq!(chains(&peers), State::new(), "it does not say where its packets over IPv6 come from");
-        dual.attrs.tunnel_ipv6 = v6;
-        peers.peer(&dual);
+        dual.attrs.tunnel_ipv6 = "2001:db8::33".parse().ok();
+        let of_both_families = addresses(&["198.51.100.3", "2001:db8::3", "2001:db8::33"]);
+        assert_eq!(peers.peer(&dual), of_both_families);
         assert_eq!(chains(&peers).len(), 1);
         peers.peer(&lease("c", "198.51.100.3", None));
         peers.forget(&"c".into());

@@ -299,3 +299,45 @@ async fn the_time_of_unread_rules_begins_again_when_they_are_read() {
         history.record(&mut state, &wanted, Ok(Ensured::Unchanged));
     }
 }
+
+/// subnet.env, and so the pods, wait for the rules. What is done about other programs may take long, because it runs programs.
+#[tokio::test(start_paused = true)]
+async fn rules_count_as_in_place_before_other_programs_are_dealt_with() {
+    struct Endless;
+    impl Others for Endless {
+        fn settle<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Vec<Problem>> {
+            Box::pin(std::future::pending())
+        }
+    }
+    let (handle, mut port) = Handle::new();
+    handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+    let task = run(Box::new(FakeFilter::default()), Box::new(Endless), &mut port, RESYNC);
+    assert!(tokio::time::timeout(RESYNC, task).await.is_err(), "it waits for other programs");
+    assert_eq!(handle.state.borrow().in_place, Some(some("10.5.1.0/24")));
+}
+
+/// The flavour of iptables is chosen when the rules are written first, and may be chosen again.
+#[tokio::test(start_paused = true)]
+async fn the_state_names_what_carries_the_rules_now() {
+    struct Choosing(&'static str);
+    impl PacketFilter for Choosing {
+        fn describe(&self) -> String {
+            self.0.to_owned()
+        }
+        fn ensure<'a>(&'a mut self, _: &'a Rules) -> Local<'a, Result<Ensured, EnsureError>> {
+            self.0 = "iptables-legacy";
+            Box::pin(async { Ok(Ensured::Written) })
+        }
+        fn remove(&mut self) -> Local<'_, Result<bool, FirewallError>> {
+            Box::pin(async { Ok(false) })
+        }
+        fn changed(&mut self) -> Local<'_, ()> {
+            Box::pin(std::future::pending())
+        }
+    }
+    let (handle, mut port) = Handle::new();
+    handle.wanted.send_replace(Some(some("10.5.1.0/24")));
+    let task = run(Box::new(Choosing("iptables")), Box::new(NoOthers), &mut port, RESYNC);
+    assert!(tokio::time::timeout(RESYNC / 2, task).await.is_err(), "it goes on");
+    assert_eq!(handle.state.borrow().filter, "iptables-legacy");
+}
