@@ -118,6 +118,20 @@ fn a_broken_peer_is_found_within_a_minute_and_its_recovery_too() {
     assert!(loss.lost == 0 && loss.asked > 0, "what got lost before does not make the way a bad one: {loss:?}");
 }
 
+/// The size of the packets is what finds out how much some link of the path carries.
+#[test]
+fn the_largest_packet_that_arrives_is_found_with_packets_of_all_sizes() {
+    let path = |outgoing: &Outgoing| {
+        let is_lost = outgoing.target.place == 7 && outgoing.echo.size > 1300;
+        if is_lost { LOST } else { ANSWERED }
+    };
+    let mut cluster = Cluster::new(10, &path);
+    cluster.run(Duration::from_secs(180));
+    let found: Vec<_> = cluster.prober.unreachable().map(|(target, cause)| (target.place, cause)).collect();
+    assert_eq!(found, [(7, Cause::Mtu(1300))]);
+    assert_eq!(cluster.prober.smallest_mtu(), Some(1300), "of all peers");
+}
+
 #[test]
 fn many_broken_peers_cost_no_more_packets_and_others_are_still_asked() {
     let path = |outgoing: &Outgoing| if outgoing.target.place.is_multiple_of(2) { LOST } else { ANSWERED };
@@ -341,4 +355,57 @@ fn the_families_take_turns_by_rounds() {
         (prober.cursor, prober.family)
     });
     assert_eq!(rounds, [(0, Family::V6), (0, Family::V4), (0, Family::V6)]);
+}
+
+#[test]
+fn a_peer_that_answers_connections_alone_is_asked_with_fewer_packets_once_that_is_known() {
+    let mut now = Instant::now();
+    let (peer, mut prober) = (target(1), with_an_answer(&mut now));
+    let mut packets_of_a_round = || {
+        let mut sent = prober.ask(peer, now).unwrap();
+        for packets in 1..10 {
+            let answer = if sent.packet == Packet::Connection { ANSWERED } else { LOST };
+            prober.ended(&sent, answer, now);
+            if prober.examined.is_empty() {
+                return packets;
+            }
+            sent = next_examined(&mut prober, peer, &mut now);
+        }
+        panic!("the examination does not end: {prober:?}");
+    };
+    let (first, second) = (packets_of_a_round(), packets_of_a_round());
+    assert!(second < first, "{first} packets, and {second} when it is known");
+}
+
+/// Each waits for requests of the other one while it waits for an answer, and for a moment between two packets it does not.
+#[test]
+fn two_nodes_that_examine_each_other_do_not_go_on_in_step() {
+    let mut now = Instant::now();
+    let (peer, mut prober) = (target(1), with_an_answer(&mut now));
+    examined_until_known(&mut prober, peer, LOST, &mut now);
+    let mut waits = BTreeSet::new();
+    for _ in 0..9 {
+        let sent = next_examined(&mut prober, peer, &mut now);
+        waits.insert(sent.echo.wait);
+        prober.ended(&sent, LOST, now);
+    }
+    assert!(waits.len() > 3, "each wait has another length: {waits:?}");
+}
+
+/// The node sleeps until then.
+#[test]
+fn the_next_packet_is_sent_when_the_first_peer_is_due_and_not_more_than_once_a_second() {
+    let start = Instant::now();
+    let mut prober = Prober::new(start);
+    assert_eq!(prober.next(), start + AFTER_CHANGE);
+    let now = start + AFTER_CHANGE;
+    assert_eq!(prober.turn(1, now), Some(Turn::Next));
+    let sent = prober.ask(target(1), now).unwrap();
+    assert_eq!(prober.next(), now + MAX_PAUSE, "the turn of the next peer");
+    prober.lease_changed(&"2".into(), now);
+    assert_eq!(prober.next(), now + AFTER_CHANGE, "a lease has changed");
+    prober.ended(&sent, LOST, now);
+    assert_eq!(prober.next(), now + BURST_PAUSE, "a peer is examined");
+    prober.examine(now + BURST_PAUSE, |_| Some(target(1))).unwrap();
+    assert_eq!(prober.next(), now + AFTER_CHANGE, "its answer is waited for");
 }
