@@ -114,6 +114,12 @@ fn an_address_of_a_pod_is_reached_by_the_routes_of_other_programs() {
         machine.links.push(LinkInfo { index: 9, name: name("flannel.1"), ..machine.links[1].clone() });
     };
     assert_eq!(reaching("10.9.8.8", Some((9, "10.5.1.0")), tunnel).unwrap().uplink.name, name("eth0"));
+    // Of two routes to one network, the kernel takes that of the lower metric.
+    let reversed = |machine: &mut Machine| {
+        tunnel(machine);
+        machine.routes.reverse();
+    };
+    assert_eq!(reaching("10.9.9.9", Some((9, "10.5.1.0")), reversed).unwrap().uplink.name, name("eth1"));
 }
 
 #[test]
@@ -167,6 +173,36 @@ fn dual_stack_needs_one_interface() {
     assert_eq!(error, PickError::Split { v4: "eth1".to_owned(), v6: "eth0".to_owned() });
     let picked = pick(&choice(&["eth0"], &[], ""), &machine(), BOTH).unwrap();
     assert_eq!((picked.uplink.v4, picked.uplink.v6), (Some([10, 0, 0, 1].into()), Some("fd00::1".parse().unwrap())));
+}
+
+/// The address of one family says nothing about that of the other one.
+#[test]
+fn with_two_families_the_other_address_of_the_interface_is_used_too() {
+    let mut machine = machine();
+    machine.addrs.push(addr(2, "10.0.0.7/24", 0));
+    machine.addrs.push(addr(2, "fd00::7/64", 0));
+    for (iface, v4, v6) in [("10.0.0.7", "10.0.0.7", "fd00::1"), ("fd00::7", "10.0.0.1", "fd00::7")] {
+        let uplink = pick(&choice(&[iface], &[], ""), &machine, BOTH).unwrap().uplink;
+        let ips = [uplink.v4.map(IpAddr::V4), uplink.v6.map(IpAddr::V6)];
+        assert_eq!((uplink.name, ips), (name("eth0"), [v4, v6].map(|ip| ip.parse().ok())), "{iface}");
+    }
+}
+
+#[test]
+fn the_public_address_of_a_family_in_use_finds_its_interface() {
+    let public = |v4: &str, v6: &str| UplinkChoice {
+        public_ip: v4.parse().ok(),
+        public_ipv6: v6.parse().ok(),
+        ..choice(&[], &[], "")
+    };
+    let mut machine = machine();
+    machine.addrs.push(addr(3, "fd00:9::1/64", PERMANENT));
+    let chosen = |choice: &UplinkChoice, families| pick(choice, &machine, families).unwrap().uplink.name;
+    // Without the flags it is eth1 for IPv4, and eth0 for IPv6.
+    assert_eq!(chosen(&public("", "fd00:9::1"), V6), name("eth1"));
+    assert_eq!(chosen(&public("10.0.0.1", "fd00:9::1"), V6), name("eth1"), "IPv4 is not in use");
+    assert_eq!(chosen(&public("10.0.0.1", ""), V4), name("eth0"));
+    assert_eq!(chosen(&public("", "fd00::1"), V4), name("eth1"), "IPv6 is not in use");
 }
 
 #[test]
@@ -349,6 +385,36 @@ fn a_single_address_in_use_stays_and_wins_no_choice() {
         ("eth0 10.0.0.100", "10.0.0.100")
     );
     assert_eq!(pick(&eth0, &singles, V4).unwrap().uplink.v4, Some([10, 0, 0, 7].into()));
+}
+
+/// It may have been away for a while, and the lease names it.
+#[test]
+fn an_uplink_in_use_takes_its_published_address_back_unless_another_flag_chose_it() {
+    let mut machine = machine();
+    readdress(&mut machine, &[("10.0.0.7/24", PERMANENT), ("10.0.0.1/24", 0)]);
+    let now = Uplink { name: name("eth0"), mtu: 1500, v4: Some([10, 0, 0, 7].into()), v6: None };
+    let public = |ip: [u8; 4], ifaces: &[&str]| UplinkChoice { public_ip: Some(ip.into()), ..choice(ifaces, &[], "") };
+    let stays = |choice: &UplinkChoice| words(next(choice, &Candidates::new(&machine, V4, Subnets::default()), &now));
+    assert_eq!(stays(&public([10, 0, 0, 1], &[])), "eth0 10.0.0.1");
+    assert_eq!(stays(&public([10, 0, 0, 1], &["eth0"])), "eth0 10.0.0.7", "the interface was not chosen by it");
+    assert_eq!(stays(&public([192, 168, 1, 1], &[])), "eth0 10.0.0.7", "it is on another interface");
+}
+
+/// Those that an earlier run may have published. A lease that names one of them may be ours.
+#[test]
+fn the_addresses_of_an_earlier_run_are_those_of_links_that_it_may_have_chosen() {
+    let machine = machine();
+    let possible = |families, same_flags| {
+        let before = EarlierUse { same_flags, ..EarlierUse::default() };
+        Candidates::new(&machine, families, Subnets::default()).after(before).possible_addresses(name("eth0"))
+    };
+    let [eth0, eth1] =
+        [[10, 0, 0, 1], [192, 168, 1, 1]].map(|ip: [u8; 4]| (Some(Ipv4Addr::from(ip)), None::<Ipv6Addr>));
+    let ipv6 = (None::<Ipv4Addr>, "fd00::1".parse::<Ipv6Addr>().ok());
+    assert_eq!(possible(V4, true), [eth0, eth1]);
+    assert_eq!(possible(V4, false), [eth0], "other flags chose another interface");
+    assert_eq!(possible(BOTH, true), [eth0], "the other one has no IPv6");
+    assert_eq!(possible(V6, true), [ipv6], "not the link-local one");
 }
 
 #[test]
