@@ -41,6 +41,9 @@ fn ipv4_defaults_are_those_of_flannel() {
         v4(r#"{"Network":"10.0.0.0/8","SubnetLen":20,"SubnetMin":"10.10.0.0","SubnetMax":"10.99.0.0"}"#),
         row("10.0.0.0/8", 20, "10.10.0.0", "10.99.0.0")
     );
+    // The shortest and the longest one.
+    assert_eq!(v4(r#"{"Network":"10.5.0.0/16","SubnetLen":18}"#), row("10.5.0.0/16", 18, "10.5.64.0", "10.5.192.0"));
+    assert_eq!(v4(r#"{"Network":"10.5.0.0/16","SubnetLen":30}"#), row("10.5.0.0/16", 30, "10.5.0.4", "10.5.255.252"));
     assert_eq!(
         v4(r#"{"Network":"10.5.0.0/16","SubnetLen":0,"SubnetMin":"0.0.0.0","SubnetMax":null}"#),
         row("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0")

@@ -308,6 +308,7 @@ fn our_own_lease_is_not_a_peer() {
     let own = lease("10.5.1.0-24", "192.168.0.1", 1);
     assert_eq!(peers.put(record(own.clone())), []);
     assert_eq!((peers.len(), peers.ids().count(), peers.set_aside().count()), (0, 0, 0));
+    assert_eq!((peers.set_aside_len(), peers.reason(&own.id)), (0, None));
     // We have another subnet now, so our former lease belongs to a peer.
     let moved =
         Us { id: Some("10.5.9.0-24".into()), own: Subnets::from_key("10.5.9.0-24").unwrap(), public: vec![], ..us() };
@@ -323,6 +324,7 @@ fn the_older_lease_keeps_the_subnet() {
     peers.put(record(lease("10.5.4.0-22", "192.168.0.9", 5)));
     assert_eq!(peers.put(record(lease("10.5.5.0-24", "192.168.0.2", 7))), []);
     assert_eq!(reason(&peers), "overlaps 10.5.4.0/22 of the older lease 10.5.4.0-22");
+    assert_eq!(peers.beaten_by(&"10.5.5.0-24".into()).map(|id| &**id), Some("10.5.4.0-22"));
     // An older lease inside the large one sets it aside. A lease that is set aside blocks no other, so the third one is believed.
     let changes = peers.put(record(lease("10.5.6.0-24", "192.168.0.3", 3)));
     let seen: Vec<_> = changes.iter().map(|c| (&*c.id, c.before.is_some(), c.after.is_some())).collect();
