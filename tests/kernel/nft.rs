@@ -375,6 +375,7 @@ fn pods_are_accepted_where_iptables_drops_and_only_there() {
         run("iptables-nft", "-A FORWARD -s 10.5.0.0/16 -j ACCEPT");
         run("iptables-nft", "-A FORWARD -d 10.5.0.0/16 -j ACCEPT");
         assert_eq!(dropping(&mut netlink, v4).unwrap(), []);
+        assert!(!ensure(&mut netlink, Some(v4)).unwrap(), "those of another program are enough");
         // A last rule that rejects everything has the effect of a policy, and ours are written before it.
         run("iptables-nft", "-F FORWARD");
         run("iptables-nft", "-P FORWARD ACCEPT");

@@ -176,6 +176,30 @@ fn the_end_of_clear_text_removes_the_earlier_device_and_sets_its_peers_aside() {
     assert_eq!(plan.refused_clear_text(5).count, 0, "it has followed");
 }
 
+/// Other removals wait until the store says which peers are gone.
+#[test]
+fn what_carries_clear_text_is_removed_at_once_when_its_time_is_over_and_nothing_else_is() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    change_to_wireguard(&mut plan, "");
+    plan.send_current();
+    let link = |name: &str| {
+        let key = Key::Link(Name::new(name).unwrap());
+        Op::Remove(key, plan.desired(&key).unwrap())
+    };
+    let route = |name: &str| {
+        let (via, dev) = ([10, 5, 2, 0].into(), Name::new(name).unwrap());
+        let value = Value::Route(Route::Unicast { via, dev, onlink: true });
+        Op::Remove(Key::Route("10.5.2.0/24".parse().unwrap(), 0), value)
+    };
+    let ops = [link("flannel.1"), route("flannel.1"), link("flannel-wg"), route("flannel-wg")];
+    let at_once = |plan: &Plan| ops.each_ref().map(|op| plan.ends_clear_text(op));
+    assert_eq!(at_once(&plan), [false; 4], "its time is not over");
+    plan.end_clear_text();
+    assert_eq!(at_once(&plan), [true, true, false, false]);
+    assert_eq!(at_once(&super::wireguard::wireguard("")), [false; 4], "there was no clear text");
+}
+
 #[test]
 fn net_conf_may_allow_clear_text_and_forbid_it_again() {
     let mut plan = plan();

@@ -113,3 +113,36 @@ fn the_tunnel_guard_does_not_guard_the_device_of_another_program() {
     plan.set_foreign_devices(&[Name::new("flannel.ipip").unwrap()].into());
     assert_eq!(guards_ipip(&plan), Some(false));
 }
+
+/// While net-conf changes the backend, peers may still send to the device of the earlier one.
+#[test]
+fn an_earlier_device_keeps_its_identity_when_something_else_of_the_host_changes() {
+    let mut plan = plan();
+    plan.put(record(2, 1));
+    clear_text::prepare_wireguard(&mut plan, "");
+    plan.switch_to_next("vxlan".to_owned()).unwrap();
+    for mtu in [1500, 1400] {
+        let (mut host, own) = (plan.host().clone(), plan.own().clone());
+        host.uplink.mtu = mtu;
+        plan.rebase_on(host, own);
+        let link = plan.desired(&Key::Link(Name::new("flannel.1").unwrap()));
+        let is_same = |link: &Arc<weft_backends::link::Link>| link.mac == Some(Mac([2, 0, 0, 0, 0, 1]));
+        assert!(matches!(&link, Some(Value::Link(link)) if link.mtu == mtu - 50 && is_same(link)), "{link:?}");
+        let ways = plan.advertise(plan.host()).unwrap().other_ways();
+        let data = ways[0].backend_data.as_deref().unwrap_or_default();
+        assert!(data.contains("02:00:00:00:00:01"), "peers that have not followed send to this MAC: {ways:?}");
+    }
+}
+
+/// Our lease must not name it. Nobody would be reached.
+#[test]
+fn a_next_backend_that_cannot_work_on_this_host_says_why() {
+    let mut plan = plan();
+    let conf = || ParsedConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"ipip"}}"#).unwrap();
+    let problem = |plan: &Plan| plan.next().and_then(|next| next.problem);
+    plan.prepare(ExtraBackend::new(conf(), plan.host().clone()));
+    assert_eq!(problem(&plan), None);
+    plan.host.uplink.v4 = None;
+    plan.prepare(ExtraBackend::new(conf(), plan.host().clone()));
+    assert_eq!(problem(&plan).as_deref(), Some("eth0 has no IPv4 address, which ipip needs"));
+}

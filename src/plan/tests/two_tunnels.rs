@@ -71,6 +71,17 @@ fn beside_alloc_no_route_to_all_of_network_takes_the_packets_before_they_may_go_
     }
 }
 
+/// The first peers that change may be reached by the default route alone.
+#[test]
+fn before_our_lease_names_alloc_no_route_to_all_of_network_takes_the_packets_to_peers_that_have_changed() {
+    let mut plan = wireguard::wireguard("");
+    plan.put(wireguard::with_key(2, 2, 2));
+    assert_eq!(devices(&plan), ["flannel-wg", ""]);
+    let alloc = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"alloc"}}"#;
+    plan.prepare(ExtraBackend::new(ParsedConf::parse(alloc).unwrap(), plan.host().clone()));
+    assert_eq!(devices(&plan), ["", "flannel-wg"]);
+}
+
 /// The route over the earlier device is longer than that of the tunnel, and its removal may be held.
 #[test]
 fn the_route_over_the_earlier_device_leads_into_the_tunnel_when_packets_go_there() {

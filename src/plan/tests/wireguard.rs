@@ -197,3 +197,32 @@ fn a_peer_is_asked_at_the_address_to_which_its_packets_go() {
         assert_eq!(targets, [published]);
     }
 }
+
+/// The kernel cannot use a device without it.
+#[test]
+fn the_key_is_there_before_and_after_wireguard_is_the_backend_of_our_lease() {
+    let mut plan = plan();
+    assert!(plan.secrets().is_none());
+    clear_text::prepare_wireguard(&mut plan, "");
+    assert!(plan.secrets().is_some(), "the next backend has the device");
+    plan.switch_to_next("vxlan".to_owned()).unwrap();
+    changes_to(&mut plan, "", "wireguard");
+    assert_eq!((plan.backend().kind(), plan.earlier_kind(plan.earlier().next().unwrap().0)), ("vxlan", "wireguard"));
+    assert!(plan.secrets().is_some(), "an earlier backend has the device");
+}
+
+/// A device that is down listens on no port, and may come back with the one that it had.
+#[test]
+fn a_device_that_does_not_listen_keeps_the_port_that_our_lease_names() {
+    let mut plan = wireguard(r#","ListenPort":4500"#);
+    let device = Name::new("flannel-wg").unwrap();
+    let kept = |plan: &Plan, listening: Option<u16>| {
+        let listening = listening.map(|port| (device, port)).into_iter().collect();
+        plan.ports_after_pass(&listening).into_iter().collect::<Vec<_>>()
+    };
+    assert!(kept(&plan, None).is_empty());
+    plan.keep_ports([(device, 51820)].into());
+    assert_eq!(kept(&plan, None), [(device, 51820)]);
+    assert_eq!(kept(&plan, Some(4777)), [(device, 4777)], "somebody gave it another port");
+    assert!(kept(&plan, Some(4500)).is_empty(), "it has the port of net-conf");
+}
