@@ -13,6 +13,12 @@ const VARIES: char = '\u{1}';
 /// The source code, prepared for a search of messages.
 pub struct Source(String);
 
+/// Returns a file up to its module of tests.
+fn without_tests(file: &str) -> &str {
+    let begins = ["mod tests {", "pub(crate) mod tests {"].map(|module| file.find(&format!("#[cfg(test)]\n{module}")));
+    &file[..begins.into_iter().flatten().min().unwrap_or(file.len())]
+}
+
 impl Source {
     /// Reads everything that can say something to an operator, without comments and tests.
     pub fn read() -> Source {
@@ -20,7 +26,7 @@ impl Source {
         for dir in ["src", "subnet/src", "backends/src", "netlink/src", "cni/src", "doctor/src", "udp/src", "deploy"] {
             for path in files(dir).into_iter().filter(|path| !is_test(path)) {
                 let file = fs::read_to_string(path).unwrap_or_default();
-                text.push_str(&spoken(file.split("#[cfg(test)]\nmod tests {").next().unwrap()));
+                text.push_str(&spoken(without_tests(&file)));
             }
         }
         Source(text)

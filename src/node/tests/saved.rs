@@ -216,8 +216,12 @@ async fn another_address_of_the_uplink_is_saved_although_the_lease_stays_the_sam
     local(async {
         let mut own = vxlan_lease();
         own.attrs.public_ip = Some([203, 0, 113, 9].into());
-        let mut test = TestNode::of_vxlan(own.clone(), OnLostLease::Hold);
-        test.node.context.options.uplink.public_ip = own.attrs.public_ip;
+        let public = own.attrs.public_ip;
+        let start = (VXLAN, own.clone());
+        let mut test = TestNode::altered(start, OnLostLease::Hold, RuleOptions::default(), |started| {
+            started.host.public_v4 = public;
+        });
+        test.node.context.options.uplink.public_ip = public;
         let _file = test.saves();
         let records = vec![Record { id: own.id.clone(), lease: Ok(own) }];
         test.node.start(vec![Event::Snapshot { records, reset: false }]).await;

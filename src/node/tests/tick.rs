@@ -14,6 +14,7 @@ pub(super) async fn wake_ups(test: &mut TestNode, time: Duration) {
         let Some(due) = test.node.next_wake().filter(|due| *due <= end) else { return sleep_until(end).await };
         sleep_until(due).await;
         test.node.tick().await;
+        test.node.report();
     }
     panic!("the node wakes up all the time");
 }
