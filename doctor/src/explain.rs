@@ -8,6 +8,7 @@ mod explanation;
 pub mod facts;
 pub mod ipvs;
 pub mod legacy_tables;
+mod mtu_steps;
 mod pod;
 pub mod pod_rules;
 mod pod_steps;

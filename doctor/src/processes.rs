@@ -138,9 +138,14 @@ pub fn unreadable() -> Option<String> {
 /// Returns how long a process has run: see `starttime` in proc_pid_stat(5).
 pub fn age(pid: u32) -> Option<Duration> {
     let now = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
-    let ticks_per_second = u64::try_from(sysconf(SysconfVar::CLK_TCK).ok()??).ok()?;
     let start = start(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
-    Some(now.saturating_sub(Duration::from_millis(start.checked_mul(1000)? / ticks_per_second)))
+    Some(now.saturating_sub(ticks(start)?))
+}
+
+/// Returns how long so many ticks are, in which the kernel tells times to programs.
+pub(crate) fn ticks(number: u64) -> Option<Duration> {
+    let per_second = u64::try_from(sysconf(SysconfVar::CLK_TCK).ok()??).ok().filter(|number| *number > 0)?;
+    Some(Duration::from_millis(number.checked_mul(1000)? / per_second))
 }
 
 /// Returns when a process has started, in ticks since the boot. The name of the process may contain spaces and parentheses.

@@ -42,6 +42,16 @@ pub(crate) fn main_rule(family_of: IpAddr) -> String {
     format!("{} rule add lookup main pref 32766; then find the program that deleted this rule", ip(family_of))
 }
 
+/// Returns what to do about a size that a router has said for packets to an address. Nobody has configured it, and the message may be forged, so the
+/// rest of the cluster must not follow it.
+pub(crate) fn learned_mtu(to: IpAddr, needed: u32) -> String {
+    format!(
+        "`tracepath -n {to}` shows where the way becomes smaller: raise the MTU there to {needed}; if it does not, the message was wrong or \
+         forged, and `{} route flush cache` forgets it",
+        ip(to)
+    )
+}
+
 /// Returns what makes the packets between nodes have addresses of nodes alone. `backend` is that of the agent; empty if it is not known.
 pub fn without_addresses_of_pods(backend: &str) -> &'static str {
     match device_kind(backend) {

@@ -95,7 +95,7 @@ pub const ALL: &[Layers] = &[
         dir: "doctor/src/explain",
         parent_is_above: true,
         order: "
-            facts explanation pod read render rule_steps shared_steps pod_steps port_steps route_steps steps
+            facts explanation pod read render rule_steps shared_steps mtu_steps pod_steps port_steps route_steps steps
             legacy_tables rules pod_rules ipvs tests
         ",
     },

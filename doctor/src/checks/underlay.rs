@@ -11,7 +11,7 @@ use crate::facts::pod_way::PodWay;
 use crate::facts::underlay::{Fault, OtherLink, OwnAddress, PeerFault, SmallWay, UplinkWay};
 use crate::finding::{NodeFinding, counted, finding};
 use crate::kernel::entries::MAIN;
-use crate::remedies::{ip, main_rule, without_addresses_of_pods};
+use crate::remedies::{ip, learned_mtu, main_rule, without_addresses_of_pods};
 
 /// The smallest MTU in bytes that is proposed for all nodes. IPv6 needs it.
 const SMALLEST: u32 = 1280;
@@ -100,12 +100,8 @@ fn small_way(small: &SmallWay, peer: IpAddr, who: &str) -> NodeFinding {
          they are sent in fragments or get lost"
     );
     let ip = ip(peer);
-    // Nobody has configured such a size, it may end by itself, and the message may be forged: the whole cluster must not follow it.
     let remedy = if *is_learned {
-        format!(
-            "`tracepath -n {peer}` shows where the way becomes smaller: raise the MTU there to {needed}; if it does not, the message was \
-             wrong or forged, and `{ip} route flush cache` forgets it"
-        )
+        learned_mtu(peer, *needed)
     } else if *mtu < SMALLEST {
         format!("`{ip} route get {peer}` shows the way; raise its MTU to {needed}")
     } else {

@@ -11,6 +11,7 @@ use super::explanation::{State, Step};
 use super::facts::{
     Agent, Device, DeviceKind, Facts, Hop, Lookup, Neighbour, Place, Read, Route, RouteKind, Tunnel, Way,
 };
+use super::mtu_steps::{fits, sized};
 use super::read::leads_to_pods;
 use super::shared_steps::{REWRITE, down, no_device, planned, publics};
 use crate::kernel::entries::MAIN;
@@ -109,10 +110,7 @@ fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
         }
         RouteKind::Unicast => {}
     }
-    let step = match route_mtu(route, way.hop.device.as_ref()) {
-        Some(mtu) => step.mtu(mtu),
-        None => step,
-    };
+    let step = sized(step, route, way.hop.device.as_ref());
     if is_pod && !route.of_weft() { foreign(facts, way, route, step) } else { step }
 }
 
@@ -168,11 +166,6 @@ fn foreign(facts: &Facts, way: &Way, route: &Route, step: Step) -> Step {
         return down(step, device);
     }
     step.broken(format!("there is no route of weft to {to}, and the route {text} leads elsewhere"), REWRITE)
-}
-
-/// Returns the smaller of the MTU of a route and that of its device.
-fn route_mtu(route: &Route, device: Option<&Device>) -> Option<u32> {
-    [route.mtu, device.map(|device| device.mtu)].into_iter().flatten().min()
 }
 
 /// Returns a route in the words of `ip route`.
@@ -378,17 +371,5 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
             ..step
         };
     }
-    let Some(mtu) = route_mtu(route, Some(through)) else { return step };
-    let (step, needed) = (step.mtu(mtu), device.mtu + device.kind.overhead(remote));
-    if mtu >= needed {
-        return step;
-    }
-    step.should_be(format!("an MTU of at least {needed}")).broken(
-        format!(
-            "a packet of {} bytes becomes one of {needed} bytes in the tunnel, and the way to {remote} by {} takes {mtu} bytes; \
-             smaller packets pass",
-            device.mtu, through.name
-        ),
-        format!("raise the MTU of the way to {needed}, or restart the agent, which takes the MTU of its uplink"),
-    )
+    fits(step, remote, device, route, through)
 }

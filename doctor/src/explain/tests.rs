@@ -117,6 +117,11 @@ fn outer(facts: &mut Facts) -> &mut Hop {
     facts.ways[0].tunnel.as_mut().unwrap().outer.as_mut().unwrap()
 }
 
+fn outer_route(facts: &mut Facts) -> &mut Route {
+    let Lookup::Route(route) = &mut outer(facts).lookup else { unreachable!() };
+    route
+}
+
 #[test]
 fn a_healthy_way_has_every_step_and_its_text_is_for_people() {
     let report = explain(|_| {});
@@ -218,13 +223,53 @@ fn the_underlay_must_lead_out_of_the_tunnel_and_take_packets_of_full_size() {
     broken("192.168.0.2 does not answer on eth0", |facts| outer(facts).neighbour = neighbour(libc::NUD_FAILED));
     for (mtu, verdict) in [(1500, Verdict::Works), (1499, Verdict::Broken)] {
         let of_device = explain(|facts| outer(facts).device.as_mut().unwrap().mtu = mtu);
-        // The kernel has learned it from an ICMP message.
-        let of_route = explain(|facts| {
-            let Lookup::Route(route) = &mut outer(facts).lookup else { unreachable!() };
-            route.mtu = Some(mtu);
-        });
+        let of_route = explain(|facts| outer_route(facts).mtu = Some(mtu));
         assert_eq!((of_device.verdict, of_route.verdict), (verdict, verdict), "{mtu}");
     }
+}
+
+/// Nobody has configured such an MTU, so no MTU of this node is to be changed for it.
+#[test]
+fn an_mtu_that_the_kernel_has_learned_is_told_from_that_of_the_link_and_the_route() {
+    let learn = |facts: &mut Facts, mtu, expires_s| {
+        let route = outer_route(facts);
+        (route.mtu, route.mtu_is_learned, route.expires_s) = (Some(mtu), true, expires_s);
+    };
+    let underlay = |report: &Explanation| {
+        let step = report.steps.iter().find(|step| step.step == "underlay route").unwrap();
+        (step.is.clone(), step.mtu)
+    };
+    let words = "a router has said that the way to 192.168.0.2 takes 1400 bytes";
+    let report = broken(words, |facts| learn(facts, 1400, Some(595)));
+    let is =
+        "192.168.0.0/24 dev eth0 proto kernel; the kernel has learned the MTU from a router and forgets it in 595 s";
+    assert_eq!(underlay(&report), (is.to_owned(), Some(1400)));
+    let remedy = report.remedy.as_deref().unwrap();
+    assert!(remedy.contains("`tracepath -n 192.168.0.2`") && remedy.contains("`ip route flush cache`"), "{remedy}");
+    assert!(!remedy.contains("restart the agent"), "{remedy}");
+    // The packets fit, and the reader sees nevertheless that the MTU may change by itself.
+    let report = explain(|facts| {
+        outer(facts).device.as_mut().unwrap().mtu = 9000;
+        learn(facts, 1500, Some(7));
+    });
+    assert_eq!(report.verdict, Verdict::Works, "{report:#?}");
+    assert!(underlay(&report).0.ends_with("forgets it in 7 s"), "{report:#?}");
+    // The link has become smaller since.
+    let report = broken("by eth0 takes 1300 bytes", |facts| {
+        outer(facts).device.as_mut().unwrap().mtu = 1300;
+        learn(facts, 1400, Some(7));
+    });
+    assert!(!underlay(&report).0.contains("learned"), "{report:#?}");
+    // The route of a router advertisement has an end, too, and nothing was learned.
+    let report = explain(|facts| outer_route(facts).expires_s = Some(1800));
+    assert!(!underlay(&report).0.contains("1800"), "{report:#?}");
+    // Packets of pods themselves, too.
+    let report = explain(|facts| {
+        let Lookup::Route(route) = &mut facts.ways[0].hop.lookup else { unreachable!() };
+        (route.mtu, route.mtu_is_learned, route.expires_s) = (Some(1350), true, Some(60));
+    });
+    let route = report.steps.iter().find(|step| step.step == "route").unwrap();
+    assert!(route.mtu == Some(1350) && route.is.ends_with("forgets it in 60 s"), "{report:#?}");
 }
 
 #[test]

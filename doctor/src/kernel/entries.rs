@@ -13,6 +13,8 @@ pub use weft_netlink::rtnl::RouteKind;
 use weft_netlink::rtnl::{self, Link};
 use weft_subnet::cidr::Family;
 
+use crate::processes::ticks;
+
 /// The number of the main routing table.
 pub const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
@@ -215,6 +217,8 @@ pub struct Route {
     pub mtu: Option<u32>,
     /// The kernel has learned the MTU from an ICMP error, which anybody may have sent, and forgets it after some minutes.
     pub mtu_is_learned: bool,
+    /// In how many seconds the kernel forgets a learned MTU, or the route itself, if it does so.
+    pub expires_s: Option<u64>,
 }
 
 impl Route {
@@ -236,6 +240,7 @@ impl From<rtnl::Route> for Route {
             source: route.source,
             mtu: route.mtu,
             mtu_is_learned: false,
+            expires_s: route.expires.and_then(|number| ticks(number.into())).map(|time| time.as_secs()),
         }
     }
 }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Faults of the way to the addresses that peers publish.
 
+use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
+use weft_doctor::explain::facts::{Agent, Packet};
+use weft_doctor::explain::{self, Explanation, Verdict};
 use weft_doctor::sources::{NodeSources, PeerAddress};
 
-use super::{OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, shell_output, sources, until};
+use super::{ENV, OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, shell_output, sources, until};
 
 /// On the link of the uplink.
 const NEAR: &str = "192.0.2.12";
@@ -202,6 +205,19 @@ fn a_way_that_is_too_small_for_the_tunnel_is_found_also_while_peers_are_reached(
     });
 }
 
+/// Explains a packet to a pod of a peer at [`FAR`], which needs the entries that an agent would have written.
+fn explain_to_pod(file: &Path) -> Explanation {
+    fs::write(file, ENV).unwrap();
+    ip("addr replace 10.5.7.0/32 dev flannel.1");
+    ip("route replace 10.5.9.0/24 via 10.5.9.0 dev flannel.1 onlink proto 90");
+    ip("neigh replace 10.5.9.0 lladdr 02:00:00:00:00:09 nud permanent dev flannel.1");
+    shell(&format!("bridge fdb replace 02:00:00:00:00:09 dev flannel.1 dst {FAR}"));
+    let address = |text: &str| text.parse::<IpAddr>().unwrap();
+    let packet = Packet { from: address("10.5.7.0"), to: address("10.5.9.2"), proto: None, port: None };
+    let facts = explain::read(packet, file, Agent::Silent("no agent answers".to_owned())).unwrap();
+    explain::decide(&facts, &[], Vec::new())
+}
+
 /// Such a message may be forged, and its size is forgotten, so the whole cluster must not follow it.
 #[test]
 fn a_size_that_a_router_has_said_is_found_and_no_reason_to_change_net_conf() {
@@ -223,8 +239,16 @@ fn a_size_that_a_router_has_said_is_found_and_no_reason_to_change_net_conf() {
         let words = [FAR, "leave over eth0, and that way, as a router on it has said, takes 1400 bytes", "tracepath"];
         let text = only_text(&sources, "underlay", &words);
         assert!(!text.contains("Backend.MTU"), "{text}");
+        let explained = explain_to_pod(file);
+        let because = format!("a router has said that the way to {FAR} takes 1400 bytes");
+        assert!(explained.verdict == Verdict::Broken && explained.sentence.contains(&because), "{explained:#?}");
+        let underlay = explained.steps.iter().find(|step| step.step == "underlay route").unwrap();
+        assert!(underlay.mtu == Some(1400) && underlay.is.contains("has learned the MTU"), "{explained:#?}");
+        let seconds = underlay.is.rsplit(' ').nth(1).unwrap();
+        assert!((1..=600).contains(&seconds.parse::<u64>().unwrap()), "{underlay:#?}");
         shell(text.split('`').nth(3).unwrap());
         assert_eq!(doctor_with(&sources, "underlay"), [], "after the remedy of {text}");
+        assert_eq!(explain_to_pod(file).verdict, Verdict::Works);
     });
 }
 

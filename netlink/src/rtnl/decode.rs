@@ -31,6 +31,8 @@ const IFLA_XDP_ATTACHED: u16 = 2;
 const RTA_VIA: u16 = 18;
 /// The MTU among the metrics of a route.
 const RTAX_MTU: u16 = 2;
+/// Where `struct rta_cacheinfo` has the time until the end.
+const RTA_EXPIRES: usize = 8;
 /// Another host has the address (linux/if_addr.h).
 const IFA_F_DADFAILED: u8 = 8;
 /// Attributes of queueing disciplines (linux/rtnetlink.h, linux/pkt_sched.h).
@@ -153,6 +155,7 @@ fn route(payload: &[u8]) -> Route {
         via: None,
         source: None,
         mtu: None,
+        expires: None,
         protocol: u8_at(payload, 5),
     };
     for (kind, value) in attrs_after(payload, 12) {
@@ -166,6 +169,11 @@ fn route(payload: &[u8]) -> Route {
             // A number that does not fit into the header is here.
             libc::RTA_TABLE => route.table = u32_at(value, 0),
             libc::RTA_METRICS => route.mtu = attr(value, RTAX_MTU).map(|mtu| u32_at(mtu, 0)),
+            libc::RTA_CACHEINFO => {
+                // 0 means that it does not expire, and what has expired already is negative.
+                let ticks = u32::try_from(i32_at(value, RTA_EXPIRES)).ok();
+                route.expires = ticks.filter(|ticks| *ticks > 0);
+            }
             _ => {}
         }
     }
@@ -255,7 +263,19 @@ mod tests {
         assert_eq!((found.kind, found.table, found.protocol), (RouteKind::Refuses(libc::RTN_PROHIBIT), 1000, 90));
         assert_eq!((found.dst, found.len, found.v6), (Some([10, 5, 7, 0].into()), 24, false));
         assert_eq!((found.gateway, found.via, found.mtu), (None, Some([0xfe; 16].into()), Some(1400)));
-        assert!(found.refuses());
+        assert!(found.refuses() && found.expires.is_none());
+    }
+
+    #[test]
+    fn the_time_until_the_kernel_forgets_a_learned_mtu_is_decoded() {
+        let header = vec![2, 32, 0, 0, 254, 0, 0, libc::RTN_UNICAST, 0, 0, 0, 0];
+        let of = |cacheinfo: &[u8]| route(&[header.clone(), attribute(libc::RTA_CACHEINFO, cacheinfo)].concat());
+        // References, last use, time until the end, error, uses, and three fields that are not used any more.
+        let with = |ticks: i32| [0, 0, ticks, 0, 0, 0, 0, 0].map(i32::to_ne_bytes).concat();
+        for (ticks, expires) in [(59_500, Some(59_500)), (i32::MAX, Some(2_147_483_647)), (0, None), (-1, None)] {
+            assert_eq!(of(&with(ticks)).expires, expires, "{ticks}");
+        }
+        assert_eq!(of(&[0; 7]).expires, None, "it is too short");
     }
 
     /// Returns `struct ifinfomsg` of the link 7 with these flags.

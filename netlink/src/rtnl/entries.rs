@@ -57,6 +57,9 @@ pub struct Route {
     pub source: Option<IpAddr>,
     /// The MTU in bytes that the route has, or that the kernel has learned for a destination.
     pub mtu: Option<u32>,
+    /// After how many ticks (`sysconf(_SC_CLK_TCK)` of them are a second) the kernel forgets what it has learned for a destination, or the route
+    /// itself. `None` if it forgets neither.
+    pub expires: Option<u32>,
     /// What wrote the route, as /etc/iproute2/rt_protos names it.
     pub protocol: u8,
 }
