@@ -451,6 +451,43 @@ fn packets_that_vanish_on_the_way_are_found_by_a_probe() {
     });
 }
 
+/// The other node drops some of the echo requests, which come from `weft explain` alone, because no agent runs on the first node.
+#[test]
+fn a_probe_says_how_many_packets_are_lost_and_one_lost_packet_is_no_fault() {
+    on_this_thread(async {
+        let pair = Pair::without_agent(BackendKind::Vxlan).await?;
+        let (_, first) = pair.other_subnet().await?;
+        let other = &pair.lab.nodes[1].ns;
+        let chain = "add table inet test; add chain inet test in { type filter hook input priority -300; }";
+        checked(other.command("nft").arg(chain)).await?;
+        for (rule, code, part) in [
+            (
+                "numgen inc mod 5 < 3 drop",
+                1,
+                format!("3 of 5 packets of 84 bytes to {first} are lost, and the others arrive"),
+            ),
+            (
+                "ip length > 1000 numgen inc mod 5 < 3 drop",
+                1,
+                format!("3 of 5 packets of 1450 bytes to {first} are lost"),
+            ),
+            ("ip length > 1000 numgen inc mod 5 < 1 drop", 0, WORKS.to_owned()),
+            ("ip length > 1000 drop", 2, format!("packets of 1450 bytes to {first} are lost, and small ones arrive")),
+        ] {
+            // A new rule begins to count again.
+            let rule = format!("flush chain inet test in; add rule inet test in icmp type echo-request {rule}");
+            checked(other.command("nft").arg(rule)).await?;
+            let explained = pair.explain(&["--probe"]).await?;
+            explained.ends(code, &part)?;
+            if code == 0 {
+                let text = format!("{first} answers 4 of 5 packets of 1450 bytes");
+                ensure!(explained.answer.to_string().contains(&text), "{:#}", explained.answer);
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn a_node_that_does_not_forward_is_named() {
     on_this_thread(async {

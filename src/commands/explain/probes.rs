@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft explain --probe`: sends echo requests to the other node, and says where they are lost.
+//! `weft explain --probe`: sends echo requests to the other node, and says where they are lost. One packet proves little, so each answer that matters
+//! comes from several of them. All together take about five seconds at most.
+
+mod several;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,11 +18,16 @@ use weft_doctor::remedies;
 use crate::probe::connection;
 use crate::probe::echo::{Echo, EchoError};
 use crate::probe::examine::SMALL;
+use several::{Answers, several};
 
 /// How long an answer is waited for.
 const WAIT: Duration = Duration::from_secs(1);
-/// How often a request is sent before it counts as lost.
-const TRIES: usize = 2;
+/// How many requests of one size are sent.
+const REQUESTS: u32 = 5;
+/// The same where many sizes are tried.
+const REQUESTS_OF_MANY: u32 = 2;
+/// So many lost requests are no accident. A single one may be.
+const MIN_LOST: u32 = 2;
 /// The name of the steps.
 const NAME: &str = "probe";
 /// Sizes of packets that paths carry often: what IPv4 and IPv6 promise, and what remains in tunnels, such as PPPoE, and inside of several.
@@ -88,19 +96,60 @@ fn answering(way: &Way, place: &Place) -> IpAddr {
 }
 
 async fn ask(way: &Way, place: &Place, asked: IpAddr) -> Result<Vec<Step>, EchoError> {
-    let Some(small) = echo(asked, SMALL).await? else { return Ok(vec![silent(way, place, asked).await?]) };
-    let mut steps = vec![Step::ok(NAME, format!("{asked} answers a packet of {SMALL} bytes after {small:?}"))];
-    if let Some(mtu) = full_size(way, place).filter(|mtu| *mtu > SMALL) {
-        steps.push(match echo(asked, mtu).await? {
-            Some(time) => Step::ok(NAME, format!("{asked} answers a packet of {mtu} bytes after {time:?}")),
+    // Most nodes answer the first packet. Only if this one does not, more of them are needed to tell loss from silence.
+    let mut small = echoes(asked, SMALL, 1).await?;
+    if small.answered == 0 {
+        small.extend(echoes(asked, SMALL, REQUESTS - 1).await?);
+    }
+    let Some(step) = answered(asked, SMALL, small, place) else { return Ok(vec![silent(way, place, asked).await?]) };
+    let mut steps = vec![step];
+    // Where small packets get lost, the loss of large ones says nothing about their size.
+    let size = full_size(way, place).filter(|mtu| *mtu > SMALL && small.lost() < MIN_LOST);
+    if let Some(mtu) = size {
+        let full = echoes(asked, mtu, REQUESTS).await?;
+        steps.push(match answered(asked, mtu, full, place) {
+            Some(step) => step,
             None if *place == Place::Outside => vanishes(way, asked, mtu).await?,
-            None => Step::ok(NAME, format!("{asked} does not answer a packet of {mtu} bytes")).broken(
+            None => Step::ok(NAME, format!("{asked} answers none of {REQUESTS} packets of {mtu} bytes")).broken(
                 format!("packets of {mtu} bytes to {asked} are lost, and small ones arrive"),
                 "the path between the nodes has a smaller MTU: `weft mesh` measures it; lower the MTU of the uplinks to it",
             ),
         });
     }
     Ok(steps)
+}
+
+/// The step at an address that answered at least one of these requests. A host outside of the cluster may limit the number of its answers, so the
+/// loss on the way to it is no doubt.
+fn answered(asked: IpAddr, size: u16, answers: Answers, place: &Place) -> Option<Step> {
+    let (sent, fastest) = (answers.sent, answers.fastest?);
+    let lost = answers.lost();
+    if lost == 0 {
+        return Some(Step::ok(
+            NAME,
+            match sent {
+                1 => format!("{asked} answers a packet of {size} bytes after {fastest:?}"),
+                _ => format!("{asked} answers {sent} packets of {size} bytes, the fastest one after {fastest:?}"),
+            },
+        ));
+    }
+    let text = format!("{asked} answers {} of {sent} packets of {size} bytes", answers.answered);
+    if lost < MIN_LOST || *place == Place::Outside {
+        return Some(Step::unknown(NAME, text));
+    }
+    Some(Step {
+        state: State::Doubt,
+        because: Some(format!(
+            "{lost} of {sent} packets of {size} bytes to {asked} are lost, and the others arrive: something on the way loses packets, or a \
+             firewall there limits the number of echo requests"
+        )),
+        remedy: Some(
+            "`weft mesh` shows the loss over a longer time; `ip -s link` on both nodes shows the errors and the drops of their links, \
+             and `weft doctor` there rules that drop packets beyond a rate or at random"
+                .to_owned(),
+        ),
+        ..Step::ok(NAME, text)
+    })
 }
 
 /// Returns the size of the largest packet that is sent this way. To the outside, that is what the sender and the route let pass.
@@ -120,7 +169,7 @@ async fn silent(way: &Way, place: &Place, asked: IpAddr) -> Result<Step, EchoErr
         );
         return Ok(Step::unknown(NAME, text));
     }
-    let lost = Step::ok(NAME, format!("{asked} does not answer a packet of {SMALL} bytes"));
+    let lost = Step::ok(NAME, format!("{asked} answers none of {REQUESTS} packets of {SMALL} bytes"));
     if *place == Place::Outside {
         // Many hosts answer no echo request at all.
         return Ok(Step { state: State::Unknown, ..lost });
@@ -131,7 +180,7 @@ async fn silent(way: &Way, place: &Place, asked: IpAddr) -> Result<Step, EchoErr
             "see whether that machine runs, and whether a firewall drops ICMP",
         ));
     };
-    Ok(match echo(remote, SMALL).await? {
+    Ok(match echoes(remote, SMALL, REQUESTS).await?.fastest {
         Some(_) => lost.broken(
             format!("{remote} answers outside of the tunnel, and {asked} does not inside of it"),
             "a firewall between the nodes drops the packets of the tunnel, or the other node lacks the entries for this one: \
@@ -185,26 +234,59 @@ fn learned_mtu(to: IpAddr) -> Option<u32> {
     }
 }
 
-/// Returns the largest of the usual sizes below this one that is answered, or else [`SMALL`].
+/// Returns the largest of the usual sizes below this one that is answered, or else [`SMALL`]. All of them are tried at once: packets that get lost
+/// at random would mislead a search, which takes longer, too.
 async fn largest(to: IpAddr, below: u16) -> Result<u16, EchoError> {
-    let (mut answered, mut lost) = (0, SIZES.partition_point(|size| *size < below));
-    while answered < lost {
-        let middle = answered + (lost - answered) / 2;
-        match echo(to, SIZES[middle]).await? {
-            Some(_) => answered = middle + 1,
-            None => lost = middle,
-        }
-    }
-    Ok(answered.checked_sub(1).map_or(SMALL, |at| SIZES[at]))
+    let sizes = &SIZES[..SIZES.partition_point(|size| *size < below)];
+    let answers = several(sizes, REQUESTS_OF_MANY, |size| round_trip(to, size)).await?;
+    let answered = sizes.iter().zip(answers).filter(|(_, answers)| answers.answered > 0);
+    Ok(answered.map(|(size, _)| *size).max().unwrap_or(SMALL))
 }
 
-/// Sends a request, and once more if it is lost. Returns the round trip.
-async fn echo(to: IpAddr, size: u16) -> Result<Option<Duration>, EchoError> {
-    for _ in 0..TRIES {
-        let answer = Echo { to, size, wait: WAIT, listen: None }.send().await?;
-        if answer.round_trip.is_some() {
-            return Ok(answer.round_trip);
+/// Sends so many requests of one size.
+async fn echoes(to: IpAddr, size: u16, number: u32) -> Result<Answers, EchoError> {
+    let answers = several(&[size], number, |size| round_trip(to, size)).await?;
+    Ok(answers.into_iter().next().unwrap_or_default())
+}
+
+/// Sends one request. Returns the round trip.
+async fn round_trip(to: IpAddr, size: u16) -> Result<Option<Duration>, EchoError> {
+    Ok(Echo { to, size, wait: WAIT, listen: None }.send().await?.round_trip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loss_is_said_when_some_packets_arrive_and_others_do_not() {
+        let asked: IpAddr = "10.5.2.0".parse().unwrap();
+        let step = |sent, of_them, place: &Place| {
+            let fastest = (of_them > 0).then_some(Duration::from_micros(70));
+            answered(asked, 1450, Answers { sent, answered: of_them, fastest }, place)
+        };
+        for (sent, of_them, state, is) in [
+            (1, 1, State::Ok, "10.5.2.0 answers a packet of 1450 bytes after 70µs"),
+            (5, 5, State::Ok, "10.5.2.0 answers 5 packets of 1450 bytes, the fastest one after 70µs"),
+            (5, 4, State::Unknown, "10.5.2.0 answers 4 of 5 packets of 1450 bytes"),
+            (5, 3, State::Doubt, "10.5.2.0 answers 3 of 5 packets of 1450 bytes"),
+            (5, 1, State::Doubt, "10.5.2.0 answers 1 of 5 packets of 1450 bytes"),
+        ] {
+            let found = step(sent, of_them, &Place::Network).unwrap();
+            assert_eq!((found.state, found.is.as_str()), (state, is));
+            assert_eq!(
+                (found.because.is_some(), found.remedy.is_some()),
+                (state == State::Doubt, state == State::Doubt)
+            );
         }
+        let lossy = step(5, 2, &Place::Network).unwrap();
+        let because = lossy.because.unwrap();
+        assert!(
+            because.starts_with("3 of 5 packets of 1450 bytes to 10.5.2.0 are lost, and the others arrive"),
+            "{because}"
+        );
+        assert_eq!(step(5, 0, &Place::Network), None, "silence is another step");
+        // It may limit the number of its answers.
+        assert_eq!(step(5, 1, &Place::Outside).map(|step| step.state), Some(State::Unknown));
     }
-    Ok(None)
 }
