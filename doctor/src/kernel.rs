@@ -2,10 +2,11 @@
 //! What the kernel says and does. `weft doctor` and `weft explain` both use it.
 //!
 //! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, [`rules`] through those of iptables,
-//! and [`links`] through chains at a link and in bridges. [`queues`] knows which programs may decide about a packet, and [`ipvs`] the endpoints
+//! and [`links`] through chains at a link and in bridges. [`ends`] says which addresses packets of a tunnel have. [`queues`] knows which programs may decide about a packet, and [`ipvs`] the endpoints
 //! of services.
 
 mod ask;
+pub mod ends;
 pub mod entries;
 pub mod ipvs;
 pub mod links;

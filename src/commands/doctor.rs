@@ -18,7 +18,7 @@ use weft_subnet::lease::Record;
 use weft_subnet::source::{Error, Source};
 
 use super::other_agents::{agents_with, flannel_agents};
-use super::{Answer, pretty};
+use super::{Answer, pretty, published, uplink};
 use crate::cli::doctor::DoctorTask;
 use crate::cli::exit::{FAILURE, FOUND};
 use crate::log::text::printable;
@@ -87,15 +87,13 @@ async fn ask_agent(sources: &mut NodeSources) {
 
 /// Takes from the status of the agent what is examined.
 fn take_status(sources: &mut NodeSources, status: Status) {
-    sources.published = status.public.iter().filter_map(|addr| addr.parse().ok()).collect();
+    sources.published = published(&status);
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
     sources.lossy = lossy_peers(&status.peers);
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
     sources.tunnel_port = status.tunnel_port;
-    let mut uplink = status.uplink.split(' ');
-    sources.uplink = uplink.next().unwrap_or_default().to_owned();
-    sources.uplink_addrs = uplink.filter_map(|word| word.parse().ok()).collect();
+    (sources.uplink, sources.uplink_addrs) = uplink(&status);
     sources.has_peers = !status.peers.is_empty();
     sources.agent = AgentAnswer::Problems(problems(&status, &sources.uplink));
     sources.backend = status.backend;

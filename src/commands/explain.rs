@@ -13,7 +13,7 @@ use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, 
 use weft_doctor::explain::rules::Endpoint;
 use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs, pod_rules};
 
-use super::{Answer, pretty};
+use super::{Answer, pretty, published, uplink};
 use crate::cli::exit::{FAILURE, FOUND};
 use crate::cli::explain::ExplainTask;
 use crate::log::text::printable;
@@ -100,7 +100,14 @@ async fn ask_agent(task: &ExplainTask, packet: &Packet) -> Agent {
         Err(error) => return Agent::Silent(format!("{error:#}")),
     };
     let peers = status.peers.iter().filter_map(|row| peer(row, packet)).collect();
-    Agent::Answers(AgentFacts { backend: status.backend, peers, differences: None, tunnel_port: status.tunnel_port })
+    Agent::Answers(AgentFacts {
+        peers,
+        differences: None,
+        tunnel_port: status.tunnel_port,
+        published: published(&status),
+        uplink_addrs: uplink(&status).1,
+        backend: status.backend,
+    })
 }
 
 /// Asks the agent what its next pass would write. Before it has a lease there is no plan.

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use weft_netlink::nftables::Hook;
 use weft_netlink::rtnl::Addr;
 
+pub use crate::kernel::ends::Ends;
 pub use crate::kernel::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 use crate::kernel::rules::{Connection, Tested};
 use crate::subnet_file::SubnetFile;
@@ -44,6 +45,8 @@ pub struct Tunnel {
     pub remote: Option<IpAddr>,
     /// The way of the outer packet to that address.
     pub outer: Option<Hop>,
+    /// The addresses of this node in the outer packets, if they are known.
+    pub ends: Option<Ends>,
 }
 
 /// What the kernel does with a packet.
@@ -220,6 +223,10 @@ pub struct AgentFacts {
     pub differences: Option<Vec<Difference>>,
     /// The UDP port of its tunnel, if the backend is udp or wireguard.
     pub tunnel_port: Option<u16>,
+    /// The addresses that this node publishes. Behind a NAT, no link of this node has them.
+    pub published: Vec<IpAddr>,
+    /// The addresses of the uplink, from which the tunnels of the agent send.
+    pub uplink_addrs: Vec<IpAddr>,
 }
 
 /// What the agent answered.

@@ -6,13 +6,14 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use weft_netlink::rtnl::Rtnl;
+use weft_netlink::rtnl::{Addr, Rtnl};
 
 use super::facts::{
-    Agent, Device, DeviceKind, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
+    Agent, Device, DeviceKind, Ends, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::pod::{self, Looked};
 use crate::kernel::Kernel;
+use crate::kernel::ends::first_here;
 use crate::kernel::entries::unspecified;
 use crate::kernel::queues::readers;
 use crate::kernel::rules::Connection;
@@ -29,7 +30,8 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
     let devices = kernel.devices()?;
     let subnet_file = subnet_file::read(subnet_file);
     let bridge = devices.iter().find(|device| device.name == BRIDGE && device.kind == DeviceKind::Bridge).cloned();
-    let mut walk = Walk { kernel, devices, bridge, subnet_file, agent, pods: HashMap::new() };
+    let addrs = Rtnl::open().and_then(|mut host| host.addrs()).unwrap_or_default();
+    let mut walk = Walk { kernel, devices, addrs, bridge, subnet_file, agent, pods: HashMap::new() };
     let (from, to) = (walk.place(packet.from), walk.place(packet.to));
     let mut ways = Vec::new();
     if from.is_here() || to.is_here() {
@@ -42,7 +44,6 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
         ways.push(Way { connection: Connection::Established, ..walk.way(packet.answer(), &to, &from) });
     }
     let down = walk.devices.into_iter().filter(|device| device.of_weft && !device.up).collect();
-    let addrs = Rtnl::open().and_then(|mut host| host.addrs()).unwrap_or_default();
     Ok(Facts {
         packet,
         from,
@@ -53,7 +54,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
         down,
         forwarding: sysctl::forwarding(packet.to.is_ipv4()).map(|value| value != 0),
         bridge: walk.bridge,
-        addrs,
+        addrs: walk.addrs,
         absent: walk.pods.into_iter().filter(|(_, looked)| looked.is_absent).map(|(address, _)| address).collect(),
     })
 }
@@ -61,6 +62,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
 struct Walk {
     kernel: Kernel,
     devices: Vec<Device>,
+    addrs: Vec<Addr>,
     bridge: Option<Device>,
     subnet_file: SubnetFile,
     agent: Agent,
@@ -184,18 +186,33 @@ impl Walk {
             (DeviceKind::Ipip, _) => hop.route().and_then(|route| route.gateway),
             _ => peer.and_then(|peer: &Peer| peer.endpoint.or_else(|| peer.public.first().copied())),
         };
-        let outer = remote.map(|remote| {
-            let packet = Packet { from: unspecified(remote.is_ipv4()), to: remote, proto: None, port: None };
-            let hop = self.hop(&packet, None);
-            // The kernel does not say which route refuses a packet of this host.
-            match (&hop.lookup, self.kernel.route_of_main(remote)) {
-                (Lookup::Refused(_), Ok(Some(route))) if matches!(route.kind, RouteKind::Refuses(_)) => {
-                    Hop { lookup: Lookup::Route(route), ..hop }
-                }
-                _ => hop,
-            }
+        let is_wireguard = device.kind == DeviceKind::WireGuard;
+        let (outer, ends) = remote.map_or((None, None), |remote| {
+            let (hop, ends) = self.outer(remote, is_wireguard);
+            (Some(hop), ends)
         });
-        Tunnel { fdb, remote, outer }
+        Tunnel { fdb, remote, outer, ends }
+    }
+
+    /// Follows the outer packet of a tunnel. Its source address decides, too, which routes the kernel takes.
+    fn outer(&mut self, remote: IpAddr, is_wireguard: bool) -> (Hop, Option<Ends>) {
+        let own = |own: &[IpAddr]| first_here(&self.addrs, own, remote);
+        let (uplink, published) = match &self.agent {
+            Agent::Answers(agent) => (own(&agent.uplink_addrs), own(&agent.published)),
+            Agent::Silent(_) => (None, None),
+        };
+        let local = uplink.filter(|_| !is_wireguard);
+        let from = local.unwrap_or_else(|| unspecified(remote.is_ipv4()));
+        let hop = self.hop(&Packet { from, to: remote, proto: None, port: None }, None);
+        let ends = Ends::new(is_wireguard, uplink, published, hop.route().and_then(|route| route.source));
+        // The kernel does not say which route refuses a packet of this host.
+        let hop = match (&hop.lookup, self.kernel.route_of_main(remote)) {
+            (Lookup::Refused(_), Ok(Some(route))) if matches!(route.kind, RouteKind::Refuses(_)) => {
+                Hop { lookup: Lookup::Route(route), ..hop }
+            }
+            _ => hop,
+        };
+        (hop, ends)
     }
 }
 

@@ -72,15 +72,14 @@ pub fn of(way: &Way, listed: &Listed, legacy: Examined, instance: &str) -> Vec<S
 /// does not show it.
 pub fn ways_of_tunnel(way: &Way, agent_port: Option<u16>) -> Vec<Way> {
     let device = way.hop.device.as_ref();
-    let tunnel = way.tunnel.as_ref().and_then(|tunnel| Some((tunnel.remote?, tunnel.outer.as_ref()?)));
-    let Some((remote, outer)) = tunnel else { return Vec::new() };
+    let tunnel = way.tunnel.as_ref().and_then(|tunnel| Some((tunnel.remote?, tunnel.outer.as_ref()?, tunnel.ends?)));
+    let Some((remote, outer, ends)) = tunnel else { return Vec::new() };
     let (proto, port) = match (device.map(|device| &device.kind), agent_port) {
         (Some(DeviceKind::Vxlan { port, .. }), _) => (Proto::Udp, Some(*port)),
         (Some(DeviceKind::WireGuard | DeviceKind::Tun), Some(port)) => (Proto::Udp, Some(port)),
         (Some(DeviceKind::Ipip), _) => (Proto::Ipip, None),
         _ => return Vec::new(),
     };
-    let Some(own) = outer.route().and_then(|route| route.source) else { return Vec::new() };
     let packet = |from, to| Packet { from, to, proto: Some(proto), port };
     let one = |packet, arrives, hop| Way {
         packet,
@@ -94,7 +93,8 @@ pub fn ways_of_tunnel(way: &Way, agent_port: Option<u16>) -> Vec<Way> {
         queues: way.queues.clone(),
     };
     let received = Hop { device: None, nexthop: None, neighbour: None, ..outer.clone() };
-    vec![one(packet(own, remote), None, outer.clone()), one(packet(remote, own), outer.device.clone(), received)]
+    let (sent, arrived) = (packet(ends.from, remote), packet(remote, ends.at));
+    vec![one(sent, None, outer.clone()), one(arrived, outer.device.clone(), received)]
 }
 
 /// Returns the steps of the packets of a tunnel that are not in order.

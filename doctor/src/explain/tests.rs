@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The decisions, from facts that no kernel is needed for.
 
+use std::net::IpAddr;
+
 use nix::errno::Errno;
 use nix::libc;
 use weft_cni::iptables::Saved;
 
 use super::facts::{
-    Agent, AgentFacts, Device, DeviceKind, Difference, Facts, Hop, Lookup, Mac, Neighbour, Packet, Peer, Place, Proto,
-    Read, Route, RouteKind, Tunnel, Way,
+    Agent, AgentFacts, Device, DeviceKind, Difference, Ends, Facts, Hop, Lookup, Mac, Neighbour, Packet, Peer, Place,
+    Proto, Read, Route, RouteKind, Tunnel, Way,
 };
+use super::rules::ways_of_tunnel;
 use super::{Explanation, State, Step, Verdict, decide};
 use crate::kernel::rules::{Connection, Tested, follow};
 use crate::subnet_file::SubnetFile;
@@ -65,7 +68,8 @@ fn healthy() -> Facts {
         neighbour: neighbour(libc::NUD_PERMANENT),
     };
     let remote = "192.168.0.2".parse().unwrap();
-    let tunnel = Tunnel { fdb: Some(Read::Found(remote)), remote: Some(remote), outer: Some(outer) };
+    let ends = Ends { from: "192.168.0.1".parse().unwrap(), at: "192.168.0.1".parse().unwrap() };
+    let tunnel = Tunnel { fdb: Some(Read::Found(remote)), remote: Some(remote), outer: Some(outer), ends: Some(ends) };
     let way = Way {
         packet: packet(),
         arrives: Some(device(4, "cni0", DeviceKind::Ethernet, 1450)),
@@ -81,7 +85,7 @@ fn healthy() -> Facts {
         backend: "vxlan".to_owned(),
         peers: vec![peer.clone()],
         differences: Some(Vec::new()),
-        tunnel_port: None,
+        ..AgentFacts::default()
     };
     Facts {
         packet: packet(),
@@ -295,10 +299,28 @@ fn each_kind_of_tunnel_needs_room_for_its_own_bytes() {
     }
     let report = explain(|facts| {
         facts.ways[0].hop.device.as_mut().unwrap().kind = DeviceKind::WireGuard;
-        facts.ways[0].tunnel = Some(Tunnel { fdb: None, remote: None, outer: None });
+        facts.ways[0].tunnel = Some(Tunnel { fdb: None, remote: None, outer: None, ends: None });
     });
     let tunnel = report.steps.iter().find(|step| step.step == "tunnel").unwrap();
     assert_eq!(tunnel.state, State::Unknown, "without the agent, the other end is not known: {report:#?}");
+}
+
+/// Rules of firewalls test these addresses, so a wrong one would quote a rule that sees no packet of the tunnel.
+#[test]
+fn packets_of_the_tunnel_have_the_addresses_of_this_node_that_the_agent_uses() {
+    let mut facts = healthy();
+    let address = |text: &str| -> IpAddr { text.parse().unwrap() };
+    let remote = address("192.168.0.2");
+    // The kernel would choose another source.
+    outer_route(&mut facts).source = Some(address("192.168.0.99"));
+    let ends = Ends { from: address("192.168.0.5"), at: address("192.168.0.7") };
+    facts.ways[0].tunnel.as_mut().unwrap().ends = Some(ends);
+    let ways = ways_of_tunnel(&facts.ways[0], None);
+    let packets: Vec<_> = ways.iter().map(|way| (way.packet.from, way.packet.to, way.packet.port)).collect();
+    assert_eq!(packets, [(ends.from, remote, Some(8472)), (remote, ends.at, Some(8472))]);
+    assert!(ways[0].arrives.is_none() && ways[1].arrives.as_ref().is_some_and(|device| device.name == "eth0"));
+    facts.ways[0].tunnel.as_mut().unwrap().ends = None;
+    assert_eq!(ways_of_tunnel(&facts.ways[0], None), [], "which packets arrive is not known");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use weft_netlink::rtnl::{Addr, Link, Neigh, Route};
 
 use super::policy_rules::PolicyRules;
+use crate::kernel::ends::first_here;
 
 /// The tables of the kernel that were read.
 #[derive(Debug, Clone, Copy)]
@@ -31,8 +32,7 @@ impl<'a> Tables<'a> {
     /// Returns the first of these addresses that a link of this node has, of the same family as another address. An address of the other
     /// side of a NAT is none of this node.
     pub(super) fn first_here(&self, own: &[IpAddr], like: IpAddr) -> Option<IpAddr> {
-        let is_here = |own: &IpAddr| self.addrs.iter().any(|addr| addr.addr == *own);
-        own.iter().copied().find(|own| own.is_ipv4() == like.is_ipv4() && is_here(own))
+        first_here(self.addrs, own, like)
     }
 
     /// Returns true if a link is up and has a carrier. The kernel may leave out the routes of others.

@@ -11,6 +11,7 @@ use weft_netlink::rtnl::Link;
 use super::tables::Tables;
 use super::ways::WayFacts;
 use crate::kernel::Kernel;
+use crate::kernel::ends::Ends;
 use crate::kernel::entries::{Lookup, Packet, Proto, RouteKind, unspecified};
 use crate::sources::NodeSources;
 
@@ -88,17 +89,8 @@ impl Tunnel {
         }
     }
 
-    /// Returns the packets between this node and a peer. `None` if this node sends none to that address, or if it is not known from which
-    /// address.
-    ///
-    /// Peers send to the published address. Behind a NAT, no link of this node has it, and the packets arrive at the source of our own
-    /// ones. That is the address of the uplink, also if another one is published: the devices of vxlan and ipip, and the socket of the
-    /// agent for udp, have it as their local address. If the agent has not named it, the source that the kernel chooses is taken, which is
-    /// usually the same.
-    ///
-    /// WireGuard has no local address: it begins with the source that the kernel chooses, answers from the address to which the peer sent,
-    /// and a peer answers to where packets came from. If these are two addresses, packets may have either, and no rule about one of them is
-    /// certain.
+    /// Returns the packets between this node and a peer. `None` if this node sends none to that address, or if its own addresses in them are not
+    /// known (see [`Ends`]).
     pub(super) fn packets<'a>(
         self,
         kernel: &mut Kernel,
@@ -114,24 +106,21 @@ impl Tunnel {
         let from = local.unwrap_or_else(|| unspecified(peer.is_ipv4()));
         let asked = Packet { from, to: peer, proto: Some(self.proto()), port: self.port() };
         let Lookup::Route(route) = kernel.route(&asked, None) else { return None };
-        let (source, link) = (local.or(route.source)?, tables.link(route.device)?);
-        let published = tables.first_here(&sources.published, peer).unwrap_or(source);
-        if is_wireguard && published != source {
-            return None;
-        }
+        let published = tables.first_here(&sources.published, peer);
+        let (ends, link) = (Ends::new(is_wireguard, local, published, route.source)?, tables.link(route.device)?);
         let name = || Some(link.name.clone());
         (route.kind == RouteKind::Unicast).then(|| PeerPackets {
             link,
             nexthop: route.gateway.unwrap_or(peer),
             to_peer: TunnelPacket {
-                packet: Packet { from: source, ..asked },
+                packet: Packet { from: ends.from, ..asked },
                 input: None,
                 output: name(),
                 what: format!("packets of the tunnel ({self}) to {peer}"),
                 tests: self.tests_with(["-d", "daddr"], peer),
             },
             from_peer: TunnelPacket {
-                packet: Packet { from: peer, to: published, ..asked },
+                packet: Packet { from: peer, to: ends.at, ..asked },
                 input: name(),
                 output: None,
                 what: format!("packets of the tunnel ({self}) from {peer}"),

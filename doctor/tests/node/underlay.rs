@@ -5,7 +5,8 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-use weft_doctor::explain::facts::{Agent, Packet};
+use weft_doctor::explain::facts::{Agent, AgentFacts, Facts, Packet, Peer};
+use weft_doctor::explain::rules::ways_of_tunnel;
 use weft_doctor::explain::{self, Explanation, Verdict};
 use weft_doctor::sources::{NodeSources, PeerAddress};
 
@@ -205,8 +206,8 @@ fn a_way_that_is_too_small_for_the_tunnel_is_found_also_while_peers_are_reached(
     });
 }
 
-/// Explains a packet to a pod of a peer at [`FAR`], which needs the entries that an agent would have written.
-fn explain_to_pod(file: &Path) -> Explanation {
+/// Follows a packet to a pod of a peer at [`FAR`], which needs the entries that an agent would have written.
+fn follow_to_pod(file: &Path, agent: Agent) -> Facts {
     fs::write(file, ENV).unwrap();
     ip("addr replace 10.5.7.0/32 dev flannel.1");
     ip("route replace 10.5.9.0/24 via 10.5.9.0 dev flannel.1 onlink proto 90");
@@ -214,8 +215,47 @@ fn explain_to_pod(file: &Path) -> Explanation {
     shell(&format!("bridge fdb replace 02:00:00:00:00:09 dev flannel.1 dst {FAR}"));
     let address = |text: &str| text.parse::<IpAddr>().unwrap();
     let packet = Packet { from: address("10.5.7.0"), to: address("10.5.9.2"), proto: None, port: None };
-    let facts = explain::read(packet, file, Agent::Silent("no agent answers".to_owned())).unwrap();
+    explain::read(packet, file, agent).unwrap()
+}
+
+fn explain_to_pod(file: &Path) -> Explanation {
+    let facts = follow_to_pod(file, Agent::Silent("no agent answers".to_owned()));
     explain::decide(&facts, &[], Vec::new())
+}
+
+#[test]
+fn explain_follows_packets_of_the_tunnel_from_the_address_that_the_agent_uses() {
+    in_namespace(|file| {
+        node(file);
+        ip("link add flannel.1 mtu 1450 up type vxlan id 1 dstport 8472");
+        ip("addr add 192.0.2.5/24 dev eth0");
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        let agent = |uplink: &str, published: &str| {
+            let (backend, state) = ("vxlan".to_owned(), "programmed".to_owned());
+            let (subnets, public) = (vec!["10.5.9.0/24".parse().unwrap()], vec![address(FAR)]);
+            let peers = vec![Peer { subnets, public, backend: backend.clone(), state, ..Peer::default() }];
+            let (uplink_addrs, published) = (vec![address(uplink)], vec![address(published)]);
+            Agent::Answers(AgentFacts { backend, peers, uplink_addrs, published, ..AgentFacts::default() })
+        };
+        for (agent, from, at) in [
+            (Agent::Silent("no agent answers".to_owned()), "192.0.2.1", "192.0.2.1"),
+            (agent("192.0.2.5", "192.0.2.5"), "192.0.2.5", "192.0.2.5"),
+            (agent("192.0.2.5", "192.0.2.1"), "192.0.2.5", "192.0.2.1"),
+            // It is behind a NAT.
+            (agent("192.0.2.5", "203.0.113.9"), "192.0.2.5", "192.0.2.5"),
+            (agent("203.0.113.9", "203.0.113.9"), "192.0.2.1", "192.0.2.1"),
+        ] {
+            let facts = follow_to_pod(file, agent);
+            let ways = ways_of_tunnel(&facts.ways[0], None);
+            let packets: Vec<_> = ways.iter().map(|way| (way.packet.from, way.packet.to)).collect();
+            assert_eq!(packets, [(address(from), address(FAR)), (address(FAR), address(at))], "{:?}", facts.agent);
+        }
+        // Only packets from this address are refused, and another source would not show it.
+        ip("rule add pref 50 from 192.0.2.5 prohibit");
+        let refused = explain::decide(&follow_to_pod(file, agent("192.0.2.5", "192.0.2.5")), &[], Vec::new());
+        assert!(refused.sentence.contains(&format!("this node has no route to {FAR}")), "{refused:#?}");
+        assert_eq!(explain_to_pod(file).verdict, Verdict::Works);
+    });
 }
 
 /// Such a message may be forged, and its size is forgotten, so the whole cluster must not follow it.
