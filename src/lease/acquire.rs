@@ -181,36 +181,39 @@ fn started<K: Kernel>(
     context: &mut StartContext<'_, K>,
     conf: ParsedConf,
     author: Author,
-    leased: Leased,
+    mut leased: Leased,
 ) -> Result<Started, StartError> {
-    let earlier = match &leased.was {
-        Some(was) => earlier_backends::<K, StartError>(context, &conf, &leased.host, was)?,
-        None => Vec::new(),
-    };
-    let leased = Leased { host: ports::with_those_of(context.kernel, leased.host, &earlier)?, ..leased };
+    let mut earlier = Vec::new();
+    // Only a lease that names other ways has earlier backends.
+    if let Some(was) = leased.was.take().filter(|was| was.other_ways.is_some()) {
+        // The store has had its time since the facts of the lease were read.
+        let machine = context.kernel.machine().map_err(MachineError)?;
+        earlier = earlier_backends(context, &machine, &conf, &leased.host, &was)?;
+        leased.host = ports::with_those_of(context.kernel, &machine, leased.host, &earlier);
+    }
     let (sends_earlier, clear_text) = (context.memory.sent_earlier(&conf, &earlier), context.memory.clear_text());
     Ok(Started { earlier, sends_earlier, clear_text, ..Started::new(conf, author, leased) })
 }
 
 /// Returns the earlier backends that this lease of ours names as other ways to reach this node. `conf` is that of the lease, and `host` has
 /// the identities of its backend.
-fn earlier_backends<K: Kernel, E: From<MachineError> + From<Skip>>(
+fn earlier_backends<K: Kernel>(
     context: &mut StartContext<'_, K>,
+    machine: &Machine,
     conf: &ParsedConf,
     host: &Host,
     lease: &Attrs,
-) -> Result<Vec<ExtraBackend>, E> {
+) -> Result<Vec<ExtraBackend>, Skip> {
     let mut earlier = Vec::new();
     for then in context.memory.earlier(&conf.net_conf, lease) {
         let old = &*then.backend;
         if old.advertise(host).is_ok_and(|attrs| conf.backend.understands(&attrs)) {
             continue;
         }
-        let machine = context.kernel.machine().map_err(MachineError)?;
         // Peers send to the identity that the lease names for this way. After a boot no device has it.
         let way = lease.other_ways().into_iter().find(|way| old.understands(way));
         let kept = Kept { secrets: &context.secrets, printed: None };
-        let identities = identities::chosen(old, &machine, kept, way.as_ref())?;
+        let identities = identities::chosen(old, machine, kept, way.as_ref())?;
         earlier.push(ExtraBackend::new(then, Host { identities, ..host.clone() }));
     }
     Ok(earlier)

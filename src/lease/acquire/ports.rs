@@ -13,7 +13,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Lease};
 
-use crate::kernel::{Creator, Kernel, Machine, MachineError};
+use crate::kernel::{Creator, Kernel, Machine};
 use crate::plan::ExtraBackend;
 
 /// Returns the ports on which devices of this backend listen already, if they are others than it wants. `host` has its identities.
@@ -38,24 +38,18 @@ pub(super) fn kept_ports<K: Kernel>(
 }
 
 /// Adds the ports that devices of earlier backends keep. Our lease names them in its other ways.
-///
-/// # Errors
-/// The facts about the machine cannot be read.
 pub(super) fn with_those_of<K: Kernel>(
     kernel: &mut K,
+    machine: &Machine,
     mut host: Host,
     earlier: &[ExtraBackend],
-) -> Result<Host, MachineError> {
-    if earlier.is_empty() {
-        return Ok(host);
-    }
-    let machine = kernel.machine().map_err(MachineError)?;
+) -> Host {
     for (backend, of_backend) in earlier.iter().map(ExtraBackend::planned) {
-        for (name, port) in kept_ports(kernel, &machine, backend, of_backend) {
+        for (name, port) in kept_ports(kernel, machine, backend, of_backend) {
             host.kept_ports.entry(name).or_insert(port);
         }
     }
-    Ok(host)
+    host
 }
 
 /// Returns the ports on which those of these devices listen that may be ours.

@@ -324,8 +324,8 @@ fn fit<K: Kernel>(context: &mut StartContext<'_, K>, config: Option<&str>, head:
     let Beside { conf, host, mut earlier } = beside_that_of_lease(conf, of_lease, host_of)?;
     let kept_ports = ports::kept_ports(context.kernel, &machine, &*conf.backend, &host);
     let host = Host { kept_ports, ..host };
-    earlier.extend(earlier_backends::<K, Unusable>(context, &conf, &host, &own.attrs)?);
-    let host = ports::with_those_of(context.kernel, host, &earlier)?;
+    earlier.extend(earlier_backends(context, &machine, &conf, &host, &own.attrs)?);
+    let host = ports::with_those_of(context.kernel, &machine, host, &earlier);
     let leased = Leased { host, own, was: None, uplink: choice, chosen: head.chosen };
     let sends_earlier = context.memory.sent_earlier(&conf, &earlier);
     Ok(Started { earlier, sends_earlier, clear_text: head.clear_text, ..Started::new(conf, author, leased) })
