@@ -69,10 +69,8 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             ),
         ),
         Fault::NoRoute(uplink) => finding(
-            format!("no route leads to {who}, although the uplink {uplink} is up: its default route is gone"),
-            format!(
-                "{ip} route add default via GATEWAY dev {uplink}; or let the program that manages {uplink} do it (DHCP)"
-            ),
+            format!("no route leads to {who}, although the uplink {uplink} is up"),
+            no_route(peer, uplink, peers.len()),
         ),
         Fault::NoRule => {
             finding(format!("no policy rule asks the main table, which has a route to {who}"), main_rule(peer))
@@ -90,6 +88,18 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             no_listener(&format!("{who} {answer}"), *port, device)
         }
     }
+}
+
+/// Returns what to do where no route leads to peers. A default route may be wrong: a node without one had none on purpose, or it leads elsewhere,
+/// and then all packets of the node would follow it.
+fn no_route(peer: IpAddr, uplink: &str, peers: usize) -> String {
+    let (ip, host) = (ip(peer), IpNet::from(peer));
+    let others = if peers > 1 { ", and the same for the other peers" } else { "" };
+    format!(
+        "let the program that manages {uplink} write its routes again (DHCP, NetworkManager, systemd-networkd); until then `{ip} route add {host} via \
+         GATEWAY dev {uplink}`{others}, with the router in the network of {uplink} that leads to the other nodes for GATEWAY; add a default route \
+         only if this node had one"
+    )
 }
 
 fn small_way(small: &SmallWay, peer: IpAddr, who: &str) -> NodeFinding {

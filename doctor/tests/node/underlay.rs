@@ -128,7 +128,12 @@ fn packets_to_peers_that_the_kernel_refuses_are_found() {
         ip("rule del pref 50");
         ip("route del unreachable default");
         ip("route del default via 192.0.2.9");
-        only_text(&sources, "underlay", &["no route leads to", FAR, "eth0", "ip route add default via GATEWAY"]);
+        let command = format!("`ip route add {FAR}/32 via GATEWAY dev eth0`");
+        let text = only_text(&sources, "underlay", &["no route leads to", FAR, "eth0", &command]);
+        assert!(!text.contains("route add default"), "it would lead all packets of the node there: {text}");
+        shell(&text.split('`').nth(1).unwrap().replace("GATEWAY", "192.0.2.9"));
+        assert_eq!(doctor_with(&sources, "underlay"), [], "after the remedy of {text}");
+        ip(&format!("route del {FAR}"));
         ip("route add default via 192.0.2.9");
         assert_eq!(doctor_with(&sources, "underlay"), []);
     });
