@@ -19,6 +19,7 @@ pub(crate) mod offload;
 pub(crate) mod other_networks;
 pub(crate) mod other_pods;
 pub(crate) mod other_rules;
+pub(crate) mod own_pods;
 pub(crate) mod path_links;
 mod peer_port;
 mod pod_addresses;
@@ -65,6 +66,7 @@ use offload::Offloaded;
 use other_networks::Leftover;
 use other_pods::OtherPod;
 use other_rules::RuleFacts;
+use own_pods::LedAway;
 use path_links::PathLinks;
 use pod_links::{Bridge, PodLinks};
 use pod_way::PodWay;
@@ -118,6 +120,8 @@ pub struct NodeFacts {
     pub pods: PodLinks,
     /// Pods that are connected to another network.
     pub other_pods: Vec<OtherPod>,
+    /// Packets of this node to its pods that a policy rule leads away.
+    pub own_pods: Vec<LedAway>,
     /// Links of weft and of pods with addresses that another program chose.
     pub self_assigned: Option<SelfAssigned>,
     /// Whether packets are forwarded.
@@ -272,6 +276,8 @@ fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet])
         limits: limits::read(&[&sources.state_dir, &sources.cni.networks]),
         locks: locks::read(&sources.cni.networks),
         other_pods: other_pods::read(tables, subnets),
+        // The kernel has answered such questions before.
+        own_pods: own_pods::read(tables, sources, subnets).unwrap_or_default(),
         self_assigned: self_assigned::read(tables),
         on_vmware: offload::on_vmware(Path::new("/sys/class/dmi/id/sys_vendor")),
         virtual_nat: virtual_nat::read(tables, &sources.published),

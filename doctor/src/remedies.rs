@@ -42,6 +42,11 @@ pub(crate) fn main_rule(family_of: IpAddr) -> String {
     format!("{} rule add lookup main pref 32766; then find the program that deleted this rule", ip(family_of))
 }
 
+/// Returns the command that adds a rule with which packets to this network ask the main table before any other one.
+pub(crate) fn ask_main_first(to: IpNet) -> String {
+    format!("{} rule add to {to} lookup main pref 100", ip(to.addr()))
+}
+
 /// Returns what to do about a size that a router has said for packets to an address. Nobody has configured it, and the message may be forged, so the
 /// rest of the cluster must not follow it.
 pub(crate) fn learned_mtu(to: IpAddr, needed: u32) -> String {

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another program's route or network is inside Network, or takes the packets to pods there.
 
+use std::ops::Range;
+
 use ipnet::IpNet;
 use nix::libc;
 use weft_backends::register::makes_routes;
 
 use crate::facts::NodeFacts;
+use crate::facts::own_pods::LedAway;
 use crate::facts::policy_rules::Marked;
 use crate::facts::ways::{Bypass, Instead, OtherRoute, RefusingRoute};
 use crate::finding::{NodeFinding, finding};
-use crate::remedies::{ip, main_rule};
+use crate::remedies::{ask_main_first, ip, main_rule};
 use crate::sources::AgentAnswer;
+
+/// nm-cloud-setup, which images of clouds have, gives each network card a table from this number on.
+const CLOUD_SETUP: Range<u32> = 30400..30500;
 
 /// Routes and addresses of other programs in the address range of pods.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -27,6 +33,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     // Which packets get a mark is not known, so such a rule matters only while some are lost.
     findings.extend(facts.ways.marked.iter().filter(|_| facts.unreachable > 0).map(marked));
     findings.extend(led_away(facts, &own));
+    findings.extend(facts.own_pods.iter().map(no_answer));
     for network in networks.into_iter().flat_map(|networks| networks.iter()).map(|network| network.trunc()) {
         let refused = facts.ways.refusals.iter().filter(|route| network.contains(&route.dst));
         findings.extend(refused.filter_map(|route| refusal(*route, &own)));
@@ -80,6 +87,25 @@ fn bypass(bypass: &Bypass) -> NodeFinding {
             )
         }
     }
+}
+
+/// The answers of this node to its own pods do not get to them.
+fn no_answer(LedAway { from, subnet, table, link }: &LedAway) -> NodeFinding {
+    let evidence = format!(
+        "a policy rule asks table {table} for packets from {from}, an address of this node, and it sends those to the pods of this node \
+         ({subnet}) over {link}: these pods get no answers from {from} (API server, kubelet, ports of the host)"
+    );
+    let writer = if CLOUD_SETUP.contains(table) {
+        "stop the program that makes the rule, which is nm-cloud-setup of NetworkManager, by the number of the table: `systemctl disable --now \
+         nm-cloud-setup.service nm-cloud-setup.timer`, and restart the machine"
+            .to_owned()
+    } else {
+        format!(
+            "exclude {subnet} in the configuration of the program that makes the rule, which `{} rule` shows",
+            ip(*from)
+        )
+    };
+    finding(evidence, format!("{}; then {writer}", ask_main_first(*subnet)))
 }
 
 /// A firewall may give packets to peers a mark with which they are routed elsewhere.

@@ -11,12 +11,10 @@ use crate::facts::pod_way::PodWay;
 use crate::facts::underlay::{Fault, OtherLink, OwnAddress, PeerFault, SmallWay, UplinkWay};
 use crate::finding::{NodeFinding, counted, finding};
 use crate::kernel::entries::MAIN;
-use crate::remedies::{ip, learned_mtu, main_rule, without_addresses_of_pods};
+use crate::remedies::{ask_main_first, ip, learned_mtu, main_rule, without_addresses_of_pods};
 
 /// The smallest MTU in bytes that is proposed for all nodes. IPv6 needs it.
 const SMALLEST: u32 = 1280;
-/// A policy rule with this preference comes before those of VPNs.
-const RULE: u32 = 100;
 
 /// Packets to peers do not leave this node, or leave it by a wrong way.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -142,7 +140,7 @@ fn other_link(other: &OtherLink, peer: IpAddr, who: &str, ip: &str) -> NodeFindi
     );
     let host = IpNet::from(peer);
     let command = match way {
-        Some(UplinkWay { main_is_right: true, .. }) => format!("{ip} rule add to {host} lookup main pref {RULE}"),
+        Some(UplinkWay { main_is_right: true, .. }) => ask_main_first(host),
         Some(UplinkWay { gateway: Some(gateway), .. }) => format!("{ip} route add {host} via {gateway} dev {uplink}"),
         Some(UplinkWay { gateway: None, .. }) => format!("{ip} route add {host} dev {uplink}"),
         None => format!("`{ip} route get {peer}` shows the route"),

@@ -15,7 +15,7 @@ use super::mtu_steps::{fits, sized};
 use super::read::leads_to_pods;
 use super::shared_steps::{REWRITE, down, no_device, planned, publics};
 use crate::kernel::entries::MAIN;
-use crate::remedies::ip;
+use crate::remedies::{ask_main_first, ip};
 
 /// The kernel's answer to the question for a route, and whether it is the route that should be there.
 pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
@@ -34,7 +34,7 @@ pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
                 && route.kind == RouteKind::Unicast
                 && !leads_to_pods(route, &facts.subnet_file, facts.bridge.as_ref()) =>
         {
-            no_device(facts, "route", destination)
+            by_policy(facts, way, route).unwrap_or_else(|| no_device(facts, "route", destination))
         }
         Lookup::Route(route) if *to == Place::Pod && leads_past_pod(facts, way, route) => past_pod(way, route),
         Lookup::Route(route) => found(facts, way, route, is_pod),
@@ -138,6 +138,19 @@ fn leads_past_pod(facts: &Facts, way: &Way, route: &Route) -> bool {
         }
         None => route.gateway.is_some(),
     }
+}
+
+/// A policy rule leads packets for a pod of this node to another table than the main one.
+fn by_policy(facts: &Facts, way: &Way, route: &Route) -> Option<Step> {
+    let (from, to) = (way.packet.from, way.packet.to);
+    let subnet = facts.subnet_file.subnets().into_iter().find(|subnet| subnet.contains(&to))?.trunc();
+    let text = text(route, way.hop.device.as_ref());
+    let is_usual = route.table == MAIN || route.table == 0;
+    let because =
+        format!("a policy rule leads packets from {from} for the pod {to} of this node away, by the route {text}");
+    let remedy =
+        format!("{}; then find the program that makes the rule: `{} rule` shows it", ask_main_first(subnet), ip(to));
+    (!is_usual).then(|| Step::ok("route", text).broken(because, remedy))
 }
 
 fn past_pod(way: &Way, route: &Route) -> Step {

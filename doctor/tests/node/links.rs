@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use weft_doctor::explain::facts::{Agent, Packet};
+use weft_doctor::explain::{self, State};
 use weft_doctor::sources::NodeSources;
 
 use super::{
@@ -573,6 +575,57 @@ fn a_policy_of_ipsec_that_takes_packets_of_pods_is_found() {
         assert_eq!(doctor(file, "ipsec"), [], "the packets pass before");
         ip("xfrm policy add dir fwd src 10.5.9.0/24 dst 10.5.0.0/16 action block");
         only_finding(file, "ipsec", &["from 10.5.9.0/24", "dir fwd priority 0"]);
+    });
+}
+
+/// As nm-cloud-setup makes it, which images of clouds have.
+#[test]
+fn a_policy_rule_that_leads_answers_to_pods_of_this_node_away_is_found() {
+    in_namespace(|file| {
+        fs::write(file, format!("{ENV_V6}{ENV}")).unwrap();
+        let node = NodeSources {
+            published: vec!["192.0.2.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
+            ..sources(file)
+        };
+        for line in [
+            "link add cni0 up type bridge",
+            "addr add 10.5.7.1/24 dev cni0",
+            "addr add fd00:5:0:7::1/64 dev cni0 nodad",
+            "link add port0 up master cni0 type veth peer name pod0",
+            "link set pod0 up",
+            "link add eth0 up type veth peer name far0",
+            "link set far0 up",
+            "addr add 192.0.2.1/24 dev eth0",
+            "addr add fd00:9::1/64 dev eth0 nodad",
+        ] {
+            ip(line);
+        }
+        let explained = |from: &str, to: &str| {
+            let packet = Packet { from: from.parse().unwrap(), to: to.parse().unwrap(), proto: None, port: None };
+            let facts = explain::read(packet, file, Agent::Silent("no agent answers".to_owned())).unwrap();
+            explain::decide(&facts, &[], Vec::new())
+        };
+        for (family, own, pod, subnet, gateway) in [
+            ("-4", "192.0.2.1", "10.5.7.2", "10.5.7.0/24", "192.0.2.9"),
+            ("-6", "fd00:9::1", "fd00:5:0:7::2", "fd00:5:0:7::/64", "fd00:9::9"),
+        ] {
+            assert_eq!(doctor_with(&node, "network"), []);
+            ip(&format!("{family} route add default via {gateway} table 30401"));
+            assert_eq!(doctor_with(&node, "network"), [], "nothing asks this table");
+            ip(&format!("{family} rule add pref 30401 from {own} lookup 30401"));
+            assert_eq!(doctor(file, "network"), [], "without an agent the address is not known");
+            let words = ["table 30401", own, subnet, "over eth0", "`systemctl disable --now nm-cloud-setup.service"];
+            let text = only_text(&node, "network", &words);
+            let because = format!("a policy rule leads packets from {own} for the pod {pod} of this node away");
+            let found = explained(own, pod);
+            assert!(found.sentence.contains(&because), "{found:#?}");
+            let remedy = text.lines().nth(1).unwrap().split(';').next().unwrap();
+            assert!(found.remedy.as_ref().is_some_and(|of_explain| of_explain.starts_with(remedy)), "{found:#?}");
+            shell(remedy);
+            assert_eq!(doctor_with(&node, "network"), [], "after the remedy of {text}");
+            let route = explained(own, pod).steps.into_iter().find(|step| step.step == "route").unwrap();
+            assert!(route.state == State::Ok && route.is.contains("dev cni0"), "{route:#?}");
+        }
     });
 }
 
