@@ -15,6 +15,7 @@ pub(crate) mod ipsec;
 pub(crate) mod limits;
 pub(crate) mod locks;
 pub mod memory_kills;
+pub(crate) mod modules;
 pub(crate) mod offload;
 pub(crate) mod other_networks;
 pub(crate) mod other_pods;
@@ -62,6 +63,7 @@ use ipsec::Taken;
 use limits::{Fill, Limits, NeighbourTable};
 use locks::HeldLock;
 use memory_kills::MemoryKill;
+use modules::NeededModule;
 use offload::Offloaded;
 use other_networks::Leftover;
 use other_pods::OtherPod;
@@ -170,6 +172,8 @@ pub struct NodeFacts {
     pub early_clock: Option<u64>,
     /// The store, net-conf and certificates.
     pub store: StoreFacts,
+    /// The module of the kernel that the backend needs, if it needs one.
+    pub module: Option<NeededModule>,
     /// What the agent answered.
     pub agent: AgentAnswer,
     /// How long the process of the agent has run, if it answers and its process is visible.
@@ -282,6 +286,7 @@ fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet])
         on_vmware: offload::on_vmware(Path::new("/sys/class/dmi/id/sys_vendor")),
         virtual_nat: virtual_nat::read(tables, &sources.published),
         early_clock: early_clock::read(),
+        module: modules::read(sources),
         ..NodeFacts::default()
     }
 }

@@ -2,40 +2,59 @@
 //! The kernel lacks the module of the backend.
 
 use crate::facts::NodeFacts;
-use crate::facts::store::Module;
-use crate::finding::{NodeFinding, finding};
+use crate::facts::modules::{ModuleState, NeededModule};
+use crate::finding::{NodeFinding, finding, some_of};
 
-/// The kernel lacks what the backend of net-conf needs.
+/// The kernel lacks what the backend of net-conf, or of the agent, needs.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let Some(Ok(net_conf)) = &facts.store.net_conf else { return Vec::new() };
-    let Some(Module { name: module, is_there: Some(false) }) = net_conf.module else { return Vec::new() };
-    let evidence = format!(
-        "net-conf has the backend {}, and this kernel has no module {module}: it is not loaded, not built in, and not in /lib/modules",
-        net_conf.backend
-    );
-    vec![finding(
-        evidence,
-        format!("install the package with the module {module} for this kernel, or choose another backend"),
-    )]
+    let Some(NeededModule { backend, name, state }) = &facts.module else { return Vec::new() };
+    let found = match state {
+        ModuleState::There | ModuleState::Unknown => return Vec::new(),
+        ModuleState::Missing => finding(
+            format!(
+                "the backend is {backend}, and this kernel has no module {name}: it is not loaded, not built in, and not in /lib/modules"
+            ),
+            format!("install the package with the module {name} for this kernel, or choose another backend"),
+        ),
+        ModuleState::Gone { running, others } => finding(
+            format!(
+                "the backend is {backend}, the module {name} is not loaded, and it cannot be: /lib/modules has none for the kernel {running} that \
+                 runs, and some for {}, as after an upgrade of the kernel",
+                some_of(others.iter().map(String::as_str))
+            ),
+            format!("restart this machine; if the kernel {running} runs again, install its modules"),
+        ),
+    };
+    vec![found]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::store::ExaminedNetConf;
-    use crate::sources::StoreAnswer;
 
     #[test]
     fn a_module_that_is_missing_is_found_only_if_this_is_known() {
-        for (has, found) in [(Some(false), true), (Some(true), false), (None, false)] {
-            let mut facts = NodeFacts::with_store(StoreAnswer::NotAsked);
-            let (networks, backend) = (weft_subnet::cidr::Subnets::default(), "wireguard".to_owned());
-            facts.store.net_conf = Some(Ok(ExaminedNetConf {
-                networks,
-                backend,
-                module: Some(Module { name: "wireguard", is_there: has }),
-            }));
-            assert_eq!(check(&facts).len(), usize::from(found), "{has:?}");
+        let gone = ModuleState::Gone { running: "6.1.21-v8+".to_owned(), others: vec!["6.6.20-rpt-rpi-v8".to_owned()] };
+        for (state, words) in [
+            (ModuleState::There, None),
+            (ModuleState::Unknown, None),
+            (ModuleState::Missing, Some(["has no module wireguard", "install the package"])),
+            (
+                gone,
+                Some([
+                    "none for the kernel 6.1.21-v8+ that runs, and some for 6.6.20-rpt-rpi-v8",
+                    "restart this machine",
+                ]),
+            ),
+        ] {
+            let module =
+                Some(NeededModule { backend: "wireguard".to_owned(), name: "wireguard", state: state.clone() });
+            let found = check(&NodeFacts { module, ..NodeFacts::default() });
+            assert_eq!(found.len(), usize::from(words.is_some()), "{state:?}");
+            for (found, [evidence, remedy]) in found.iter().zip(words) {
+                assert!(found.evidence.contains(evidence) && found.remedy.contains(remedy), "{found:?}");
+            }
         }
+        assert_eq!(check(&NodeFacts::default()), [], "the backend is not known");
     }
 }
