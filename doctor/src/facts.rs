@@ -28,6 +28,7 @@ pub(crate) mod pod_links;
 pub mod pod_way;
 pub(crate) mod policy_rules;
 mod port_users;
+pub(crate) mod runtime;
 pub(crate) mod self_assigned;
 pub(crate) mod store;
 mod tables;
@@ -73,6 +74,7 @@ use path_links::PathLinks;
 use pod_links::{Bridge, PodLinks};
 use pod_way::PodWay;
 use policy_rules::PolicyRules;
+use runtime::Misplaced;
 use self_assigned::SelfAssigned;
 use store::StoreFacts;
 use tables::Tables;
@@ -162,6 +164,8 @@ pub struct NodeFacts {
     pub other_agents: Vec<String>,
     /// The files of CNI.
     pub cni: CniFiles,
+    /// Plugins that are not where the container runtime looks for them.
+    pub misplaced: Option<Misplaced>,
     /// The addresses in our subnets that pods have, each with the number of pods.
     pub pod_addresses: BTreeMap<IpAddr, usize>,
     /// Limits of the machine.
@@ -275,8 +279,10 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
 
 /// Reads what concerns the machine, the container runtime and its pods more than packets between nodes.
 fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet]) -> NodeFacts {
+    let cni = cni_files::read(&sources.cni, &sources.subnet_file);
     NodeFacts {
-        cni: cni_files::read(&sources.cni, &sources.subnet_file),
+        misplaced: runtime::read(&sources.cni, &cni),
+        cni,
         limits: limits::read(&[&sources.state_dir, &sources.cni.networks]),
         locks: locks::read(&sources.cni.networks),
         other_pods: other_pods::read(tables, subnets),

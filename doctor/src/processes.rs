@@ -32,6 +32,13 @@ impl Process {
         fs::read_to_string(self.dir.join("comm")).unwrap_or_default().trim_end().to_owned()
     }
 
+    /// Returns the words of its command line. They are empty if the process has ended.
+    pub fn words(&self) -> Vec<String> {
+        let line = fs::read(self.dir.join("cmdline")).unwrap_or_default();
+        let words = line.strip_suffix(b"\0").unwrap_or(&line).split(|byte| *byte == 0);
+        words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    }
+
     /// Returns what its open files are, such as `socket:[4711]`. There are none if the process has ended or belongs to another user.
     pub fn files(&self) -> impl Iterator<Item = PathBuf> {
         self.numbered_files().map(|(_, file)| file)
@@ -63,6 +70,14 @@ pub fn all() -> io::Result<Vec<Process>> {
         all.extend(pid.map(|pid| Process { pid, dir }));
     }
     Ok(all)
+}
+
+/// Returns the processes with one of these names in the network namespace of the calling thread. A node that is a container (kind, k3d) has others.
+pub fn here(names: &[&str]) -> Vec<Process> {
+    let Ok(own) = net_namespace(Path::new("/proc/thread-self")) else { return Vec::new() };
+    let is_here = |process: &Process| net_namespace(&process.dir).is_ok_and(|netns| netns == own);
+    let all = all().unwrap_or_default().into_iter();
+    all.filter(|process| names.contains(&process.name().as_str()) && is_here(process)).collect()
 }
 
 /// Device and inode of a namespace.

@@ -5,13 +5,14 @@ use crate::facts::NodeFacts;
 use crate::facts::cni_files::BrokenPlugin;
 use crate::facts::cni_plugins::OURS;
 use crate::facts::other_pods::OtherPod;
+use crate::facts::runtime::Misplaced;
 use crate::finding::{MAX_NAMED, NodeFinding, counted, finding, some_of};
 use crate::sources::AgentAnswer;
 use crate::subnet_file::SubnetFile;
 
 /// New pods cannot be connected, or are connected to another network; or there are pods that were.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    configurations(facts).into_iter().chain(other_pods(facts)).collect()
+    configurations(facts).into_iter().chain(misplaced(facts)).chain(other_pods(facts)).collect()
 }
 
 /// Returns true if these plugins call other configurations, among them weft's.
@@ -102,6 +103,30 @@ fn configurations(facts: &NodeFacts) -> Vec<NodeFinding> {
     findings.extend(broken(facts));
     findings.extend(other_subnet_file(facts));
     findings
+}
+
+/// containerd looks for plugins in another directory.
+fn misplaced(facts: &NodeFacts) -> Option<NodeFinding> {
+    let Misplaced { file, dirs, plugins, place, complete } = facts.misplaced.as_ref()?;
+    let (file, names) = (file.display(), plugins.join(", "));
+    let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let evidence = format!(
+        "containerd looks for CNI plugins in {} ({file}), and {names} {} not there, but in {}: no pod can start",
+        dirs.join(", "),
+        if plugins.len() == 1 { "is" } else { "are" },
+        place.display()
+    );
+    let remedy = match complete {
+        Some(dir) => format!(
+            "name {} as the directory of plugins in {file} (`bin_dir`, or `bin_dirs` in newer versions), and `systemctl restart containerd`, which \
+             stops no pod",
+            dir.display()
+        ),
+        None => {
+            format!("copy {names} from {} to {}, so that all plugins are in one directory", place.display(), dirs[0])
+        }
+    };
+    Some(finding(evidence, remedy))
 }
 
 /// Plugins that cannot run.

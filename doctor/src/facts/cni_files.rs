@@ -110,7 +110,8 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path) -> CniFiles {
     }
 }
 
-fn is_program(path: &Path) -> bool {
+/// Returns true for a file that can be executed.
+pub(super) fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
 }
 

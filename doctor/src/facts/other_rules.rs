@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
 
 use ipnet::IpNet;
 use weft_cni::iptables::legacy_tables_file;
@@ -18,7 +17,7 @@ use crate::kernel::ipvs;
 use crate::kernel::nft;
 use crate::kernel::rules::{Fate, Tested};
 use crate::known_links::{BRIDGE, KUBE_IPVS};
-use crate::processes::{self, Process, net_namespace};
+use crate::processes;
 use crate::programs::{LIMIT, run};
 use crate::saved_rules::{self, SavedRules, is_listed};
 
@@ -55,7 +54,7 @@ pub struct RuleFacts {
 /// Reads the rules. `subnets` are those of this node.
 pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet], to_peers: &[WayToPeers]) -> RuleFacts {
     let mut facts = RuleFacts {
-        kube_proxy: kube_proxy(),
+        kube_proxy: processes::here(&["kube-proxy"]).first().map(ToString::to_string),
         ipvs: tables.links.iter().any(|link| link.name == KUBE_IPVS),
         ipvs_is_empty: ipvs_is_empty(tables),
         arptables: arp_tables::read(),
@@ -117,13 +116,6 @@ fn ipvs_is_empty(tables: &Tables<'_>) -> bool {
 fn lists_no_service(table: &str) -> bool {
     let is_service = |line: &str| ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|begin| line.starts_with(begin));
     !table.lines().any(is_service)
-}
-
-fn kube_proxy() -> Option<String> {
-    let own = net_namespace(Path::new("/proc/thread-self")).ok()?;
-    let is_here = |process: &Process| net_namespace(&process.dir).is_ok_and(|netns| netns == own);
-    let is_kube_proxy = |process: &Process| process.name() == "kube-proxy" && is_here(process);
-    processes::all().ok()?.into_iter().find(is_kube_proxy).map(|process| process.to_string())
 }
 
 #[cfg(test)]

@@ -4,13 +4,13 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use nix::sched::{CloneFlags, unshare};
 use weft_doctor::finding::NodeFinding;
 use weft_doctor::sources::{AgentAnswer, AgentProblem, CniSources, NodeSources};
 
-use super::{ENV, OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, sources};
+use super::{ENV, OtherNamespace, doctor_with, in_namespace, ip, only_text, shell, sources, until};
 
 const CONF: &str = r#"{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel","delegate":{"hairpinMode":true}},{"type":"portmap"}]}"#;
 const OTHER: &str = r#"{"name":"k8s","cniVersion":"0.3.1","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}"#;
@@ -65,6 +65,68 @@ fn plugins_that_are_missing_or_cannot_be_run_are_named() {
         only_text(&sources, "cni", &["needs the plugins flannel, and"]);
         fs::remove_dir_all(bin).unwrap();
         assert_eq!(doctor_with(&sources, "cni"), [], "the runtime has another directory, or this is a container");
+    });
+}
+
+/// Starts a process with this name and these words in its command line. It waits for input until it is killed.
+fn process_with(file: &Path, name: &str, words: &[&str]) -> Child {
+    let (program, script) = (file.with_file_name(name), file.with_file_name("wait.sh"));
+    symlink("/bin/sh", &program).unwrap();
+    fs::write(&script, "read line\n").unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(&program).arg(&script).args(words).stdin(Stdio::piped());
+    let process = command.spawn().unwrap();
+    let comm = format!("/proc/{}/comm", process.id());
+    until("the process to start", || fs::read_to_string(&comm).unwrap() == format!("{name}\n"));
+    process
+}
+
+fn end(mut process: Child, file: &Path, name: &str) {
+    process.kill().unwrap();
+    process.wait().unwrap();
+    fs::remove_file(file.with_file_name(name)).unwrap();
+}
+
+/// On Debian, containerd has /usr/lib/cni, and weft and Kubernetes install plugins in /opt/cni/bin.
+#[test]
+fn plugins_that_are_not_where_containerd_looks_for_them_are_named() {
+    in_namespace(|file| {
+        let sources = with_cni(file);
+        let (bin, elsewhere) = (&sources.cni.path[1], file.with_file_name("elsewhere"));
+        let toml = file.with_file_name("config.toml");
+        let configure = |dir: &Path| {
+            let text = format!("[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"{}\"\n", dir.display());
+            fs::write(&toml, text).unwrap();
+        };
+        configure(&elsewhere);
+        let endpoint = |socket: &str| format!("--container-runtime-endpoint=unix://{socket}");
+        let containerd = process_with(file, "containerd", &["--config", toml.to_str().unwrap()]);
+        assert_eq!(doctor_with(&sources, "cni"), [], "no kubelet uses it");
+        let kubelet = process_with(file, "kubelet", &[&endpoint("/var/run/crio/crio.sock")]);
+        assert_eq!(doctor_with(&sources, "cni"), [], "the kubelet uses another runtime");
+        end(kubelet, file, "kubelet");
+        let kubelet = process_with(file, "kubelet", &[&endpoint("/run/containerd/containerd.sock")]);
+        let looks = format!("containerd looks for CNI plugins in {} ({})", elsewhere.display(), toml.display());
+        let are = format!("flannel, bridge, host-local, portmap are not there, but in {}", bin.display());
+        let named = format!("name {} as the directory of plugins", bin.display());
+        only_text(&sources, "cni", &[&looks, &are, &named]);
+        configure(bin);
+        assert_eq!(doctor_with(&sources, "cni"), []);
+        // The package with the other plugins has them elsewhere.
+        fs::create_dir(&elsewhere).unwrap();
+        for plugin in &PLUGINS[1..] {
+            fs::rename(bin.join(plugin), elsewhere.join(plugin)).unwrap();
+        }
+        let both = CniSources { path: vec![bin.clone(), elsewhere.clone()], ..sources.cni.clone() };
+        let sources = NodeSources { cni: both, ..sources.clone() };
+        let copy = format!("copy bridge, host-local, portmap from {} to {}", elsewhere.display(), bin.display());
+        let text = only_text(&sources, "cni", &["bridge, host-local, portmap are not there", &copy]);
+        for plugin in &PLUGINS[1..] {
+            shell(&format!("cp {}/{plugin} {}/", elsewhere.display(), bin.display()));
+        }
+        assert_eq!(doctor_with(&sources, "cni"), [], "after the remedy of {text}");
+        end(kubelet, file, "kubelet");
+        end(containerd, file, "containerd");
     });
 }
 

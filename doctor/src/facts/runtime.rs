@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where containerd looks for CNI plugins. Packages of distributions name another directory (/usr/lib/cni on Debian and Arch) than the one into which
+//! Kubernetes and weft install plugins (/opt/cni/bin), and then no pod can start.
+//!
+//! Something is known only if the kubelet of this network namespace names the socket of containerd, a single containerd runs here, and its file says
+//! where the plugins are. k3s and rke2 have another socket, Docker may have a containerd of its own, and the default of containerd depends on who
+//! built it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::cni_files::{CniFiles, is_program};
+use crate::processes;
+use crate::sources::CniSources;
+
+/// The socket of containerd, as a kubelet names it.
+const SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/var/run/containerd/containerd.sock"];
+/// The file of containerd, unless it was started with another one.
+const FILE: &str = "/etc/containerd/config.toml";
+
+/// Plugins that are on this node, and not where containerd looks for them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misplaced {
+    /// The file of containerd.
+    pub file: PathBuf,
+    /// The directories in which it looks.
+    pub dirs: Vec<PathBuf>,
+    /// The plugins.
+    pub plugins: Vec<String>,
+    /// Where the first of them is.
+    pub place: PathBuf,
+    /// A directory that has all plugins of the configuration.
+    pub complete: Option<PathBuf>,
+}
+
+/// Looks for the plugins of the first configuration of CNI where containerd does.
+pub(super) fn read(sources: &CniSources, files: &CniFiles) -> Option<Misplaced> {
+    let wanted = files.confs.first()?.plugins.as_ref().ok()?;
+    let kubelets = processes::here(&["kubelet"]);
+    let [kubelet] = kubelets.as_slice() else { return None };
+    let containerds = processes::here(&["containerd"]);
+    let [containerd] = containerds.as_slice() else { return None };
+    if !names_containerd(&kubelet.words()) {
+        return None;
+    }
+    let file = PathBuf::from(option(&containerd.words(), &["--config", "-c"]).unwrap_or_else(|| FILE.to_owned()));
+    let dirs = plugin_dirs(&fs::read_to_string(&file).ok()?)?;
+    misplaced(wanted, file, dirs, &sources.path)
+}
+
+/// Returns those of the wanted plugins that are in none of these directories, and in one of the others.
+fn misplaced(wanted: &[String], file: PathBuf, dirs: Vec<PathBuf>, others: &[PathBuf]) -> Option<Misplaced> {
+    let has = |dir: &PathBuf, plugin: &String| is_program(&dir.join(plugin));
+    let place = |plugin: &String| others.iter().find(|dir| has(dir, plugin));
+    let is_misplaced = |plugin: &&String| !dirs.iter().any(|dir| has(dir, plugin)) && place(plugin).is_some();
+    let plugins: Vec<String> = wanted.iter().filter(is_misplaced).cloned().collect();
+    let place = place(plugins.first()?)?.clone();
+    let complete = others.iter().find(|dir| wanted.iter().all(|plugin| has(dir, plugin))).cloned();
+    Some(Misplaced { file, dirs, plugins, place, complete })
+}
+
+/// Returns true if a kubelet with this command line says that it uses containerd, there or in its file.
+fn names_containerd(words: &[String]) -> bool {
+    let of_file = || {
+        let text = fs::read_to_string(option(words, &["--config"])?).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("containerRuntimeEndpoint:"))?;
+        Some(line.trim().trim_matches(['"', '\'']).to_owned())
+    };
+    let socket = option(words, &["--container-runtime-endpoint"]).or_else(of_file).unwrap_or_default();
+    SOCKETS.contains(&socket.strip_prefix("unix://").unwrap_or(&socket))
+}
+
+/// Returns the value of an option with one of these names, as a word of its own or behind an equals sign.
+fn option(words: &[String], names: &[&str]) -> Option<String> {
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        if names.contains(&word.as_str()) {
+            return rest.next().cloned();
+        }
+        if let Some((name, value)) = word.split_once('=')
+            && names.contains(&name)
+        {
+            return Some(value.to_owned());
+        }
+    }
+    None
+}
+
+/// Returns the directories of plugins that a file of containerd names for the kubelet. `None` if it names none, or if another file may name
+/// others.
+fn plugin_dirs(text: &str) -> Option<Vec<PathBuf>> {
+    let (mut is_cni, mut one, mut several) = (false, None, None);
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
+        if line.starts_with('[') {
+            // Its name depends on the version of the file: `plugins.cri.cni`, `plugins."io.containerd.grpc.v1.cri".cni`,
+            // `plugins.'io.containerd.cri.v1.runtime'.cni`.
+            is_cni = line.contains("cri") && line.ends_with(".cni]");
+            continue;
+        }
+        let Some((key, value)) = line.split_once('=') else { continue };
+        match key.trim() {
+            "imports" if value.trim() != "[]" => return None,
+            "bin_dir" if is_cni => one = Some(quoted(value)),
+            "bin_dirs" if is_cni => several = Some(quoted(value)),
+            _ => {}
+        }
+    }
+    several.filter(|dirs| !dirs.is_empty()).or(one).filter(|dirs| !dirs.is_empty())
+}
+
+/// Returns the paths in quotes of a value.
+fn quoted(value: &str) -> Vec<PathBuf> {
+    let parts = value.split(['"', '\'']).skip(1).step_by(2);
+    parts.filter(|part| part.starts_with('/')).map(PathBuf::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directories_are_those_of_the_file_and_unknown_if_another_file_may_change_them() {
+        for (text, wanted) in [
+            ("[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/usr/lib/cni\"\n", &["/usr/lib/cni"][..]),
+            (
+                "imports = []\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/a'\nbin_dirs = ['/b', '/c']\n",
+                &["/b", "/c"],
+            ),
+            ("[plugins.cri.cni]\nbin_dirs = []\nbin_dir = \"/a\"\n", &["/a"]),
+            ("[plugins.cri.cni]\n#bin_dir = \"/a\"\nconf_dir = \"/etc/cni/net.d\"\n", &[]),
+            ("[plugins.cri.cni]\n[plugins.cri.containerd]\nbin_dir = \"/a\"\n", &[]),
+            ("imports = [\"/etc/containerd/conf.d/*.toml\"]\n[plugins.cri.cni]\nbin_dir = \"/a\"\n", &[]),
+            ("imports = [\n", &[]),
+            ("[plugins.cri.cni]\nbin_dir = \"\"\n", &[]),
+            ("disabled_plugins = [\"cri\"]\n", &[]),
+            ("", &[]),
+        ] {
+            let found = plugin_dirs(text).unwrap_or_default();
+            assert_eq!(found, wanted.iter().map(PathBuf::from).collect::<Vec<_>>(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_kubelet_names_its_runtime_in_its_command_line_or_in_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.yaml");
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<String>>();
+        let with_file = format!("kubelet --config={} --v 2", config.display());
+        assert!(!names_containerd(&words(&with_file)), "the default depends on the version");
+        for (text, is_containerd) in [
+            ("cgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n", true),
+            ("containerRuntimeEndpoint: \"unix:///var/run/containerd/containerd.sock\"\n", true),
+            ("containerRuntimeEndpoint: unix:///run/k3s/containerd/containerd.sock\n", false),
+            ("containerRuntimeEndpoint: \"\"\n", false),
+        ] {
+            fs::write(&config, text).unwrap();
+            assert_eq!(names_containerd(&words(&with_file)), is_containerd, "{text}");
+        }
+        for (line, is_containerd) in [
+            ("kubelet --container-runtime-endpoint=unix:///var/run/containerd/containerd.sock", true),
+            ("kubelet --container-runtime-endpoint /run/containerd/containerd.sock", true),
+            ("kubelet --container-runtime-endpoint=unix:///var/run/crio/crio.sock", false),
+            ("kubelet --container-runtime-endpoint", false),
+            ("kubelet", false),
+        ] {
+            assert_eq!(names_containerd(&words(line)), is_containerd, "{line}");
+        }
+    }
+}
