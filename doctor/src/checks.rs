@@ -58,7 +58,7 @@ pub struct Check {
 /// Every check, in the order in which findings are shown.
 pub const CHECKS: [Check; 36] = [
     Check { name: "agent", about: "problems that the agent reports, or no agent answers", decide: agent::check },
-    Check { name: "other-agent", about: "flanneld runs beside the agent", decide: other_agent::check },
+    Check { name: "other-agent", about: "flannel runs beside the agent", decide: other_agent::check },
     Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file::check },
     Check { name: "store", about: "the store fails or is slow, or net-conf is not valid", decide: store::check },
     Check { name: "certificates", about: "a certificate of the store ended or ends soon", decide: certificates::check },

@@ -12,6 +12,7 @@ pub(crate) mod filters;
 mod forwarding;
 mod host_firewalls;
 pub(crate) mod ipsec;
+pub(crate) mod k3s_flannel;
 pub(crate) mod limits;
 pub(crate) mod locks;
 pub mod memory_kills;
@@ -162,6 +163,8 @@ pub struct NodeFacts {
     pub leftovers: Vec<Leftover>,
     /// Agents of flannel that run beside ours.
     pub other_agents: Vec<String>,
+    /// k3s with its process ID, if it runs a flannel of its own.
+    pub k3s_flannel: Option<String>,
     /// The files of CNI.
     pub cni: CniFiles,
     /// Plugins that are not where the container runtime looks for them.
@@ -293,6 +296,7 @@ fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet])
         virtual_nat: virtual_nat::read(tables, &sources.published),
         early_clock: early_clock::read(),
         module: modules::read(sources),
+        k3s_flannel: k3s_flannel::read(),
         ..NodeFacts::default()
     }
 }
