@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What other networks for pods left behind on this node.
+//!
+//! Network policies that no program enforces are not looked for (docs/adr/023-explain-and-doctor.md). An object without an engine has no trace on a node,
+//! the account of the agents may not read the objects, and an engine that is not known here would be a wrong alarm.
 
 use weft_cni::iptables::{Saved, target, words};
 use weft_netlink::rtnl::Link;
