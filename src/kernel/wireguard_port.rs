@@ -172,12 +172,15 @@ mod tests {
     const DEVICE: &str = "flannel-wg";
     const TAKEN: u16 = 4500;
 
+    /// Whether the private key was written, and the port, for each call.
+    type Calls = Vec<(bool, Option<u16>)>;
+
     /// A device on which another program has the port [`TAKEN`].
     struct Recorder {
         /// The port of the device. `None` if it cannot be read.
         port: Option<u16>,
-        /// What was written: whether the private key was among it, and the port.
-        calls: Vec<(bool, Option<u16>)>,
+        /// What was written.
+        calls: Calls,
     }
 
     impl DeviceWriter for Recorder {
@@ -199,7 +202,7 @@ mod tests {
     }
 
     /// Returns what becomes of a device that has the first port and should have the second one, and what was written.
-    fn written(has: Option<u16>, wants: u16) -> (Result<PortWrite, WireGuardError>, Vec<(bool, Option<u16>)>) {
+    fn written(has: Option<u16>, wants: u16) -> (Result<PortWrite, WireGuardError>, Calls) {
         let mut recorder = Recorder { port: has, calls: Vec::new() };
         let done = write_device(&mut recorder, DEVICE, (&Secret::new([7; KEY]), wants), Duration::ZERO);
         (done, recorder.calls)

@@ -479,11 +479,11 @@ fn reached(mode: &str, host: &Host, attrs: Attrs) -> Result<(u8, String), String
     };
     let (own, peer) = (lease("10.5.1.0-24", Attrs::default()), lease("10.5.2.0-24", attrs));
     let planned = backend.plan(&Host { identities, ..host.clone() }, &own, &peer);
-    let peers = planned.state.iter().filter_map(|(_, value)| match value {
+    let mut peers = planned.state.iter().filter_map(|(_, value)| match value {
         Value::WgPeer(peer) => Some((peer.key.0[0], peer.endpoint.unwrap().to_string())),
         _ => None,
     });
-    peers.last().ok_or_else(|| planned.skipped.iter().map(Skip::to_string).collect::<Vec<_>>().join("; "))
+    peers.next_back().ok_or_else(|| planned.skipped.iter().map(Skip::to_string).collect::<Vec<_>>().join("; "))
 }
 
 /// Returns the lease of a peer with these addresses, and with keys of which each byte is 4 or 6.

@@ -7,7 +7,7 @@
 //! built it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::cni_files::{CniFiles, is_program};
 use crate::processes;

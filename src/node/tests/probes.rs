@@ -330,7 +330,8 @@ async fn a_small_link_and_a_firewall_in_one_direction_are_told_apart() {
     local(async {
         let large = |sent: &Outgoing| if sent.echo.size > 1404 { LOST } else { ANSWERED };
         let heard = |_: &Outgoing| Answer { heard: true, ..LOST };
-        let cases: [(fn(&Outgoing) -> Answer, Suspect, &str); 2] = [
+        type Network = fn(&Outgoing) -> Answer;
+        let cases: [(Network, Suspect, &str); 2] = [
             (large, Suspect::UplinkMtu(1404), "or set the MTU of the uplink eth0 to 1404 on every node"),
             (heard, Suspect::Dropped("packets".to_owned()), "drops packets from this node to 192.168.0.3"),
         ];

@@ -43,9 +43,12 @@ fn refuses() -> Result<(), Error> {
     Err(Error::Refused { what: "patch node n1".into(), source: "forbidden".into() })
 }
 
-/// Creates a `ConditionReporter` of a network that works. Its store answers what the test chooses. Returns the seconds of all tries, too.
-fn answered_by(first: Answer) -> (ConditionReporter, Rc<Cell<Answer>>, Rc<RefCell<Vec<u64>>>) {
-    let (answer, tries, began) = (Rc::new(Cell::new(first)), Rc::<RefCell<Vec<u64>>>::default(), Instant::now());
+/// The second of each try.
+type Tries = Rc<RefCell<Vec<u64>>>;
+
+/// Creates a `ConditionReporter` of a network that works. Its store answers what the test chooses. Returns the tries, too.
+fn answered_by(first: Answer) -> (ConditionReporter, Rc<Cell<Answer>>, Tries) {
+    let (answer, tries, began) = (Rc::new(Cell::new(first)), Tries::default(), Instant::now());
     let (chosen, log) = (answer.clone(), tries.clone());
     let send = async move |_: Option<String>| {
         log.borrow_mut().push(began.elapsed().as_secs());
