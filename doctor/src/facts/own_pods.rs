@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nix::libc;
+use weft_subnet::env;
 
 use super::tables::Tables;
 use crate::kernel::Kernel;
@@ -38,7 +39,9 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, own: &[IpNet]) ->
     let Some(bridge) = bridge(tables.links).map(|link| link.index) else { return Ok(found) };
     let mut kernel = Kernel::open()?;
     for subnet in own.iter().map(IpNet::trunc) {
-        let Some(to) = subnet.hosts().nth(1) else { continue };
+        // The address of the bridge itself is a local one. The first pod has the next address.
+        let bridge_addr = env::gateway(subnet);
+        let Some(to) = subnet.hosts().find(|addr| *addr > bridge_addr) else { continue };
         let mut way = |from| match kernel.route(&Packet { from, to, proto: None, port: None }, None) {
             Lookup::Route(route) if route.kind == RouteKind::Unicast => Some(route),
             _ => None,
@@ -47,9 +50,8 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, own: &[IpNet]) ->
         if way(unspecified(to.is_ipv4())).is_none_or(|route| route.device != bridge) {
             continue;
         }
-        for from in
-            tables.first_here(&sources.published, to).into_iter().chain(tables.first_here(&sources.uplink_addrs, to))
-        {
+        let addrs = [&sources.published, &sources.uplink_addrs];
+        for from in addrs.into_iter().filter_map(|addrs| tables.first_here(addrs, to)) {
             let Some(Route { device, table, .. }) = way(from) else { continue };
             let is_usual = [MAIN, libc::RT_TABLE_LOCAL.into()].contains(&table);
             let Some(link) = tables.link(device).filter(|link| link.index != bridge && !is_usual) else { continue };
