@@ -66,7 +66,7 @@ pub struct CniFiles {
     pub path: String,
     /// The addresses that host-local reserves.
     pub reserved: Vec<Reserved>,
-    /// True if a kubelet runs on this machine.
+    /// True if a kubelet runs in this network namespace.
     pub has_kubelet: bool,
 }
 
@@ -106,7 +106,7 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path) -> CniFiles {
         confs,
         path: sources.path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":"),
         reserved: names(&sources.networks).into_iter().map(reserved).collect(),
-        has_kubelet: processes::is_running(&["kubelet"]),
+        has_kubelet: !processes::here(&["kubelet"]).is_empty(),
     }
 }
 

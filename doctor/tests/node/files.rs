@@ -220,12 +220,15 @@ fn a_kubelet_without_any_configuration_is_found_once_the_agent_is_ready() {
         let mut sources = with_cni(file);
         fs::remove_file(sources.cni.conf_dir.join("10-flannel.conflist")).unwrap();
         let before = weft_doctor::facts::read(&sources).unwrap();
-        assert!(!before.cni.has_kubelet, "this machine has a kubelet");
+        assert!(!before.cni.has_kubelet, "the kubelets of other tests and of this machine are in other namespaces");
         assert_eq!(doctor_with(&sources, "cni"), []);
         let mut process = super::named_process(file, "kubelet");
         only_text(&sources, "cni", &["a kubelet runs", "no CNI configuration", "--cni-conf"]);
         sources.agent = AgentAnswer::None;
         assert_eq!(doctor_with(&sources, "cni"), []);
+        sources.agent = AgentAnswer::Problems(Vec::new());
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        assert_eq!(doctor_with(&sources, "cni"), [], "a node in a container has a kubelet of its own");
         process.kill().unwrap();
         process.wait().unwrap();
     });
