@@ -80,7 +80,14 @@ pub fn here(names: &[&str]) -> Vec<Process> {
     all.filter(|process| names.contains(&process.name().as_str()) && is_here(process)).collect()
 }
 
-/// Device and inode of a namespace.
+/// Returns true if paths lead this process and the calling one to the same files. They do not if one of the two is in a container of its own, and
+/// this is not known to other users than root.
+pub fn has_our_root(pid: u32) -> bool {
+    let theirs = id(Path::new(&format!("/proc/{pid}/root")));
+    theirs.is_ok_and(|theirs| id(Path::new("/")).is_ok_and(|ours| ours == theirs))
+}
+
+/// Device and inode of a namespace, or of a directory.
 pub type Id = (u64, u64);
 
 /// What all processes show together.
@@ -128,7 +135,7 @@ pub fn read() -> io::Result<Processes> {
     Ok(found)
 }
 
-/// Returns the device and inode of a namespace file.
+/// Returns the device and inode of a namespace file, or of a directory.
 pub fn id(path: &Path) -> io::Result<Id> {
     fs::metadata(path).map(|about| (about.dev(), about.ino()))
 }
@@ -193,5 +200,10 @@ mod tests {
         child.wait().unwrap();
         assert!(younger.is_some() && older >= younger, "{older:?}, {younger:?}");
         assert_eq!(age(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_has_no_root() {
+        assert!(has_our_root(std::process::id()) && !has_our_root(u32::MAX));
     }
 }

@@ -4,13 +4,13 @@
 //!
 //! Something is known only if the kubelet of this network namespace names the socket of containerd, a single containerd runs here, and its file says
 //! where the plugins are. k3s and rke2 have another socket, Docker may have a containerd of its own, and the default of containerd depends on who
-//! built it.
+//! built it. A container has other files than containerd, even if it sees the processes of the host.
 
 use std::fs;
 use std::path::PathBuf;
 
 use super::cni_files::{CniFiles, is_program};
-use crate::processes;
+use crate::processes::{self, has_our_root};
 use crate::sources::CniSources;
 
 /// The socket of containerd, as a kubelet names it.
@@ -25,9 +25,9 @@ pub struct Misplaced {
     pub file: PathBuf,
     /// The directories in which it looks.
     pub dirs: Vec<PathBuf>,
-    /// The plugins.
+    /// The plugins. If they are in several directories, those of the first one.
     pub plugins: Vec<String>,
-    /// Where the first of them is.
+    /// Where they are.
     pub place: PathBuf,
     /// A directory that has all plugins of the configuration.
     pub complete: Option<PathBuf>,
@@ -40,11 +40,12 @@ pub(super) fn read(sources: &CniSources, files: &CniFiles) -> Option<Misplaced> 
     let [kubelet] = kubelets.as_slice() else { return None };
     let containerds = processes::here(&["containerd"]);
     let [containerd] = containerds.as_slice() else { return None };
-    if !names_containerd(&kubelet.words()) {
+    let have_our_files = has_our_root(kubelet.pid) && has_our_root(containerd.pid);
+    if !have_our_files || !names_containerd(&kubelet.words()) {
         return None;
     }
     let file = PathBuf::from(option(&containerd.words(), &["--config", "-c"]).unwrap_or_else(|| FILE.to_owned()));
-    let dirs = plugin_dirs(&fs::read_to_string(&file).ok()?)?;
+    let dirs = plugin_dirs(&fs::read_to_string(&file).ok()?, &sources.conf_dir)?;
     misplaced(wanted, file, dirs, &sources.path)
 }
 
@@ -53,8 +54,8 @@ fn misplaced(wanted: &[String], file: PathBuf, dirs: Vec<PathBuf>, others: &[Pat
     let has = |dir: &PathBuf, plugin: &String| is_program(&dir.join(plugin));
     let place = |plugin: &String| others.iter().find(|dir| has(dir, plugin));
     let is_misplaced = |plugin: &&String| !dirs.iter().any(|dir| has(dir, plugin)) && place(plugin).is_some();
-    let plugins: Vec<String> = wanted.iter().filter(is_misplaced).cloned().collect();
-    let place = place(plugins.first()?)?.clone();
+    let place = place(wanted.iter().find(is_misplaced)?)?.clone();
+    let plugins = wanted.iter().filter(is_misplaced).filter(|plugin| has(&place, plugin)).cloned().collect();
     let complete = others.iter().find(|dir| wanted.iter().all(|plugin| has(dir, plugin))).cloned();
     Some(Misplaced { file, dirs, plugins, place, complete })
 }
@@ -86,9 +87,9 @@ fn option(words: &[String], names: &[&str]) -> Option<String> {
     None
 }
 
-/// Returns the directories of plugins that a file of containerd names for the kubelet. `None` if it names none, or if another file may name
-/// others.
-fn plugin_dirs(text: &str) -> Option<Vec<PathBuf>> {
+/// Returns the directories of plugins that a file of containerd names for the kubelet. `None` if it names none, if another file may name others, or
+/// if it names another directory of configurations than `conf_dir`, so that containerd needs other plugins.
+fn plugin_dirs(text: &str, conf_dir: &Path) -> Option<Vec<PathBuf>> {
     let (mut is_cni, mut one, mut several) = (false, None, None);
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
         if line.starts_with('[') {
@@ -100,6 +101,9 @@ fn plugin_dirs(text: &str) -> Option<Vec<PathBuf>> {
         let Some((key, value)) = line.split_once('=') else { continue };
         match key.trim() {
             "imports" if value.trim() != "[]" => return None,
+            "conf_dir" if is_cni && quoted(value) != [conf_dir] => return None,
+            // The list goes on in the next line.
+            "bin_dirs" if is_cni && !value.contains(']') => return None,
             "bin_dir" if is_cni => one = Some(quoted(value)),
             "bin_dirs" if is_cni => several = Some(quoted(value)),
             _ => {}
@@ -133,9 +137,12 @@ mod tests {
             ("imports = [\n", &[]),
             ("[plugins.cri.cni]\nbin_dir = \"\"\n", &[]),
             ("disabled_plugins = [\"cri\"]\n", &[]),
+            ("[plugins.cri.cni]\nbin_dir = \"/a\"\nconf_dir = \"/etc/cni/net.d/\"\n", &["/a"]),
+            ("[plugins.cri.cni]\nbin_dir = \"/a\"\nconf_dir = \"/etc/cni/net.mk\"\n", &[]),
+            ("[plugins.cri.cni]\nbin_dir = \"/a\"\nbin_dirs = [\n\"/b\",\n]\n", &[]),
             ("", &[]),
         ] {
-            let found = plugin_dirs(text).unwrap_or_default();
+            let found = plugin_dirs(text, Path::new("/etc/cni/net.d")).unwrap_or_default();
             assert_eq!(found, wanted.iter().map(PathBuf::from).collect::<Vec<_>>(), "{text}");
         }
     }
