@@ -18,11 +18,13 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         ),
         ModuleState::Gone { running, others } => finding(
             format!(
-                "the backend is {backend}, the module {name} is not loaded, and it cannot be: /lib/modules has none for the kernel {running} that \
-                 runs, and some for {}, as after an upgrade of the kernel",
+                "the backend is {backend}, and its module {name} is not loaded and cannot be loaded: /lib/modules has no modules for the kernel \
+                 {running}, which runs now, but it has some for {}, as after an upgrade of the kernel",
                 some_of(others.iter().map(String::as_str))
             ),
-            format!("restart this machine; if the kernel {running} runs again, install its modules"),
+            format!(
+                "restart this machine, so that it starts the newer kernel; if it starts {running} again, install the modules of that kernel"
+            ),
         ),
     };
     vec![found]
@@ -42,7 +44,7 @@ mod tests {
             (
                 gone,
                 Some([
-                    "none for the kernel 6.1.21-v8+ that runs, and some for 6.6.20-rpt-rpi-v8",
+                    "no modules for the kernel 6.1.21-v8+, which runs now, but it has some for 6.6.20-rpt-rpi-v8",
                     "restart this machine",
                 ]),
             ),

@@ -14,6 +14,9 @@ use crate::sources::{NodeSources, StoreAnswer};
 /// The modules that are in /sys/module also if they are built in, because they have parameters or a version.
 const SHOWN: [&str; 3] = [vxlan::DEVICE_KIND, ipip::DEVICE_KIND, wireguard::DEVICE_KIND];
 
+/// The first process of the host.
+const INIT: u32 = 1;
+
 /// The module of the kernel that the backend needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NeededModule {
@@ -51,8 +54,8 @@ pub(super) fn read(sources: &NodeSources) -> Option<NeededModule> {
     };
     let name = device_kind(&backend)?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    // A container may have modules of its own, which are none of this kernel.
-    let is_host = processes::unreadable().is_none();
+    // A container may have modules of its own, which are none of this kernel, even if it sees the processes of the host.
+    let is_host = processes::unreadable().is_none() && processes::has_our_root(INIT);
     Some(NeededModule { backend, name, state: state(Path::new("/"), release.trim(), name, is_host) })
 }
 
