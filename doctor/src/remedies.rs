@@ -42,6 +42,12 @@ pub(crate) fn main_rule(family_of: IpAddr) -> String {
     format!("{} rule add lookup main pref 32766; then find the program that deleted this rule", ip(family_of))
 }
 
+/// Returns how a policy rule that refuses packets is found and deleted, for the family of this address.
+pub(crate) fn refusing_rule(family_of: IpAddr) -> String {
+    let ip = ip(family_of);
+    format!("`{ip} rule` shows the rules and their tables; {ip} rule del with the preference of the one that is wrong")
+}
+
 /// Returns the command that adds a rule with which packets to this network ask the main table before any other one.
 pub(crate) fn ask_main_first(to: IpNet) -> String {
     format!("{} rule add to {to} lookup main pref 100", ip(to.addr()))

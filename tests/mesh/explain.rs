@@ -732,7 +732,7 @@ fn a_vpn_that_takes_the_underlay_is_a_doubt_and_a_route_that_refuses_it_is_named
         explained.ends(1, "packets to 192.168.77.12 leave over tun9, and flannel.1 was made for another link")?;
         ensure!(explained.step("underlay route")?["state"] == "doubt", "{:#}", explained.answer);
         let remedy = explained.answer["remedy"].as_str().unwrap_or_default();
-        ensure!(remedy.contains("ip rule add to 192.168.77.12 lookup main pref 100"), "{remedy}");
+        ensure!(remedy.contains("ip rule add to 192.168.77.12/32 lookup main pref 100"), "{remedy}");
         Ok(())
     });
 }

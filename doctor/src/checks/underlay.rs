@@ -11,7 +11,7 @@ use crate::facts::pod_way::PodWay;
 use crate::facts::underlay::{Fault, OtherLink, OwnAddress, PeerFault, SmallWay, UplinkWay};
 use crate::finding::{NodeFinding, counted, finding};
 use crate::kernel::entries::MAIN;
-use crate::remedies::{ask_main_first, ip, learned_mtu, main_rule, without_addresses_of_pods};
+use crate::remedies::{ask_main_first, ip, learned_mtu, main_rule, refusing_rule, without_addresses_of_pods};
 
 /// The smallest MTU in bytes that is proposed for all nodes. IPv6 needs it.
 const SMALLEST: u32 = 1280;
@@ -62,9 +62,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
                 "the kernel refuses packets to {who} ({}): a policy rule, or a route of another table",
                 errno.desc()
             ),
-            format!(
-                "`{ip} rule` shows the rules and their tables; {ip} rule del with the preference of the one that is wrong"
-            ),
+            refusing_rule(peer),
         ),
         Fault::NoRoute(uplink) => finding(
             format!("no route leads to {who}, although the uplink {uplink} is up"),

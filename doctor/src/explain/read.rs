@@ -206,13 +206,15 @@ impl Walk {
         let hop = self.hop(&Packet { from, to: remote, proto: None, port: None }, None);
         let ends = Ends::new(is_wireguard, uplink, published, hop.route().and_then(|route| route.source));
         // The kernel does not say which route refuses a packet of this host.
-        let hop = match (&hop.lookup, self.kernel.route_of_main(remote)) {
-            (Lookup::Refused(_), Ok(Some(route))) if matches!(route.kind, RouteKind::Refuses(_)) => {
-                Hop { lookup: Lookup::Route(route), ..hop }
-            }
-            _ => hop,
+        let refusing = match &hop.lookup {
+            Lookup::Refused(_) => self.kernel.route_of_main(remote).ok().flatten(),
+            _ => None,
         };
-        (hop, ends)
+        let lookup = match refusing.filter(|route| matches!(route.kind, RouteKind::Refuses(_))) {
+            Some(route) => Lookup::Route(route),
+            None => hop.lookup,
+        };
+        (Hop { lookup, ..hop }, ends)
     }
 }
 

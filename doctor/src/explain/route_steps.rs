@@ -15,7 +15,7 @@ use super::mtu_steps::{fits, sized};
 use super::read::leads_to_pods;
 use super::shared_steps::{REWRITE, down, no_device, planned, publics};
 use crate::kernel::entries::MAIN;
-use crate::remedies::{ask_main_first, ip};
+use crate::remedies::{ask_main_first, ip, refusing_rule};
 
 /// The kernel's answer to the question for a route, and whether it is the route that should be there.
 pub(super) fn route(facts: &Facts, way: &Way, to: &Place) -> Step {
@@ -346,10 +346,15 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
     let (route, through) = match (&outer.lookup, &outer.device) {
         (Lookup::Unreadable(why), _) => return Step::unknown(name, format!("the kernel does not answer: {why}")),
         (Lookup::Refused(errno), _) => {
-            return Step::ok(name, format!("refused: {}", errno.desc())).broken(
-                format!("this node has no route to {remote}, the published address of the peer"),
-                "set the uplink up, or give it a route",
-            );
+            let (what, remedy) = match errno {
+                // `ip rule ... prohibit` and `blackhole`, maybe for one address of this node alone.
+                Errno::EACCES | Errno::EINVAL => {
+                    ("a policy rule or a route of another table refuses packets of this node", refusing_rule(remote))
+                }
+                _ => ("this node has no route", "set the uplink up, or give it a route".to_owned()),
+            };
+            let because = format!("{what} to {remote}, the published address of the peer");
+            return Step::ok(name, format!("refused: {}", errno.desc())).broken(because, remedy);
         }
         (Lookup::Route(route), through) => (route, through.as_ref()),
     };
@@ -379,7 +384,8 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
                 through.name, device.name
             )),
             remedy: Some(format!(
-                "see `ip route get {remote}`; if the main table has the right route: ip rule add to {remote} lookup main pref 100"
+                "see `ip route get {remote}`; if the main table has the right route: {}",
+                ask_main_first(remote.into())
             )),
             ..step
         };

@@ -258,7 +258,9 @@ fn explain_follows_packets_of_the_tunnel_from_the_address_that_the_agent_uses() 
         // Only packets from this address are refused, and another source would not show it.
         ip("rule add pref 50 from 192.0.2.5 prohibit");
         let refused = explain::decide(&follow_to_pod(file, agent("192.0.2.5", "192.0.2.5")), &[], Vec::new());
-        assert!(refused.sentence.contains(&format!("this node has no route to {FAR}")), "{refused:#?}");
+        let because = format!("a policy rule or a route of another table refuses packets of this node to {FAR}");
+        assert!(refused.sentence.contains(&because), "{refused:#?}");
+        assert!(refused.remedy.is_some_and(|remedy| remedy.starts_with("`ip rule` shows")));
         assert_eq!(explain_to_pod(file).verdict, Verdict::Works);
     });
 }
