@@ -2,8 +2,8 @@
 //! What the kernel says and does. `weft doctor` and `weft explain` both use it.
 //!
 //! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, [`rules`] through those of iptables,
-//! and [`links`] through chains at a link and in bridges. [`ends`] says which addresses packets of a tunnel have. [`queues`] knows which programs may decide about a packet, and [`ipvs`] the endpoints
-//! of services.
+//! and [`links`] through chains at a link and in bridges. [`ends`] says which addresses packets of a tunnel have. [`queues`] knows which programs
+//! may decide about a packet, and [`ipvs`] the endpoints of services.
 
 mod ask;
 pub mod ends;

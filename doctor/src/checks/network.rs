@@ -92,12 +92,13 @@ fn bypass(bypass: &Bypass) -> NodeFinding {
 /// The answers of this node to its own pods do not get to them.
 fn no_answer(LedAway { from, subnet, table, link }: &LedAway) -> NodeFinding {
     let evidence = format!(
-        "a policy rule asks table {table} for packets from {from}, an address of this node, and it sends those to the pods of this node \
-         ({subnet}) over {link}: these pods get no answers from {from} (API server, kubelet, ports of the host)"
+        "a policy rule asks table {table} for packets from {from}, an address of this node, and this table sends packets for the pods of this \
+         node ({subnet}) over {link}: the pods get no answers from {from} (API server, kubelet, ports of the host)"
     );
     let writer = if CLOUD_SETUP.contains(table) {
-        "stop the program that makes the rule, which is nm-cloud-setup of NetworkManager, by the number of the table: `systemctl disable --now \
-         nm-cloud-setup.service nm-cloud-setup.timer`, and restart the machine"
+        "stop the program that makes the rule (the number of the table is one of nm-cloud-setup, a part of NetworkManager): `systemctl disable \
+         --now nm-cloud-setup.service nm-cloud-setup.timer`, and restart the machine; not if other addresses or network cards of this machine \
+         need that program"
             .to_owned()
     } else {
         format!(

@@ -28,8 +28,8 @@ fn in_k3s(facts: &NodeFacts) -> Option<NodeFinding> {
     let is_beside = matches!(facts.agent, AgentAnswer::Problems(_)) && facts.path == Path::new(USUAL_FILE);
     is_beside.then(|| {
         let evidence = format!(
-            "{k3s} runs its own flannel beside the agent of weft, with the same subnet file: it has written {FILE} since its start. Each of them \
-             replaces devices, routes and rules of the other one"
+            "{k3s} runs its own flannel beside the agent of weft, with the same subnet file: k3s has written {FILE} since it was started, which it \
+             does for its flannel alone. Each of the two agents replaces devices, routes and rules of the other one"
         );
         let remedy = "set `flannel-backend: none` in /etc/rancher/k3s/config.yaml of all k3s servers, and restart k3s on every node; or stop the \
                       agent of weft";
