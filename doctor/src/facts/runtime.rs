@@ -7,7 +7,7 @@
 //! built it. A container has other files than containerd, even if it sees the processes of the host.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::cni_files::{CniFiles, is_program};
 use crate::processes::{self, has_our_root};
