@@ -72,7 +72,11 @@ async fn a_node_that_may_not_publish_the_configuration_does_not_wake_up_for_it_a
         test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
         test.node.report();
         assert!(published(&test) && test.node.context.conflist.next().is_some());
+        // A directory in the place of subnet.env lets every write of it fail.
+        std::fs::remove_file(&test.file).unwrap();
+        std::fs::create_dir(&test.file).unwrap();
         wake_ups(&mut test, Duration::from_secs(60)).await;
+        assert!(test.node.subnet_file_problem.is_some());
     })
     .await;
 }
