@@ -250,7 +250,9 @@ impl LinuxMonitor {
         let now = (a.scope, a.flags);
         let of_pod = a.scope == RT_SCOPE_LINK && self.links.get(&a.index).is_some_and(|link| self.is_pod_link(link));
         let changed = if m.kind == libc::RTM_DELADDR {
-            self.addrs.remove(&(a.index, a.net)).is_some()
+            // The kernel announces a new IPv6 address later, and never if it goes before. So one that is not known here may be ours.
+            self.addrs.remove(&(a.index, a.net));
+            true
         } else {
             self.addrs.insert((a.index, a.net), now) != Some(now)
         };

@@ -220,6 +220,20 @@ fn a_change_of_an_ipv6_address_or_of_its_flags_is_reported() {
     });
 }
 
+/// The kernel announces a new IPv6 address a moment later, in a work queue. One that another program removes before is never announced.
+#[test]
+fn the_removal_of_an_ipv6_address_that_was_not_announced_is_reported() {
+    in_namespace(|| async {
+        let k = kernel(true);
+        settled();
+        let mut m = monitor(&k);
+        let commands = "addr add fd00::8/64 dev up0 nodad\naddr del fd00::8/64 dev up0\n";
+        let script = format!("printf '{commands}' | ip -6 -batch -");
+        assert!(std::process::Command::new("sh").args(["-c", &script]).status().unwrap().success());
+        expect(&mut m, "the removal", |n| *n == Notice::Links).await;
+    });
+}
+
 /// Each end of the link of a pod has a link-local address, a second after it was set up and until the pod is deleted.
 #[test]
 fn the_link_local_addresses_of_pods_are_not_reported() {
