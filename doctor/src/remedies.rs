@@ -48,7 +48,7 @@ pub(crate) fn refusing_rule(family_of: IpAddr) -> String {
     format!("`{ip} rule` shows the rules and their tables; {ip} rule del with the preference of the one that is wrong")
 }
 
-/// Returns the command that adds a rule with which packets to this network ask the main table before any other one.
+/// Returns the command that adds a policy rule. With it, the kernel asks the main table first for packets to this network.
 pub(crate) fn ask_main_first(to: IpNet) -> String {
     format!("{} rule add to {to} lookup main pref 100", ip(to.addr()))
 }

@@ -80,8 +80,7 @@ pub(super) fn write_device(
     match writer.get(device) {
         Ok(have) if have.port != port => {
             let before = Some(have.port).filter(|port| *port != 0);
-            let set = |change: DeviceChange<'_>, peers: &[PeerChange<'_>]| writer.set(device, change, peers);
-            match move_port(set, both, (&have.peers, now)) {
+            match move_port(writer, device, both, (&have.peers, now)) {
                 Err(error @ WireGuardError::PortTaken { .. }) => {
                     let refused = format!("port {port}: {error}; {device} goes on with port {}", have.port);
                     writer.set(device, key, &[]).map(|()| PortWrite { before, refused: Some(refused) })
@@ -94,18 +93,19 @@ pub(super) fn write_device(
 }
 
 /// Moves a device with these peers to another port, together with what else is to be changed. The port comes first in the message, and the
-/// kernel refuses all of it if the port is taken. `set` is [`WireGuard::set`] for this device.
+/// kernel refuses all of it if the port is taken.
 ///
 /// # Errors
-/// Those of `set`.
+/// Those of [`DeviceWriter::set`].
 fn move_port(
-    mut set: impl FnMut(DeviceChange<'_>, &[PeerChange<'_>]) -> Result<(), WireGuardError>,
+    writer: &mut impl DeviceWriter,
+    device: &str,
     change: DeviceChange<'_>,
     (peers, now): (&BTreeMap<PublicKey, Peer>, Duration),
 ) -> Result<(), WireGuardError> {
     let Keepalives { begin, restore } = Keepalives::to(peers, now);
-    set(change, &begin)?;
-    if restore.is_empty() { Ok(()) } else { set(DeviceChange::default(), &restore) }
+    writer.set(device, change, &begin)?;
+    if restore.is_empty() { Ok(()) } else { writer.set(device, DeviceChange::default(), &restore) }
 }
 
 #[cfg(test)]
@@ -142,6 +142,50 @@ mod tests {
         assert_eq!(shown(&restore), [(1, Some(0))]);
     }
 
+    const DEVICE: &str = "flannel-wg";
+    const TAKEN: u16 = 4500;
+
+    /// What was written to a device at once.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Call {
+        /// True if the private key was among it.
+        has_key: bool,
+        port: Option<u16>,
+        /// The intervals of keepalives of its peers.
+        intervals: Vec<u16>,
+    }
+
+    /// A device on which another program has the port [`TAKEN`].
+    struct Recorder {
+        /// The port of the device. `None` if it cannot be read.
+        port: Option<u16>,
+        calls: Vec<Call>,
+    }
+
+    impl DeviceWriter for Recorder {
+        fn get(&mut self, device: &str) -> Result<Device, WireGuardError> {
+            assert_eq!(device, DEVICE);
+            let unreadable = || WireGuardError::from(std::io::Error::from(std::io::ErrorKind::Interrupted));
+            self.port.map(|port| Device { port, ..Device::default() }).ok_or_else(unreadable)
+        }
+
+        fn set(
+            &mut self,
+            device: &str,
+            change: DeviceChange<'_>,
+            peers: &[PeerChange<'_>],
+        ) -> Result<(), WireGuardError> {
+            assert_eq!(device, DEVICE);
+            let intervals = peers.iter().filter_map(|peer| peer.keepalive).collect();
+            self.calls.push(Call { has_key: change.private.is_some(), port: change.port, intervals });
+            match change.port {
+                Some(TAKEN) => Err(WireGuardError::PortTaken { device: device.to_owned() }),
+                Some(1) => Err(WireGuardError::NotPermitted { device: device.to_owned() }),
+                _ => Ok(()),
+            }
+        }
+    }
+
     /// A device whose port is taken must stay as it is, and a peer without an interval must not send keepalives for ever.
     #[test]
     fn the_port_is_moved_first_and_the_intervals_are_set_back_afterwards() {
@@ -152,60 +196,29 @@ mod tests {
             handshake: Some(now),
             ..Peer::default()
         };
-        let change = DeviceChange { port: Some(4500), ..DeviceChange::default() };
-        let asked = |keepalive, is_refused: bool| {
+        let asked = |keepalive, port: u16| {
             let peers = BTreeMap::from([(PublicKey([1; KEY]), with_session(keepalive))]);
-            let mut calls = Vec::new();
-            let set = |change: DeviceChange<'_>, peers: &[PeerChange<'_>]| {
-                calls.push((change.port, peers.iter().map(|peer| peer.keepalive).collect::<Vec<_>>()));
-                if is_refused { Err(WireGuardError::PortTaken { device: "flannel-wg".to_owned() }) } else { Ok(()) }
-            };
-            let is_moved = move_port(set, change, (&peers, now)).is_ok();
-            (is_moved, calls)
+            let change = DeviceChange { port: Some(port), ..DeviceChange::default() };
+            let mut recorder = Recorder { port: None, calls: Vec::new() };
+            let is_moved = move_port(&mut recorder, DEVICE, change, (&peers, now)).is_ok();
+            (is_moved, recorder.calls)
         };
-        let moved = (Some(4500), vec![Some(1)]);
-        assert_eq!(asked(0, false), (true, vec![moved.clone(), (None, vec![Some(0)])]));
-        assert_eq!(asked(0, true), (false, vec![moved]));
-        assert_eq!(asked(25, false), (true, vec![(Some(4500), vec![Some(0), Some(25)])]), "nothing is to be set back");
-    }
-
-    const DEVICE: &str = "flannel-wg";
-    const TAKEN: u16 = 4500;
-
-    /// Whether the private key was written, and the port, for each call.
-    type Calls = Vec<(bool, Option<u16>)>;
-
-    /// A device on which another program has the port [`TAKEN`].
-    struct Recorder {
-        /// The port of the device. `None` if it cannot be read.
-        port: Option<u16>,
-        /// What was written.
-        calls: Calls,
-    }
-
-    impl DeviceWriter for Recorder {
-        fn get(&mut self, device: &str) -> Result<Device, WireGuardError> {
-            assert_eq!(device, DEVICE);
-            let unreadable = || WireGuardError::from(std::io::Error::from(std::io::ErrorKind::Interrupted));
-            self.port.map(|port| Device { port, ..Device::default() }).ok_or_else(unreadable)
-        }
-
-        fn set(&mut self, device: &str, change: DeviceChange<'_>, _: &[PeerChange<'_>]) -> Result<(), WireGuardError> {
-            assert_eq!(device, DEVICE);
-            self.calls.push((change.private.is_some(), change.port));
-            match change.port {
-                Some(TAKEN) => Err(WireGuardError::PortTaken { device: device.to_owned() }),
-                Some(1) => Err(WireGuardError::NotPermitted { device: device.to_owned() }),
-                _ => Ok(()),
-            }
-        }
+        let call = |port, intervals: &[u16]| Call { has_key: false, port, intervals: intervals.to_vec() };
+        assert_eq!(asked(0, 51821), (true, vec![call(Some(51821), &[1]), call(None, &[0])]));
+        assert_eq!(asked(0, TAKEN), (false, vec![call(Some(TAKEN), &[1])]));
+        assert_eq!(asked(25, 51821), (true, vec![call(Some(51821), &[0, 25])]), "nothing is to be set back");
     }
 
     /// Returns what becomes of a device that has the first port and should have the second one, and what was written.
-    fn written(has: Option<u16>, wants: u16) -> (Result<PortWrite, WireGuardError>, Calls) {
+    fn written(has: Option<u16>, wants: u16) -> (Result<PortWrite, WireGuardError>, Vec<Call>) {
         let mut recorder = Recorder { port: has, calls: Vec::new() };
         let done = write_device(&mut recorder, DEVICE, (&Secret::new([7; KEY]), wants), Duration::ZERO);
         (done, recorder.calls)
+    }
+
+    /// A device without peers gets its private key, and perhaps a port.
+    fn with_key(port: Option<u16>) -> Call {
+        Call { has_key: true, port, intervals: Vec::new() }
     }
 
     #[test]
@@ -219,7 +232,7 @@ mod tests {
         for (has, wants, before) in cases {
             let (done, calls) = written(has, wants);
             assert_eq!(done.unwrap(), PortWrite { before, refused: None }, "{has:?} {wants}");
-            assert_eq!(calls, [(true, Some(wants))], "{has:?} {wants}");
+            assert_eq!(calls, [with_key(Some(wants))], "{has:?} {wants}");
         }
     }
 
@@ -228,7 +241,7 @@ mod tests {
     fn a_device_whose_port_is_taken_gets_its_key_and_goes_on_with_the_port_that_it_has() {
         let (done, calls) = written(Some(51820), TAKEN);
         let PortWrite { before, refused } = done.unwrap();
-        assert_eq!((before, calls), (Some(51820), vec![(true, Some(TAKEN)), (true, None)]));
+        assert_eq!((before, calls), (Some(51820), vec![with_key(Some(TAKEN)), with_key(None)]));
         let refused = refused.unwrap();
         assert!(
             refused.contains("port 4500: ") && refused.ends_with("flannel-wg goes on with port 51820"),
@@ -237,6 +250,6 @@ mod tests {
         // The kernel has another reason, which does not pass by going on.
         let (done, calls) = written(Some(51820), 1);
         assert!(matches!(done, Err(WireGuardError::NotPermitted { .. })), "{done:?}");
-        assert_eq!(calls, [(true, Some(1))]);
+        assert_eq!(calls, [with_key(Some(1))]);
     }
 }

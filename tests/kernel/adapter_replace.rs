@@ -61,7 +61,7 @@ fn the_kernels_own_route_is_never_replaced() {
     }
 }
 
-/// So many routes are not asked for one by one, but read at once.
+/// The adapter reads so many routes with one dump, and does not ask for each of them.
 #[test]
 fn the_kernels_own_route_stays_among_many_that_are_replaced() {
     in_namespace(|| async {

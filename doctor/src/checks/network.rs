@@ -15,7 +15,7 @@ use crate::finding::{NodeFinding, finding};
 use crate::remedies::{ask_main_first, ip, main_rule};
 use crate::sources::AgentAnswer;
 
-/// nm-cloud-setup, which images of clouds have, gives each network card a table from this number on.
+/// The routing tables of nm-cloud-setup. This program is a part of images for clouds, and gives each network card a table of its own.
 const CLOUD_SETUP: Range<u32> = 30400..30500;
 
 /// Routes and addresses of other programs in the address range of pods.

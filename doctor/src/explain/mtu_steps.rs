@@ -15,8 +15,8 @@ pub(super) fn sized(step: Step, route: &Route, device: Option<&Device>) -> Step 
     Step { is, ..step.mtu(mtu) }
 }
 
-/// Adds the size to the step of the outer route of a tunnel, and judges whether the packets of full size of the tunnel fit. `through` is the
-/// device of the route.
+/// Returns the step of the outer route of a tunnel with its MTU. The step is broken if the largest packets of the tunnel do not fit. `through` is
+/// the device of the route.
 pub(super) fn fits(step: Step, remote: IpAddr, tunnel: &Device, route: &Route, through: &Device) -> Step {
     let (step, needed) = (sized(step, route, Some(through)), tunnel.mtu + tunnel.kind.overhead(remote));
     let Some(mtu) = step.mtu.filter(|mtu| *mtu < needed) else { return step };

@@ -71,7 +71,7 @@ fn names_containerd(words: &[String]) -> bool {
     SOCKETS.contains(&socket.strip_prefix("unix://").unwrap_or(&socket))
 }
 
-/// Returns the value of an option with one of these names, as a word of its own or behind an equals sign.
+/// Returns the value of the option with one of these names. The value is the next word, or follows an equals sign.
 fn option(words: &[String], names: &[&str]) -> Option<String> {
     let mut rest = words.iter();
     while let Some(word) = rest.next() {

@@ -29,8 +29,7 @@ impl<'a> Tables<'a> {
         self.links.iter().find(|link| link.index == index)
     }
 
-    /// Returns the first of these addresses that a link of this node has, of the same family as another address. An address of the other
-    /// side of a NAT is none of this node.
+    /// Returns the first of the addresses `own` that has the family of `like`, and that a link of this node has ([`first_here`]).
     pub(super) fn first_here(&self, own: &[IpAddr], like: IpAddr) -> Option<IpAddr> {
         first_here(self.addrs, own, like)
     }

@@ -35,8 +35,8 @@ impl Ends {
     }
 }
 
-/// Returns the first of these addresses that a link of this node has, of the same family as another address. `addrs` are those of its links. An
-/// address of the other side of a NAT is none of this node.
+/// Returns the first of the addresses `own` that has the family of `like`, and that a link of this node has. `addrs` are the addresses of the links.
+/// An address of the other side of a NAT belongs to no link.
 pub(crate) fn first_here(addrs: &[Addr], own: &[IpAddr], like: IpAddr) -> Option<IpAddr> {
     let is_here = |own: &IpAddr| addrs.iter().any(|addr| addr.addr == *own);
     own.iter().copied().find(|own| own.is_ipv4() == like.is_ipv4() && is_here(own))

@@ -578,7 +578,7 @@ fn a_policy_of_ipsec_that_takes_packets_of_pods_is_found() {
     });
 }
 
-/// As nm-cloud-setup makes it, which images of clouds have.
+/// nm-cloud-setup, a part of images for clouds, makes such a rule.
 #[test]
 fn a_policy_rule_that_leads_answers_to_pods_of_this_node_away_is_found() {
     in_namespace(|file| {

@@ -119,8 +119,8 @@ async fn ask(way: &Way, place: &Place, asked: IpAddr) -> Result<Vec<Step>, EchoE
     Ok(steps)
 }
 
-/// The step at an address that answered at least one of these requests. A host outside of the cluster may limit the number of its answers, so the
-/// loss on the way to it is no doubt.
+/// Returns the step for an address that answered at least one of these requests. A host outside of the cluster may limit the number of its answers.
+/// So lost packets on the way to such a host raise no doubt.
 fn answered(asked: IpAddr, size: u16, answers: Answers, place: &Place) -> Option<Step> {
     let (sent, fastest) = (answers.sent, answers.fastest?);
     let lost = answers.lost();

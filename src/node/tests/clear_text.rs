@@ -146,6 +146,15 @@ async fn a_change_that_begins_at_a_start_finds_the_leases_that_were_reached_befo
     .await;
 }
 
+/// Lets the time for clear text end in a second, and the node go on for a while.
+async fn nothing_is_left_when_clear_text_ends(test: &mut TestNode) {
+    let since = wall_clock().as_secs() - 599;
+    let saved = ClearText { since, leases: Vec::new(), followed: Vec::new() };
+    test.node.change.clear_text = Some(ClearTextTime::resume(&saved, Instant::now()));
+    wake_ups(test, Duration::from_secs(20)).await;
+    assert_eq!((test.node.plan.is_changing(), test.node.next_step_of_change()), (false, None));
+}
+
 #[tokio::test(start_paused = true)]
 async fn clear_text_that_ends_before_packets_go_the_new_way_leaves_nothing_to_wake_up_for() {
     local(async {
@@ -155,11 +164,7 @@ async fn clear_text_that_ends_before_packets_go_the_new_way_leaves_nothing_to_wa
         assert!(test.asked(1).await);
         test.answer().await;
         assert!(test.node.plan.sends_earlier(), "packets go the new way after 6 s");
-        let since = wall_clock().as_secs() - 599;
-        let saved = ClearText { since, leases: Vec::new(), followed: Vec::new() };
-        test.node.change.clear_text = Some(ClearTextTime::resume(&saved, Instant::now()));
-        wake_ups(&mut test, Duration::from_secs(20)).await;
-        assert_eq!((test.node.plan.is_changing(), test.node.next_step_of_change()), (false, None));
+        nothing_is_left_when_clear_text_ends(&mut test).await;
     })
     .await;
 }
@@ -395,11 +400,7 @@ async fn an_earlier_backend_that_goes_with_the_end_of_clear_text_leaves_nothing_
         test.changes_to(WIREGUARD).await;
         test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record(followed(2)))])]).await;
         assert!(test.node.plan.is_changing(), "packets of this node may still come by vxlan");
-        let since = wall_clock().as_secs() - 599;
-        let saved = ClearText { since, leases: Vec::new(), followed: Vec::new() };
-        test.node.change.clear_text = Some(ClearTextTime::resume(&saved, Instant::now()));
-        wake_ups(&mut test, Duration::from_secs(20)).await;
-        assert_eq!((test.node.plan.is_changing(), test.node.next_step_of_change()), (false, None));
+        nothing_is_left_when_clear_text_ends(&mut test).await;
     })
     .await;
 }

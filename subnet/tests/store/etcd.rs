@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use etcd_client::{AlarmAction, AlarmType, CompactionOptions, PutOptions, Txn, TxnOp};
+use etcd_client::{AlarmAction, AlarmType, Client, CompactionOptions, PutOptions, Txn, TxnOp};
 use nix::sys::signal::Signal;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -237,6 +237,13 @@ async fn everything_is_read_again_after_a_compaction() {
     }
 }
 
+/// Waits for an empty list, writes a lease, and waits for its event.
+async fn one_lease_appears(client: &mut Client, events: &mut mpsc::Receiver<Event>) {
+    assert_eq!(snapshot(events).await, (0, false));
+    client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
+    assert_eq!(ids(events, 1).await, ["10.5.1.0-24"]);
+}
+
 /// etcd before 3.4.34 has nothing of a deletion that it has compacted. So a watch that began with the deletion would never hear of it.
 #[tokio::test]
 async fn a_lease_that_was_deleted_and_compacted_while_the_watch_was_away_goes() {
@@ -244,11 +251,7 @@ async fn a_lease_that_was_deleted_and_compacted_while_the_watch_was_away_goes() 
     let (store, mut client) = (server.store(), server.client().await);
     let (out, mut events) = mpsc::channel(64);
     let mut watch = store.watch(out);
-    let begins = async {
-        assert_eq!(snapshot(&mut events).await, (0, false));
-        client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
-        assert_eq!(ids(&mut events, 1).await, ["10.5.1.0-24"]);
-    };
+    let begins = one_lease_appears(&mut client, &mut events);
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
         () = begins => {}
@@ -355,11 +358,7 @@ async fn another_cluster_with_a_higher_revision_is_reported_as_another_store() {
     let (store, mut client) = (server.store(), server.client().await);
     let (out, mut events) = mpsc::channel(64);
     let mut watch = store.watch(out);
-    let begins = async {
-        assert_eq!(snapshot(&mut events).await, (0, false));
-        client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
-        assert_eq!(ids(&mut events, 1).await, ["10.5.1.0-24"]);
-    };
+    let begins = one_lease_appears(&mut client, &mut events);
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
         () = begins => {}
