@@ -104,7 +104,10 @@ impl Outgoing {
     /// There is no socket for echo requests.
     pub async fn send(&self) -> Result<Answer, EchoError> {
         match self.packet {
-            Packet::Connection => Ok(Answer { round_trip: connection::answers(self.echo.to).await, heard: false }),
+            Packet::Connection => {
+                let (round_trip, heard) = echo::hearing(self.echo.to, connection::answers(self.echo.to)).await;
+                Ok(Answer { round_trip, heard })
+            }
             _ => self.echo.send().await,
         }
     }
@@ -308,8 +311,8 @@ impl Prober {
         one.is_open = false;
         let before = one.examination.cause();
         let step = one.examination.answered(is_answered, answer.heard);
-        // After a long wait the next packet follows at once, so that requests of the peer are noticed nearly all the time.
-        one.due = if sent.echo.wait > WAIT { now } else { now + PAUSE };
+        // When the cause is known, the next packet follows at once, so that requests of the peer are noticed nearly all the time.
+        one.due = if before.is_some() { now } else { now + PAUSE };
         let after = one.examination.cause();
         one.was_faulty |= after.is_some();
         let was_faulty = one.was_faulty;

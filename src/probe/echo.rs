@@ -103,7 +103,7 @@ impl Echo {
         }
         let socket = wait_on(socket)?;
         let (mut answer, mut is_heard) = (Answer::default(), false);
-        let mut listening = pin!(hear(self.listen.filter(|_| kind == Kind::Raw)));
+        let mut listening = pin!(hear(self.listen));
         let waiting = async {
             let mut waiting = pin!(self.wait_for(&socket, (&request, kind), &mut answer));
             loop {
@@ -190,10 +190,23 @@ fn open(address: IpAddr) -> Result<(OwnedFd, Kind), EchoError> {
     Err(EchoError::NotAllowed)
 }
 
+/// Does this work. Also returns whether a request from this address arrived meanwhile.
+pub async fn hearing<T>(from: IpAddr, work: impl Future<Output = T>) -> (T, bool) {
+    let (mut listening, mut working) = (pin!(hear(Some(from))), pin!(work));
+    tokio::select! {
+        biased;
+        () = &mut listening => (working.await, true),
+        done = &mut working => (done, false),
+    }
+}
+
 /// Returns when a request came from this address. If there is no address, or if its packets cannot be read, this never returns.
 async fn hear(from: Option<IpAddr>) {
     let listener = from.and_then(|from| {
-        let (socket, _) = open(from).ok()?;
+        let (socket, kind) = open(from).ok()?;
+        if kind != Kind::Raw {
+            return None;
+        }
         connect(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, 0))).ok()?;
         Some((Echo { to: from, size: 0, wait: Duration::ZERO, listen: None }, wait_on(socket).ok()?))
     });

@@ -123,7 +123,8 @@ impl Examination {
         }
     }
 
-    /// Takes notice that the last packet was answered, or was not. `heard` is true if requests of the peer itself arrived meanwhile.
+    /// Takes notice that the last packet was answered, or was not. `heard` is true if requests of the peer itself arrived meanwhile. A connection
+    /// is waited for so briefly that their absence tells nothing.
     pub fn answered(&mut self, is_answered: bool, heard: bool) -> Step {
         let packet = self.packet();
         if heard {
@@ -371,7 +372,7 @@ mod tests {
         let heard = Path { tunnel: 0, published: true, heard: true, connection: false };
         assert_eq!(examine(&mut examination, &heard).0, Some(Cause::OneDirection));
         let silent = Path { heard: false, ..heard };
-        // While a connection is waited for, nobody notices requests of the peer.
+        // A connection is waited for briefly, so it does not count.
         let mut echoes = 0;
         while echoes < HEARD {
             echoes += u8::from(examination.packet() != Packet::Connection);

@@ -262,6 +262,28 @@ fn a_peer_whose_cause_is_known_is_asked_seldom_and_waited_for_long_enough_to_hea
     assert_eq!(prober.examine(now, |_| Some(peer)), None, "one packet at a time");
 }
 
+/// Two nodes that examine each other ask in turns. If requests of the peer went unnoticed for a part of each turn, two nodes could miss each other's
+/// requests for minutes.
+#[test]
+fn a_peer_whose_cause_is_known_is_listened_to_nearly_all_the_time() {
+    for answer_of_published in [LOST, ANSWERED] {
+        let mut now = Instant::now();
+        let (peer, mut prober) = (target(1), with_an_answer(&mut now));
+        examined_until_known(&mut prober, peer, LOST, &mut now);
+        // One more turn is before the cause is known.
+        let sent = next_examined(&mut prober, peer, &mut now);
+        now += sent.echo.wait;
+        prober.ended(&sent, LOST, now);
+        for _ in 0..12 {
+            prober.turn(1, now);
+            let sent = prober.examine(now, |_| Some(peer)).expect("the next packet follows at once");
+            now += sent.echo.wait.max(BURST_PAUSE);
+            let is_published = sent.packet == Packet::Published;
+            prober.ended(&sent, if is_published { answer_of_published } else { LOST }, now);
+        }
+    }
+}
+
 #[test]
 fn an_answer_outside_of_the_tunnel_is_not_shown_as_its_round_trip() {
     let mut now = Instant::now();

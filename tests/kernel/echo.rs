@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use weft::probe::echo::Echo;
+use weft::probe::echo::{self, Echo};
 
 use super::adapter_net::{in_namespace, ip};
 use crate::patience::PATIENCE;
@@ -49,6 +49,24 @@ fn an_answer_does_not_end_the_time_in_which_requests_of_the_peer_are_noticed() {
             }
         };
         tokio::time::timeout(PATIENCE, both).await.expect("requests of the peer are heard");
+    });
+}
+
+/// A peer is listened to while a connection to it is waited for, too.
+#[test]
+fn requests_of_the_peer_are_noticed_during_other_work() {
+    in_namespace(|| async {
+        ip("addr add 10.9.9.9/32 dev lo");
+        let peer = "10.9.9.9".parse().unwrap();
+        assert_eq!(echo::hearing(peer, async { 7 }).await, (7, false));
+        // The work ends when the request was answered, so the request has arrived by then. The first one may come before the socket is open.
+        let heard = async { while echo::hearing(peer, ping("10.9.9.9")).await != ((), true) {} };
+        tokio::time::timeout(PATIENCE, heard).await.expect("requests of the peer are heard");
+        assert_eq!(
+            echo::hearing("10.0.0.1".parse().unwrap(), ping("10.9.9.9")).await,
+            ((), false),
+            "another peer asks"
+        );
     });
 }
 

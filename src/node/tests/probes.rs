@@ -40,7 +40,9 @@ fn peer(number: u8) -> IpAddr {
 fn answer_all(test: &mut TestNode, now: &mut Instant, steps: usize, answer: impl Fn(&Outgoing) -> Answer) {
     for _ in 0..steps {
         *now += Duration::from_secs(20);
-        while let Some(sent) = test.node.next_packet(*now) {
+        // All are on their way before the first one is answered, as in a real network.
+        let together: Vec<Outgoing> = std::iter::from_fn(|| test.node.next_packet(*now)).collect();
+        for sent in together {
             test.node.probe_ended(Probed { sent, answer: Ok(answer(&sent)) });
         }
     }
