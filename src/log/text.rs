@@ -31,17 +31,18 @@ pub fn one_line(text: &str) -> String {
 /// Writes foreign text in lines of at most 100 columns. The first one begins with `first`, the others with `next`. A word that is too long
 /// for a line is broken.
 pub fn wrapped(out: &mut String, first: &str, next: &str, text: &str) {
-    let room = WIDTH - first.chars().count();
+    let begin = |line: usize| if line == 0 { first } else { next };
+    let room = |line: usize| WIDTH - begin(line).chars().count();
     let mut current = String::new();
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> = Vec::new();
     for word in one_line(text).split_whitespace() {
         let mut word: Vec<char> = word.chars().collect();
         let used = current.chars().count();
-        if used > 0 && used + 1 + word.len() > room {
+        if used > 0 && used + 1 + word.len() > room(lines.len()) {
             lines.push(std::mem::take(&mut current));
         }
-        while word.len() > room {
-            lines.push(word.drain(..room).collect());
+        while word.len() > room(lines.len()) {
+            lines.push(word.drain(..room(lines.len())).collect());
         }
         if !current.is_empty() {
             current.push(' ');
@@ -50,7 +51,7 @@ pub fn wrapped(out: &mut String, first: &str, next: &str, text: &str) {
     }
     lines.push(current);
     for (at, line) in lines.iter().enumerate() {
-        let _ = writeln!(out, "{}", format!("{}{line}", if at == 0 { first } else { next }).trim_end());
+        let _ = writeln!(out, "{}", format!("{}{line}", begin(at)).trim_end());
     }
 }
 
@@ -72,6 +73,23 @@ mod tests {
     fn characters_that_control_a_terminal_are_escaped() {
         let text = "subnet 'a' of \"b\\c\" \u{1b}[2J\u{202e}\u{7f}\r\nnext";
         assert_eq!(printable(text), "subnet 'a' of \"b\\c\" \\u{1b}[2J\\u{202e}\\u{7f}\\r\nnext");
+    }
+
+    /// The lines of `weft status rules` begin with nothing, and go on with an indent.
+    #[test]
+    fn no_line_is_wider_than_a_terminal_whichever_of_its_two_beginnings_is_longer() {
+        let (words, long) = ("rule ".repeat(100), "x".repeat(1000));
+        for (first, next) in [("", "    "), ("problem     ", ""), ("    ", "    ")] {
+            for text in [&words, &long] {
+                let mut out = String::new();
+                wrapped(&mut out, first, next, text);
+                let widest = out.lines().map(|line| line.chars().count()).max();
+                assert!(widest.is_some_and(|widest| (WIDTH - 5..=WIDTH).contains(&widest)), "{out}");
+                let letters = |text: &str| text.split_whitespace().collect::<String>();
+                assert_eq!(letters(&out), letters(&format!("{first}{text}")), "nothing is lost");
+                assert!(out.lines().skip(1).all(|line| line.starts_with(next)), "{out}");
+            }
+        }
     }
 
     #[test]
