@@ -4,12 +4,9 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use nix::sys::socket::getsockopt;
-use nix::sys::socket::sockopt::PeerCredentials;
 
 use crate::cli;
 use crate::observe::socket;
@@ -93,12 +90,7 @@ fn check(
 /// Returns the processes of flannel that run beside the agent on this socket and may have the same subnet file. weft may run under flannel's
 /// name, so the agent itself is left out, and without its process ID nothing is certain.
 pub fn flannel_agents(socket: &Path, subnet_file: &Path) -> Vec<String> {
-    let stream = UnixStream::connect(socket).ok();
-    let answering = stream.and_then(|stream| getsockopt(&stream, PeerCredentials).ok());
-    // In another PID namespace the kernel says 0.
-    let Some(agent) = answering.map(|peer| peer.pid().cast_unsigned()).filter(|pid| *pid != 0) else {
-        return Vec::new();
-    };
+    let Some(agent) = socket::agent_pid(socket) else { return Vec::new() };
     let others = agent_processes().unwrap_or_default().into_iter();
     let others = others.filter(|other| other.pid != agent && other.is_flanneld());
     others.map(Running::from).filter(|other| other.may_have(subnet_file)).map(|other| other.what).collect()

@@ -33,7 +33,7 @@ const LONG_LIMIT: Duration = Duration::from_secs(60);
 /// Number of operations that are written to the socket at once. Other tasks get a turn in between.
 const SLICE: usize = 512;
 /// If a socket does not answer within this time, an agent holds it that is busy or stopped.
-const PROBE_LIMIT: Duration = Duration::from_secs(1);
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 /// Time between two looks whether the socket is still there, while nobody asks.
 const CHECK: Duration = Duration::from_secs(10);
 /// Maximum size of a request in bytes.
@@ -177,7 +177,7 @@ impl Drop for AgentSocket {
 pub fn answers(path: &Path) -> bool {
     let ask = || {
         let mut stream = std::os::unix::net::UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PROBE_LIMIT))?;
+        stream.set_read_timeout(Some(ANSWER_LIMIT))?;
         stream.write_all(b"{\"ready\":{}}\n")?;
         stream.read(&mut [0])
     };
@@ -288,7 +288,7 @@ async fn write_history(write: &mut (impl AsyncWriteExt + Unpin), lines: &[Arc<st
 pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
     match question(socket, &Question::Status {}).await? {
         Answer::Status(status) => Ok(*status),
-        _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
+        _ => Err(other_answer(socket)),
     }
 }
 
@@ -299,7 +299,7 @@ pub async fn ask_status(socket: &Path) -> anyhow::Result<Status> {
 pub async fn ask_plan(socket: &Path) -> anyhow::Result<Preview> {
     match question(socket, &Question::Plan {}).await? {
         Answer::Plan(plan) => Ok(plan),
-        _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
+        _ => Err(other_answer(socket)),
     }
 }
 
@@ -310,7 +310,7 @@ pub async fn ask_plan(socket: &Path) -> anyhow::Result<Preview> {
 pub async fn ask_history(socket: &Path, query: Query) -> anyhow::Result<Vec<HistoryRecord>> {
     match question(socket, &Question::History(query)).await? {
         Answer::History(records) => Ok(records),
-        _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
+        _ => Err(other_answer(socket)),
     }
 }
 
@@ -321,8 +321,13 @@ pub async fn ask_history(socket: &Path, query: Query) -> anyhow::Result<Vec<Hist
 pub async fn rotate_key(socket: &Path) -> anyhow::Result<String> {
     match question(socket, &Question::RotateKey {}).await? {
         Answer::NewKey(key) => Ok(key),
-        _ => anyhow::bail!("the agent on {} answered another question", socket.display()),
+        _ => Err(other_answer(socket)),
     }
+}
+
+/// Returns the error for an answer that does not belong to the question.
+fn other_answer(socket: &Path) -> anyhow::Error {
+    anyhow::anyhow!("the agent on {} answered another question", socket.display())
 }
 
 /// Returns the process ID of the agent that holds this socket, if its process is stopped (SIGSTOP). This blocks for a moment.
