@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::cli::questions::HistoryTask;
 use crate::observe::history::{self, HistoryRecord, Query};
 use crate::observe::socket;
-use crate::observe::status::now_ms;
 
 /// How often `--follow` asks for new records.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -19,9 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// # Errors
 /// No agent answers at the first question, or standard output cannot be written.
 pub async fn run(task: &HistoryTask) -> anyhow::Result<ExitCode> {
-    let since =
-        task.since.map_or(0, |since| now_ms().saturating_sub(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)));
-    let mut query = Query { since_ms: since, after: 0 };
+    let mut query = task.since.map(Query::of_last).unwrap_or_default();
     let mut records = socket::ask_history(&task.socket, query).await?;
     let mut was_away = false;
     loop {

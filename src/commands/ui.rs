@@ -211,8 +211,7 @@ impl Ui {
     }
 
     async fn history(&self) -> anyhow::Result<Bytes> {
-        let since_ms = now_ms().saturating_sub(u64::try_from(HISTORY.as_millis()).unwrap_or(u64::MAX));
-        let records = socket::ask_history(&self.task.socket, Query { since_ms, after: 0 }).await?;
+        let records = socket::ask_history(&self.task.socket, Query::of_last(HISTORY)).await?;
         let newest = records.get(records.len().saturating_sub(MAX_RECORDS)..).unwrap_or_default();
         Ok(serde_json::to_vec(newest)?.into())
     }

@@ -22,6 +22,15 @@ pub fn seen(key: &Key, seen: &ObservedValue) -> String {
     }
 }
 
+/// Returns a change of a value as text. If there is only one of the two values, the text is this one.
+pub fn change(before: Option<&str>, after: Option<&str>) -> String {
+    match (before, after) {
+        (Some(before), Some(after)) => format!("{before} -> {after}"),
+        (Some(value), None) | (None, Some(value)) => value.to_owned(),
+        (None, None) => String::new(),
+    }
+}
+
 /// Returns the name of the program that writes routes with this protocol, as `ip route` names it, or the number if it has no name.
 /// Source: /etc/iproute2/rt_protos and linux/rtnetlink.h.
 pub fn protocol(number: u8) -> Cow<'static, str> {

@@ -9,11 +9,14 @@ pub mod ring;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::log::text::printable;
+use crate::observe::entries;
+use crate::observe::status::now_ms;
 
 /// Maximum number of changes that a record lists one by one. A pass that makes more, such as the first one, is summarised.
 pub const MAX_LISTED: usize = 64;
@@ -78,6 +81,14 @@ pub struct Query {
     pub after: u64,
 }
 
+impl Query {
+    /// Asks for the records of this time before now.
+    pub fn of_last(time: Duration) -> Query {
+        let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Query { since_ms: now_ms().saturating_sub(ms), after: 0 }
+    }
+}
+
 /// Returns a record for people: a line that says when, why and at what cost, and a line for each change.
 pub fn render(record: &HistoryRecord) -> String {
     let failed = if record.failed > 0 { format!(", {} refused", record.failed) } else { String::new() };
@@ -87,11 +98,7 @@ pub fn render(record: &HistoryRecord) -> String {
     let result = if record.is_pass() { format!("; {done} written{failed}{took}") } else { String::new() };
     let mut out = format!("{}  {cause}: {event}{result}\n", time(record.at_ms));
     for Change { entry, before, after, by, error } in &record.changes {
-        let values = match (before, after) {
-            (Some(before), Some(after)) => format!("{before} -> {after}"),
-            (Some(value), None) | (None, Some(value)) => value.clone(),
-            (None, None) => String::new(),
-        };
+        let values = entries::change(before.as_deref(), after.as_deref());
         let word = match (error, before, after) {
             (Some(_), ..) => "refused",
             (_, _, None) => "remove",

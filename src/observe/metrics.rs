@@ -192,8 +192,7 @@ impl Metrics {
         self.full_passes.get_or_create(&Cause { cause }).inc();
     }
 
-    /// Records `count` writes to the kernel. `kind` is `link`, `address`, `fdb`, `neighbour`, `route`, `fence` or `guard`, as
-    /// `pass::kind` returns it. `result` is `done` or `failed`.
+    /// Records `count` writes to the kernel. `kind` is the word that `pass::kind` returns for the entry. `result` is `done` or `failed`.
     pub fn operations(&self, kind: &'static str, result: &'static str, count: u64) {
         self.operations.get_or_create(&Operation { kind, result }).inc_by(count);
     }

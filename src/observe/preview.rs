@@ -82,17 +82,13 @@ pub struct Preview {
 
 /// Returns the answer for people: one line for each operation, and a line with their number.
 pub fn render(preview: &Preview) -> String {
-    let mut out = String::new();
     if preview.operations.is_empty() {
         return "nothing to write: the kernel is as it should be\n".to_owned();
     }
+    let mut out = String::new();
     let width = preview.operations.iter().map(|operation| operation.entry.chars().count()).max().unwrap_or_default();
     for Operation { action, entry, before, after } in &preview.operations {
-        let values = match (before, after) {
-            (Some(before), Some(after)) => format!("{before} -> {after}"),
-            (Some(value), None) | (None, Some(value)) => value.clone(),
-            (None, None) => String::new(),
-        };
+        let values = entries::change(before.as_deref(), after.as_deref());
         let line = format!("{:8}  {entry:width$}  {values}", action.word());
         // Writing into a String cannot fail.
         let _ = writeln!(out, "{}", printable(line.trim_end()));
