@@ -3,12 +3,18 @@
 
 use std::time::Duration;
 
+/// The longest duration that is accepted: a hundred years. The agent adds durations to the time, which has an end, too.
+const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
+
 /// Why a value on the command line cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadValue {
     /// It is not a duration.
     #[error("{0:?} is not a duration: write 10 (seconds), 10s, 500ms, 5m or 1h30m")]
     Duration(String),
+    /// It is longer than a hundred years.
+    #[error("{0:?} is too long: give at most 876000h, which is a hundred years")]
+    TooLong(String),
     /// It is not a boolean.
     #[error("{0:?} is neither true nor false")]
     Boolean(String),
@@ -17,8 +23,13 @@ pub enum BadValue {
 /// Parses a duration such as `10` (seconds), `10s`, `5m`, `24h`, `1h30m`, `500ms` or `0`.
 ///
 /// # Errors
-/// The text is not a duration.
+/// The text is not a duration, or the duration is longer than a hundred years.
 pub fn duration(text: &str) -> Result<Duration, BadValue> {
+    let parsed = parse(text)?;
+    if parsed > LONGEST { Err(BadValue::TooLong(text.to_owned())) } else { Ok(parsed) }
+}
+
+fn parse(text: &str) -> Result<Duration, BadValue> {
     let bad = || BadValue::Duration(text.to_owned());
     if let Ok(seconds) = text.parse::<u64>() {
         return Ok(Duration::from_secs(seconds));
@@ -67,6 +78,15 @@ mod tests {
         }
         for text in ["", "s", "10x", "-1", "1.5s", "10s5", "99999999999999999999h", "18446744073709551615h"] {
             assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    /// The agent would panic when it adds such a duration to the time.
+    #[test]
+    fn a_duration_of_more_than_a_hundred_years_is_refused() {
+        assert_eq!(duration("876000h"), Ok(LONGEST));
+        for text in ["876000h1ms", "3153600001", "18446744073709551615", "18446744073709551615ms"] {
+            assert_eq!(duration(text), Err(BadValue::TooLong(text.to_owned())), "{text}");
         }
     }
 
