@@ -54,7 +54,7 @@ pub enum Task {
     /// Ask the agent.
     Status(questions::StatusTask),
     /// Ask the agent what its next full pass would write.
-    Plan(questions::Question),
+    Plan(questions::PlanTask),
     /// Ask the agent behind this socket to change the key of its node.
     RotateKey(PathBuf),
     /// Ask the agent what it changed in the kernel.
@@ -146,7 +146,7 @@ enum Command {
     /// Show the state of an agent of this machine.
     Status(questions::StatusFlags),
     /// Show what the agent's next full pass would write, without writing it; the exit code is 2 if there is anything.
-    Plan(questions::QuestionFlags),
+    Plan(questions::PlanFlags),
     /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
     History(questions::HistoryFlags),
     /// Show which peers packets reach, from this node or between all nodes, with loss, round trip and path MTU, the worst first; the exit

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that are questions to the running agent: `weft status`, `weft plan`, `weft history` and `weft mesh`.
+//! The commands that are questions to the running agent: `weft status`, `weft plan`, `weft history`, `weft mesh` and `weft ui`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -57,9 +57,9 @@ pub enum Output {
     Svg,
 }
 
-/// A question to the agent: `weft plan`.
+/// `weft plan`.
 #[derive(Debug)]
-pub struct Question {
+pub struct PlanTask {
     /// The socket of the agent.
     pub socket: PathBuf,
     /// Print JSON.
@@ -80,7 +80,7 @@ pub(super) struct StatusFlags {
 
 /// Flags of `weft plan`.
 #[derive(Args)]
-pub(super) struct QuestionFlags {
+pub(super) struct PlanFlags {
     #[command(flatten)]
     instance: InstanceFlags,
     #[command(flatten)]
@@ -164,9 +164,9 @@ impl From<StatusFlags> for StatusTask {
     }
 }
 
-impl From<QuestionFlags> for Question {
-    fn from(flags: QuestionFlags) -> Question {
-        Question { socket: flags.instance.socket(), json: flags.form.is_json() }
+impl From<PlanFlags> for PlanTask {
+    fn from(flags: PlanFlags) -> PlanTask {
+        PlanTask { socket: flags.instance.socket(), json: flags.form.is_json() }
     }
 }
 

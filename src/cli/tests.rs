@@ -391,6 +391,6 @@ fn each_flag_of_a_command_reaches_its_own_field() {
     let Ok(Task::Ui(task)) = run("weft ui --socket /s --subnet-file /run/a.env") else { panic!("ui") };
     assert_eq!((task.socket, task.subnet_file, task.port), ("/s".into(), "/run/a.env".into(), 8471));
     assert!(matches!(run("weft status rules"), Ok(Task::Status(StatusTask { json: false, rules: true, .. }))));
-    assert!(matches!(run("weft plan -o json"), Ok(Task::Plan(question)) if question.json));
+    assert!(matches!(run("weft plan -o json"), Ok(Task::Plan(task)) if task.json));
     assert!(matches!(run("weft rotate-key --socket /s"), Ok(Task::RotateKey(socket)) if socket == Path::new("/s")));
 }
