@@ -65,8 +65,8 @@ pub async fn of_status(status: Status, port: Option<u16>) -> anyhow::Result<Clus
 /// Returns the mesh of this node and its peers. Without a port the peers are not asked, and only the own row is known.
 pub async fn as_far_as_known(status: Status, port: Option<u16>) -> Cluster {
     let public = status.public.join(",");
-    let own = Row::of(status.clone());
-    let peers = KnownNode::peers_of(&Mesh::of(status));
+    let peers = KnownNode::peers_of(&status);
+    let own = Row::of(status);
     match port {
         Some(port) => ask::cluster(own, peers, public, port).await,
         None => ask::own_row(own, peers, public),

@@ -3,6 +3,7 @@
 
 pub mod cluster;
 pub mod page;
+pub mod quality;
 pub mod row;
 pub mod svg;
 
@@ -11,7 +12,7 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 use crate::log::text::{one_line, wrapped};
-use crate::observe::mesh::row::Quality;
+use crate::observe::mesh::quality::Quality;
 use crate::observe::problem::ProblemKind;
 use crate::observe::status::{Peer, PeerProbe, PeerState, Status};
 
@@ -54,10 +55,9 @@ pub struct Way {
 impl Mesh {
     /// Takes what concerns the ways from the status of an agent.
     pub fn of(status: Status) -> Mesh {
-        let is_way = |peer: &Peer| peer.state != PeerState::SetAside;
-        let set_aside = status.peers.iter().filter(|peer| !is_way(peer)).count();
+        let set_aside = status.peers.iter().filter(|peer| !peer.has_way()).count();
         let way = |Peer { subnet, public, state, reason, probe, .. }| Way { to: subnet, public, state, reason, probe };
-        let mut ways: Vec<Way> = status.peers.into_iter().filter(is_way).map(way).collect();
+        let mut ways: Vec<Way> = status.peers.into_iter().filter(Peer::has_way).map(way).collect();
         ways.sort_by_key(|way| way.quality().rank());
         let of_probes = status.problems.into_iter().filter(|problem| problem.kind == ProblemKind::Probes);
         let problems = of_probes.map(|problem| problem.text).collect();
@@ -70,6 +70,13 @@ impl Mesh {
     }
 }
 
+impl Peer {
+    /// Returns true if packets may go to the peer. They do not if its lease is set aside.
+    fn has_way(&self) -> bool {
+        self.state != PeerState::SetAside
+    }
+}
+
 impl Way {
     fn quality(&self) -> Quality {
         Quality::new(self.state, self.probe.as_ref())
@@ -79,13 +86,6 @@ impl Way {
 /// What is known of a way on which ICMP is dropped.
 const SILENT: &str =
     "it answers TCP connections, and no echo requests: a firewall drops ICMP, so loss and path MTU are not known";
-
-impl PeerProbe {
-    /// Returns how many of a hundred requests were not answered.
-    pub fn loss_percent(&self) -> u32 {
-        (self.lost * 100).checked_div(self.asked).unwrap_or(0)
-    }
-}
 
 /// Returns the mesh as a table for people, with at most 100 columns except for addresses that are longer.
 pub fn render(mesh: &Mesh) -> String {
@@ -106,7 +106,7 @@ pub fn render(mesh: &Mesh) -> String {
         let _ = writeln!(out, "{} {are} no way: weft status says why", mesh.set_aside);
     }
     let faulty = mesh.ways.iter().filter(|way| !way.quality().is_healthy()).count();
-    // Healthy ways with a round trip can stand before broken ones without a probe only if nothing is known of those.
+    // Ways with a fault stand before all others, so each of them is shown.
     let (shown, hidden) = mesh.ways.split_at(mesh.ways.len().min(faulty + MAX_HEALTHY));
     if shown.is_empty() {
         return out;

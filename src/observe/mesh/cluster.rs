@@ -11,9 +11,9 @@ use serde::Serialize;
 use serde::ser::SerializeStruct;
 
 use crate::log::text::wrapped;
-use crate::observe::mesh::Mesh;
-use crate::observe::mesh::row::{Quality, Row, RowWay};
-use crate::observe::status::PeerState;
+use crate::observe::mesh::quality::Quality;
+use crate::observe::mesh::row::{Row, RowWay};
+use crate::observe::status::{PeerState, Status};
 
 /// Largest cluster for which the table of all pairs is shown as text.
 const MAX_TABLE: usize = 40;
@@ -84,9 +84,10 @@ pub struct KnownNode {
 }
 
 impl KnownNode {
-    /// Returns the nodes that an agent knows, without its own one.
-    pub fn peers_of(mesh: &Mesh) -> Vec<KnownNode> {
-        mesh.ways.iter().map(|way| KnownNode { subnet: way.to.clone(), public: way.public.clone() }).collect()
+    /// Returns the nodes that an agent knows, without its own one. A lease that is set aside is not believed, and is left out.
+    pub fn peers_of(status: &Status) -> Vec<KnownNode> {
+        let peers = status.peers.iter().filter(|peer| peer.has_way());
+        peers.map(|peer| KnownNode { subnet: peer.subnet.clone(), public: peer.public.clone() }).collect()
     }
 }
 
@@ -233,7 +234,7 @@ impl Serialize for Cluster {
     }
 }
 
-/// Returns what nodes are sorted by: the first number of their subnet.
+/// Returns what nodes are sorted by: the address of their first subnet.
 fn order(subnet: &str) -> Option<std::net::IpAddr> {
     subnet.split(['/', ',']).next()?.parse().ok()
 }

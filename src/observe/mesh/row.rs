@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::log::text::one_line;
+use crate::observe::mesh::quality::Quality;
 use crate::observe::mesh::{Mesh, Way};
 use crate::observe::status::{PeerProbe, PeerState, Status};
 
@@ -63,54 +64,6 @@ pub struct RowWay {
     /// The reason for the state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-}
-
-/// What is known of a way. It is small, because there may be millions of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quality {
-    /// The state of the peer.
-    pub state: PeerState,
-    /// How many of a hundred requests were not answered. `None` if the peer was not asked.
-    pub loss: Option<u8>,
-    /// The last round trip in microseconds.
-    pub rtt_us: Option<u32>,
-    /// The largest packet in bytes that reached the peer.
-    pub mtu: Option<u16>,
-}
-
-impl Quality {
-    /// Takes it from what a node knows of a peer.
-    pub fn new(state: PeerState, probe: Option<&PeerProbe>) -> Quality {
-        let asked = probe.filter(|probe| probe.asked > 0);
-        Quality {
-            state,
-            loss: asked.map(|probe| u8::try_from(probe.loss_percent()).unwrap_or(100).min(100)),
-            rtt_us: probe.and_then(|probe| probe.round_trip_us).map(|trip| u32::try_from(trip).unwrap_or(u32::MAX)),
-            mtu: probe.and_then(|probe| probe.mtu),
-        }
-    }
-
-    /// Returns true if packets reach the peer, and none of the last ones was lost.
-    pub fn is_healthy(&self) -> bool {
-        self.state == PeerState::Programmed && self.loss.is_none_or(|loss| loss == 0)
-    }
-
-    /// Returns what ways are sorted by: broken ones, those that are not in the kernel, those that lose packets, then the slow ones.
-    pub fn rank(&self) -> impl Ord + use<> {
-        let is_broken = self.state == PeerState::Unreachable;
-        std::cmp::Reverse((is_broken, self.state != PeerState::Programmed, self.loss.unwrap_or(0), self.rtt_us))
-    }
-
-    /// Returns the loss, the round trip and the MTU as text.
-    pub fn cells(&self) -> [String; 3] {
-        let unknown = || "-".to_owned();
-        let trip = |micros: u32| format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10);
-        [
-            self.loss.map_or_else(unknown, |loss| format!("{loss} %")),
-            self.rtt_us.map_or_else(unknown, trip),
-            self.mtu.map_or_else(unknown, |mtu| mtu.to_string()),
-        ]
-    }
 }
 
 /// A [`Row`], and who may read it.

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use crate::observe::mesh::cluster::{Cluster, ClusterNode};
-use crate::observe::mesh::row::Quality;
+use crate::observe::mesh::quality::Quality;
 use crate::observe::status::PeerState;
 
 /// Width of the map in pixels, as far as the cells are not too small or too large for it.
@@ -50,7 +50,7 @@ const CLASSES: [Class; 9] = [
     Class { name: "u", light: "#b4bac2", dark: "#555c66", meaning: "unknown" },
 ];
 
-/// Returns the number of the class of a way in [`CLASSES`], or `None` if nothing is known.
+/// Returns the number of the class of a way in [`CLASSES`]. `None` is a way of which nothing is known.
 pub fn class(way: Option<&Quality>) -> usize {
     let Some(Quality { state, loss, rtt_us, .. }) = way else { return 8 };
     match (state, loss, rtt_us) {
