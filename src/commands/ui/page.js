@@ -10,6 +10,10 @@ const UNKNOWN = 8;
 const URGENCY = [0, 1, 2, 3, 6, 8, 7, 4, 5];
 const SPACE = [['free', '--c7'], ['own', '--own'], ['taken', '--c1'], ['held', '--c4'], ['conflicting', '--c5'], ['not reached', '--c6']];
 
+// What is an address, and what is a prefix.
+const ADDRESS = /^[0-9a-f.:]+$/i;
+const PREFIX = /^[0-9a-f.:]+\/\d+$/i;
+
 let mesh = null, status = null, records = [];
 let order = [];          // places of the nodes, as they are shown
 let classes = null;      // one byte for each pair
@@ -65,6 +69,8 @@ class CellMap {
   fill(columns, rows, colourOf) {
     const changed = columns !== this.columns || rows !== this.rows;
     Object.assign(this, { columns, rows });
+    // Another cell is at its place now, or none.
+    if (changed) this.cursor = null;
     this.picture.width = Math.max(columns, 1);
     this.picture.height = Math.max(rows, 1);
     const context = this.picture.getContext('2d');
@@ -80,7 +86,7 @@ class CellMap {
 
   fit() {
     const { clientWidth: width, clientHeight: height } = this.canvas.parentElement;
-    if (!width || !this.columns) return;
+    if (!width) return;
     const dense = window.devicePixelRatio || 1;
     this.canvas.width = width * dense;
     this.canvas.height = height * dense;
@@ -173,6 +179,7 @@ class CellMap {
 
   // Moves the map so that the cursor is on it.
   show() {
+    if (!this.cursor) return;
     const [x, y] = [this.cursor[0] * this.zoom, this.cursor[1] * this.zoom];
     const { clientWidth: width, clientHeight: height } = this.canvas.parentElement;
     if (x < this.x) this.x = x;
@@ -287,6 +294,11 @@ function range(prefix) {
   return { bits, first, last: first + size - 1n, length: Number(length) };
 }
 
+// Returns the ranges of the subnets in a list. The list of a record that cannot be read has none.
+function ranges(subnets) {
+  return subnets.split(',').map((part) => part.trim()).filter((part) => PREFIX.test(part)).map(range);
+}
+
 let space = null;
 
 function stateOf(peer) {
@@ -295,12 +307,10 @@ function stateOf(peer) {
   return peer.state === 'programmed' ? 2 : 5;
 }
 
-function spread_space() {
-  const network = status.network.split(',').map((text) => text.trim()).find((text) => /^[0-9a-f.:]+\/\d+$/i.test(text));
-  if (!network || !status.subnet) return null;
-  const net = range(network);
-  const own = status.subnet.split(',').map(range).find((one) => one.bits === net.bits);
-  if (!net.bits || !own) return null;
+function spreadSpace() {
+  const [net] = ranges(status.network);
+  const own = net && ranges(status.subnet).find((one) => one.bits === net.bits);
+  if (!own || !net.bits) return null;
   // At most 65,536 cells. In a larger network a cell stands for several subnets.
   const depth = Math.min(Math.max(own.length - net.length, 0), 16);
   const size = (net.last - net.first + 1n) >> BigInt(depth);
@@ -308,7 +318,7 @@ function spread_space() {
   const columns = 1 << Math.ceil(depth / 2);
   const made = { net, size, count, columns, state: new Uint8Array(count), who: new Map(), counts: new Array(SPACE.length).fill(0) };
   const put = (subnets, state, text) => {
-    for (const one of subnets.split(',').filter((part) => /^[0-9a-f.:]+\/\d+$/i.test(part)).map(range)) {
+    for (const one of ranges(subnets)) {
       if (one.bits !== net.bits || one.last < net.first || one.first > net.last) continue;
       made.counts[state] += 1;
       const begin = one.first < net.first ? 0 : Number((one.first - net.first) / size);
@@ -328,9 +338,10 @@ function spread_space() {
 }
 
 function drawSpace() {
-  space = spread_space();
+  space = spreadSpace();
   if (!space) {
     $('space-sum').textContent = 'The node has no lease yet.';
+    spaceMap.fill(0, 0);
     return;
   }
   const palette = SPACE.map(([, name]) => bytes(name));
@@ -433,17 +444,10 @@ function podOf(subnets) {
   return addressText(first + 2n, bits);
 }
 
-const ADDRESS = /^[0-9a-f.:]+$/i;
-
+// Somebody may still be typing the address. Then it has no bits, and no subnet contains it.
 function contains(subnets, address) {
-  try {
-    const { bits, first } = range(`${address}/${address.includes(':') ? 128 : 32}`);
-    return subnets.split(',').filter((part) => /^[0-9a-f.:]+\/\d+$/i.test(part)).map(range)
-      .some((one) => one.bits === bits && one.first <= first && first <= one.last);
-  } catch {
-    // Somebody is still typing the address.
-    return false;
-  }
+  const { bits, first } = range(`${address}/${address.includes(':') ? 128 : 32}`);
+  return ranges(subnets).some((one) => one.bits === bits && one.first <= first && first <= one.last);
 }
 
 // Returns the published address of the peer that has an address.
