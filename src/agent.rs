@@ -268,7 +268,7 @@ async fn run_loop<K: Kernel, M: Monitor>(
     mut node: Node<K>,
     mut monitor: M,
     mut inputs: Inputs,
-    mut shutdown: std::pin::Pin<&mut impl Future<Output = ()>>,
+    mut shutdown: Pin<&mut impl Future<Output = ()>>,
 ) -> anyhow::Result<ExitCode> {
     let mut subnet_file = FileWatch::new(node.subnet_file());
     let mut conflist_source = node.conflist_source().map(FileWatch::new);

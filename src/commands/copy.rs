@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(fs::read_dir(home.path().join("bin")).unwrap().count(), 1, "no temporary file must remain");
     }
 
-    /// The CNI configuration that weft's own manifest installs is a link to a file of the running agent.
+    /// Earlier versions of weft published the CNI configuration as a link to a file of the running agent.
     #[test]
     fn a_link_is_replaced_and_the_file_behind_it_stays() {
         let home = tempfile::tempdir().unwrap();
