@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+use crate::log::text::printable_json;
 use crate::observe::status::Status;
 
 pub mod cleanup;
@@ -34,7 +35,7 @@ pub struct Answer {
 
 /// Returns an answer as JSON for people and programs, with a line break at its end.
 fn pretty(answer: &impl Serialize) -> serde_json::Result<String> {
-    Ok(serde_json::to_string_pretty(answer)? + "\n")
+    Ok(printable_json(&serde_json::to_string_pretty(answer)?) + "\n")
 }
 
 /// Returns the addresses that this node publishes, as its agent shows them.

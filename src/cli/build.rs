@@ -11,6 +11,7 @@ use weft_backends::traffic_rules::Masquerade;
 use weft_subnet::etcd::EtcdOptions;
 
 use super::Exit;
+use super::duration::LONGEST;
 use super::exit::{FAILURE, USAGE};
 use super::flags::{AgentFlags, RuleFlags, StoreFlags, Switch, UplinkFlags};
 use crate::options::{CniOptions, Fences, NetConfCommands, Options, RuleOptions, Store, UplinkChoice};
@@ -120,8 +121,11 @@ fn uplink(flags: UplinkFlags) -> Result<UplinkChoice, Exit> {
 }
 
 fn rules(flags: &RuleFlags) -> Result<RuleOptions, Exit> {
-    if flags.iptables_resync == 0 {
-        return Err(usage("--iptables-resync 0: give at least 1 second, the default is 5".to_owned()));
+    let seconds = flags.iptables_resync;
+    let resync = Duration::from_secs(seconds);
+    if resync.is_zero() || resync > LONGEST {
+        let text = format!("--iptables-resync {seconds}: give 1 to {} seconds, the default is 5", LONGEST.as_secs());
+        return Err(usage(text));
     }
     let fully_random = !flags.masq.ip_masq_fully_random_disable;
     let (fence, masquerade) = (&flags.fence, Masquerade { fully_random, ..Masquerade::default() });
@@ -129,7 +133,7 @@ fn rules(flags: &RuleFlags) -> Result<RuleOptions, Exit> {
         firewall: flags.firewall,
         masquerade: flags.masq.ip_masq.then_some(masquerade),
         forward: flags.iptables_forward_rules,
-        resync: Duration::from_secs(flags.iptables_resync),
+        resync,
         fences: Fences { fail_closed: fence.fail_closed.unwrap_or(true), blackhole: fence.ip_blackhole_route },
         guard: fence.guard_tunnel,
     })
@@ -223,6 +227,7 @@ mod tests {
             ("--resync", "1s", "999ms"),
             ("--etcd-lease-ttl", "1s", "999ms"),
             ("--iptables-resync", "1", "0"),
+            ("--iptables-resync", "3153600000", "3153600001"),
             ("--subnet-lease-renew-margin", "1", "0"),
             ("--subnet-lease-renew-margin", "1439", "1440"),
         ] {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 /// The longest duration that is accepted: a hundred years. The agent adds durations to the time, which has an end, too.
-const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
+pub const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 
 /// Why a value on the command line cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

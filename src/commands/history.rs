@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::cli::questions::HistoryTask;
+use crate::log::text::printable_json;
 use crate::observe::history::{self, HistoryRecord, Query};
 use crate::observe::socket;
 
@@ -64,7 +65,7 @@ fn print(records: &[HistoryRecord], json: bool) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for record in records {
         if json {
-            writeln!(out, "{}", serde_json::to_string(record)?)?;
+            writeln!(out, "{}", printable_json(&serde_json::to_string(record)?))?;
         } else {
             out.write_all(history::render(record).as_bytes())?;
         }

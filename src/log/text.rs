@@ -23,6 +23,21 @@ pub fn printable(text: &str) -> String {
     printable
 }
 
+/// As [`printable`], for JSON: the text stays the same JSON, because only strings contain such characters.
+pub fn printable_json(json: &str) -> String {
+    let mut printable = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c == '\n' || escaped(c).eq([c]) {
+            printable.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(printable, "\\u{unit:04x}");
+            }
+        }
+    }
+    printable
+}
+
 /// As [`printable`], on one line: foreign text must not begin a line of its own.
 pub fn one_line(text: &str) -> String {
     printable(&text.replace(['\n', '\r', '\t'], " "))
@@ -73,6 +88,17 @@ mod tests {
     fn characters_that_control_a_terminal_are_escaped() {
         let text = "subnet 'a' of \"b\\c\" \u{1b}[2J\u{202e}\u{7f}\r\nnext";
         assert_eq!(printable(text), "subnet 'a' of \"b\\c\" \\u{1b}[2J\\u{202e}\\u{7f}\\r\nnext");
+    }
+
+    #[test]
+    fn characters_that_control_a_terminal_are_escaped_in_json_and_its_values_stay() {
+        let value = serde_json::json!({"a \u{9b}2J": ["\u{202e}\u{7f}\u{e0001} \"quoted\" \\ ü 🦀", 1.5, null]});
+        let json = printable_json(&serde_json::to_string_pretty(&value).unwrap());
+        assert!(
+            json.contains("ü 🦀") && json.contains("\\u009b2J") && json.contains("\\u202e\\u007f\\udb40\\udc01"),
+            "{json}"
+        );
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap(), value);
     }
 
     /// The lines of `weft status rules` begin with nothing, and go on with an indent.

@@ -6,8 +6,11 @@
 //! where the plugins are. k3s and rke2 have another socket, Docker may have a containerd of its own, and the default of containerd depends on who
 //! built it. A container has other files than containerd, even if it sees the processes of the host.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
 
 use super::cni_files::{CniFiles, is_program};
 use crate::processes::{self, has_our_root};
@@ -60,12 +63,18 @@ fn misplaced(wanted: &[String], file: PathBuf, dirs: Vec<PathBuf>, others: &[Pat
     Some(Misplaced { file, dirs, plugins, place, complete })
 }
 
+/// The part of a kubelet's file that is read.
+#[derive(Deserialize)]
+struct KubeletFile {
+    #[serde(default, rename = "containerRuntimeEndpoint")]
+    endpoint: String,
+}
+
 /// Returns true if a kubelet with this command line says that it uses containerd, there or in its file.
 fn names_containerd(words: &[String]) -> bool {
     let of_file = || {
         let text = fs::read_to_string(option(words, &["--config"])?).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("containerRuntimeEndpoint:"))?;
-        Some(line.trim().trim_matches(['"', '\'']).to_owned())
+        Some(serde_saphyr::from_str::<KubeletFile>(&text).ok()?.endpoint)
     };
     let socket = option(words, &["--container-runtime-endpoint"]).or_else(of_file).unwrap_or_default();
     SOCKETS.contains(&socket.strip_prefix("unix://").unwrap_or(&socket))
@@ -87,35 +96,45 @@ fn option(words: &[String], names: &[&str]) -> Option<String> {
     None
 }
 
+/// The part of containerd's file that is read.
+#[derive(Deserialize)]
+struct ContainerdFile {
+    #[serde(default)]
+    imports: Vec<String>,
+    #[serde(default)]
+    plugins: BTreeMap<String, toml::Value>,
+}
+
+/// The part of the plugin for the kubelet that is read.
+#[derive(Deserialize)]
+struct Cri {
+    cni: Cni,
+}
+
+#[derive(Deserialize)]
+struct Cni {
+    conf_dir: Option<PathBuf>,
+    bin_dir: Option<PathBuf>,
+    #[serde(default)]
+    bin_dirs: Vec<PathBuf>,
+}
+
 /// Returns the directories of plugins that a file of containerd names for the kubelet. `None` if it names none, if another file may name others, or
 /// if it names another directory of configurations than `conf_dir`, so that containerd needs other plugins.
 fn plugin_dirs(text: &str, conf_dir: &Path) -> Option<Vec<PathBuf>> {
-    let (mut is_cni, mut one, mut several) = (false, None, None);
-    for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
-        if line.starts_with('[') {
-            // Its name depends on the version of the file: `plugins.cri.cni`, `plugins."io.containerd.grpc.v1.cri".cni`,
-            // `plugins.'io.containerd.cri.v1.runtime'.cni`.
-            is_cni = line.contains("cri") && line.ends_with(".cni]");
-            continue;
-        }
-        let Some((key, value)) = line.split_once('=') else { continue };
-        match key.trim() {
-            "imports" if value.trim() != "[]" => return None,
-            "conf_dir" if is_cni && quoted(value) != [conf_dir] => return None,
-            // The list goes on in the next line.
-            "bin_dirs" if is_cni && !value.contains(']') => return None,
-            "bin_dir" if is_cni => one = Some(quoted(value)),
-            "bin_dirs" if is_cni => several = Some(quoted(value)),
-            _ => {}
-        }
+    let file: ContainerdFile = toml::from_str(text).ok()?;
+    if !file.imports.is_empty() {
+        return None;
     }
-    several.filter(|dirs| !dirs.is_empty()).or(one).filter(|dirs| !dirs.is_empty())
-}
-
-/// Returns the paths in quotes of a value.
-fn quoted(value: &str) -> Vec<PathBuf> {
-    let parts = value.split(['"', '\'']).skip(1).step_by(2);
-    parts.filter(|part| part.starts_with('/')).map(PathBuf::from).collect()
+    // The name depends on the version of the file: `cri`, `io.containerd.grpc.v1.cri` or `io.containerd.cri.v1.runtime`.
+    let of_kubelet = file.plugins.into_iter().filter(|(name, _)| name.contains("cri"));
+    let cni = of_kubelet.filter_map(|(_, plugin)| plugin.try_into::<Cri>().ok()).next()?.cni;
+    if cni.conf_dir.is_some_and(|dir| dir != conf_dir) {
+        return None;
+    }
+    let dirs = if cni.bin_dirs.is_empty() { cni.bin_dir.into_iter().collect() } else { cni.bin_dirs };
+    let dirs: Vec<PathBuf> = dirs.into_iter().filter(|dir| dir.is_absolute()).collect();
+    (!dirs.is_empty()).then_some(dirs)
 }
 
 #[cfg(test)]
@@ -139,7 +158,8 @@ mod tests {
             ("disabled_plugins = [\"cri\"]\n", &[]),
             ("[plugins.cri.cni]\nbin_dir = \"/a\"\nconf_dir = \"/etc/cni/net.d/\"\n", &["/a"]),
             ("[plugins.cri.cni]\nbin_dir = \"/a\"\nconf_dir = \"/etc/cni/net.mk\"\n", &[]),
-            ("[plugins.cri.cni]\nbin_dir = \"/a\"\nbin_dirs = [\n\"/b\",\n]\n", &[]),
+            ("[plugins.cri.cni]\nbin_dir = \"/a\"\nbin_dirs = [\n\"/b\",\n]\n", &["/b"]),
+            ("plugins = {cri = {cni = {bin_dir = \"/a\"}}}\n", &["/a"]),
             ("", &[]),
         ] {
             let found = plugin_dirs(text, Path::new("/etc/cni/net.d")).unwrap_or_default();
@@ -159,6 +179,9 @@ mod tests {
             ("containerRuntimeEndpoint: \"unix:///var/run/containerd/containerd.sock\"\n", true),
             ("containerRuntimeEndpoint: unix:///run/k3s/containerd/containerd.sock\n", false),
             ("containerRuntimeEndpoint: \"\"\n", false),
+            ("containerRuntimeEndpoint:\n  unix:///run/containerd/containerd.sock # ours\n", true),
+            ("other:\n  containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n", false),
+            ("\tnot YAML", false),
         ] {
             fs::write(&config, text).unwrap();
             assert_eq!(names_containerd(&words(&with_file)), is_containerd, "{text}");

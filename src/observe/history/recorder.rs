@@ -85,7 +85,7 @@ impl Recorder {
         let read = files::spawn_blocking(move || read(&path));
         let error = match tokio::time::timeout(LIMIT, read).await {
             Ok(Ok(Ok(text))) => {
-                recorder.ring.load(&text, now_ms());
+                recorder.ring.load(&text);
                 recorder.saved = recorder.ring.last();
                 recorder.kill_recorded = recorder.ring.newest(EARLIER_WAS_KILLED);
                 return recorder;

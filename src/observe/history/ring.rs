@@ -13,8 +13,9 @@ pub const MAX_BYTES: usize = 512 << 10;
 const OVERHEAD: usize = 64;
 /// Maximum size of the text of one record in bytes. The changes of a larger record are left out.
 const MAX_RECORD: usize = 64 << 10;
-/// A number in the file that is further in the future than this was not written by an agent (a day in microseconds).
-const MAX_AHEAD: u64 = 24 * 3600 * 1_000_000;
+/// A higher number in the file was not written by an agent: it is the year 2200, in microseconds since 1970. The limit is not the time of
+/// the clock, which stands in 1970 at the start of a computer without a battery.
+const MAX_SEQ: u64 = 230 * 365 * 24 * 3600 * 1_000_000;
 
 /// A record as one line of JSON, which takes less memory than its parts.
 #[derive(Debug)]
@@ -42,10 +43,10 @@ impl Ring {
 
     /// Adds the records of a file. A line that is no record, or whose number is not higher than that of the line before it, is left
     /// out: the file may be torn, or somebody may have edited it.
-    pub fn load(&mut self, text: &[u8], now_ms: u64) {
+    pub fn load(&mut self, text: &[u8]) {
         for line in text.split(|byte| *byte == b'\n').filter(|line| line.len() <= MAX_RECORD) {
             let Ok(record) = serde_json::from_slice::<HistoryRecord>(line) else { continue };
-            if record.seq > self.last && record.seq <= now_ms.saturating_mul(1000).saturating_add(MAX_AHEAD) {
+            if record.seq > self.last && record.seq <= MAX_SEQ {
                 self.push(record);
             }
         }
@@ -137,6 +138,20 @@ mod tests {
         assert!(of_next_agent.last() > ring.last(), "an agent without the file goes on with higher numbers");
     }
 
+    /// A computer without a battery for its clock starts in 1970, and gets the time later.
+    #[test]
+    fn records_are_kept_while_the_clock_is_not_set() {
+        let now = 1_795_288_000_000;
+        let mut ring = Ring::default();
+        ring.add(record("before"), now);
+        let text = ring.query(&Query::default()).join("\n");
+        let mut after_boot = Ring::default();
+        after_boot.load(text.as_bytes());
+        after_boot.add(record("at the start"), 9000);
+        after_boot.add(record("with the time"), now + 60_000);
+        assert_eq!(events(&after_boot, Query::default()), ["before", "at the start", "with the time"]);
+    }
+
     #[test]
     fn the_newest_record_of_an_event_says_when_it_was() {
         let mut ring = Ring::default();
@@ -157,7 +172,7 @@ mod tests {
         text.extend(b"\xff\xfe\0\n");
         text.extend(&lines[1].as_bytes()[..20]);
         let mut loaded = Ring::default();
-        loaded.load(&text, 3000);
+        loaded.load(&text);
         assert_eq!(events(&loaded, Query::default()), ["first", "second"]);
         loaded.add(record("third"), 3000);
         assert_eq!(events(&loaded, Query { after: ring.last(), since_ms: 0 }), ["third"]);
