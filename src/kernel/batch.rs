@@ -106,6 +106,8 @@ impl<'a> Batch<'a> {
         }
         // It is not known which of the two nexthops the route has. Both stay, and the next observation finds the orphan.
         self.moves.retain(|route| !lost.contains(&route.op));
+        // Without its move, a replacement would write the route without its new nexthop.
+        self.occupied.retain(|op| !lost.contains(op));
     }
 }
 
@@ -128,6 +130,21 @@ mod tests {
         batch.lose(&owners, "acknowledgement lost");
         assert!(matches!(&batch.outcomes[..], [Outcome::Retry(_), Outcome::Done]), "{:?}", batch.outcomes);
         assert_eq!(batch.moves.iter().map(|route| route.op).collect::<Vec<_>>(), [1]);
+    }
+
+    /// The refusal was read, and other answers of the same datagram were lost. A replacement would go by another way than the one that was
+    /// prepared.
+    #[test]
+    fn a_route_whose_answers_are_partly_lost_replaces_no_other_route() {
+        let dev = Name::new("eth0").unwrap();
+        let keys = ["10.5.2.0/24", "10.5.3.0/24"].map(|net| Key::Route(net.parse().unwrap(), 0));
+        let ops = keys.map(|key| Op::Ensure(key, Value::Route(Route::Device { dev })));
+        let mut batch = Batch::new(&ops);
+        (0..ops.len()).for_each(|op| batch.refuse(op, Step::Main, &refusal(Errno::EEXIST, "")));
+        assert_eq!(batch.occupied, [0, 1]);
+        batch.lose(&[Owner { seq: 1, op: 0, step: Step::Main }], "acknowledgement lost");
+        assert_eq!(batch.occupied, [1]);
+        assert!(matches!(&batch.outcomes[..], [Outcome::Retry(_), Outcome::Done]), "{:?}", batch.outcomes);
     }
 
     fn refusal(errno: Errno, text: &str) -> Refusal {
