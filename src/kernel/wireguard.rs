@@ -39,8 +39,6 @@ pub struct DeviceChange<'a> {
     pub private: Option<&'a Secret>,
     /// The UDP port; 0 lets the kernel choose.
     pub port: Option<u16>,
-    /// Removes all other peers, at the price of one grace period and of every session.
-    pub replace_peers: bool,
 }
 
 /// What to write to one peer. The kernel adds a peer that it does not have. `None` leaves a value as it is.
@@ -56,8 +54,6 @@ pub struct PeerChange<'a> {
     pub preshared: Option<&'a Secret>,
     /// Does not add a peer that the kernel does not have.
     pub update_only: bool,
-    /// Empties the list of allowed IPs first. Packets that come before it is filled again are refused.
-    pub replace_allowed: bool,
     /// Prefixes that this peer gets. The peer that had one of them loses it in the same step.
     pub allowed: Vec<IpNet>,
 }
@@ -65,31 +61,19 @@ pub struct PeerChange<'a> {
 impl PeerChange<'_> {
     /// A change that leaves everything about the peer as it is.
     pub fn of(key: PublicKey) -> Self {
-        PeerChange {
-            key,
-            endpoint: None,
-            keepalive: None,
-            preshared: None,
-            update_only: false,
-            replace_allowed: false,
-            allowed: Vec::new(),
-        }
+        PeerChange { key, endpoint: None, keepalive: None, preshared: None, update_only: false, allowed: Vec::new() }
     }
 }
 
 /// A device as the kernel describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Interface index.
-    pub index: u32,
     /// The private key, if there is one.
     pub private: Option<Secret>,
     /// The public key that belongs to it.
     pub public: Option<PublicKey>,
     /// The UDP port.
     pub port: u16,
-    /// The mark of the encrypted packets; 0 is none.
-    pub fwmark: u32,
     /// The peers.
     pub peers: BTreeMap<PublicKey, Peer>,
 }

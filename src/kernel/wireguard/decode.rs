@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use weft_netlink::generic;
-use weft_netlink::wire::{attrs, attrs_after, ip, messages, u8_at, u16_at, u32_at};
+use weft_netlink::wire::{attrs, attrs_after, ip, messages, u8_at, u16_at};
 
 use super::encode::{
-    GET_DEVICE, WGALLOWEDIP_A_CIDR_MASK, WGALLOWEDIP_A_IPADDR, WGDEVICE_A_FWMARK, WGDEVICE_A_IFINDEX,
-    WGDEVICE_A_LISTEN_PORT, WGDEVICE_A_PEERS, WGDEVICE_A_PRIVATE_KEY, WGDEVICE_A_PUBLIC_KEY, WGPEER_A_ALLOWEDIPS,
-    WGPEER_A_ENDPOINT, WGPEER_A_KEEPALIVE, WGPEER_A_LAST_HANDSHAKE, WGPEER_A_PRESHARED_KEY, WGPEER_A_PUBLIC_KEY,
-    WGPEER_A_RX_BYTES, WGPEER_A_TX_BYTES, endpoint,
+    GET_DEVICE, WGALLOWEDIP_A_CIDR_MASK, WGALLOWEDIP_A_IPADDR, WGDEVICE_A_LISTEN_PORT, WGDEVICE_A_PEERS,
+    WGDEVICE_A_PRIVATE_KEY, WGDEVICE_A_PUBLIC_KEY, WGPEER_A_ALLOWEDIPS, WGPEER_A_ENDPOINT, WGPEER_A_KEEPALIVE,
+    WGPEER_A_LAST_HANDSHAKE, WGPEER_A_PRESHARED_KEY, WGPEER_A_PUBLIC_KEY, WGPEER_A_RX_BYTES, WGPEER_A_TX_BYTES,
+    endpoint,
 };
 use super::{Device, KEY, PublicKey, Secret};
 
@@ -21,11 +21,9 @@ pub(super) fn datagram(device: &mut Device, family: u16, datagram: &[u8]) {
     for message in messages(datagram).filter(|m| m.kind == family && u8_at(m.payload, 0) == GET_DEVICE) {
         for (kind, value) in attrs_after(message.payload, generic::HEADER) {
             match kind {
-                WGDEVICE_A_IFINDEX => device.index = u32_at(value, 0),
                 WGDEVICE_A_PRIVATE_KEY => device.private = secret(value),
                 WGDEVICE_A_PUBLIC_KEY => device.public = public(value),
                 WGDEVICE_A_LISTEN_PORT => device.port = u16_at(value, 0),
-                WGDEVICE_A_FWMARK => device.fwmark = u32_at(value, 0),
                 WGDEVICE_A_PEERS => attrs(value).for_each(|(_, value)| peer(device, value)),
                 _ => {}
             }

@@ -16,15 +16,11 @@ pub(super) const VERSION: u8 = 1;
 pub(super) const GET_DEVICE: u8 = 0;
 pub(super) const SET_DEVICE: u8 = 1;
 
-pub(super) const WGDEVICE_A_IFINDEX: u16 = 1;
 pub(super) const WGDEVICE_A_IFNAME: u16 = 2;
 pub(super) const WGDEVICE_A_PRIVATE_KEY: u16 = 3;
 pub(super) const WGDEVICE_A_PUBLIC_KEY: u16 = 4;
-pub(super) const WGDEVICE_A_FLAGS: u16 = 5;
 pub(super) const WGDEVICE_A_LISTEN_PORT: u16 = 6;
-pub(super) const WGDEVICE_A_FWMARK: u16 = 7;
 pub(super) const WGDEVICE_A_PEERS: u16 = 8;
-const WGDEVICE_F_REPLACE_PEERS: u32 = 1;
 
 pub(super) const WGPEER_A_PUBLIC_KEY: u16 = 1;
 pub(super) const WGPEER_A_PRESHARED_KEY: u16 = 2;
@@ -36,7 +32,6 @@ pub(super) const WGPEER_A_RX_BYTES: u16 = 7;
 pub(super) const WGPEER_A_TX_BYTES: u16 = 8;
 pub(super) const WGPEER_A_ALLOWEDIPS: u16 = 9;
 const WGPEER_F_REMOVE_ME: u32 = 1;
-const WGPEER_F_REPLACE_ALLOWEDIPS: u32 = 2;
 const WGPEER_F_UPDATE_ONLY: u32 = 4;
 
 pub(super) const WGALLOWEDIP_A_FAMILY: u16 = 1;
@@ -163,9 +158,6 @@ fn device_values(w: &mut Writer, change: DeviceChange<'_>) {
     if let Some(key) = change.private {
         w.attr(WGDEVICE_A_PRIVATE_KEY, key.expose());
     }
-    if change.replace_peers {
-        w.attr_u32(WGDEVICE_A_FLAGS, WGDEVICE_F_REPLACE_PEERS);
-    }
     if let Some(port) = change.port {
         w.attr(WGDEVICE_A_LISTEN_PORT, &port.to_ne_bytes());
     }
@@ -204,11 +196,7 @@ fn part_length((change, first, prefixes): &Part<'_>) -> usize {
 
 fn peer(w: &mut Writer, (change, first, prefixes): Part<'_>) {
     w.attr(WGPEER_A_PUBLIC_KEY, &change.key.0);
-    let mut flags = if change.update_only { WGPEER_F_UPDATE_ONLY } else { 0 };
     if first {
-        if change.replace_allowed {
-            flags |= WGPEER_F_REPLACE_ALLOWEDIPS;
-        }
         if let Some(key) = change.preshared.map(Secret::expose) {
             w.attr(WGPEER_A_PRESHARED_KEY, key);
         }
@@ -219,8 +207,8 @@ fn peer(w: &mut Writer, (change, first, prefixes): Part<'_>) {
             w.attr(WGPEER_A_KEEPALIVE, &seconds.to_ne_bytes());
         }
     }
-    if flags != 0 {
-        w.attr_u32(WGPEER_A_FLAGS, flags);
+    if change.update_only {
+        w.attr_u32(WGPEER_A_FLAGS, WGPEER_F_UPDATE_ONLY);
     }
     if !prefixes.is_empty() {
         w.nest(WGPEER_A_ALLOWEDIPS, |w| prefixes.iter().for_each(|prefix| w.nest(0, |w| allowed(w, *prefix))));

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 
 use netlink_packet_core::{Emitable, NlasIterator, Parseable};
 use netlink_packet_wireguard::{
-    WireguardAllowedIpAttr, WireguardAllowedIpFlags, WireguardAttribute, WireguardDeviceFlags, WireguardPeer,
-    WireguardPeerAttribute, WireguardPeerFlags,
+    WireguardAllowedIpAttr, WireguardAllowedIpFlags, WireguardAttribute, WireguardPeer, WireguardPeerAttribute,
+    WireguardPeerFlags,
 };
 use netlink_sys::protocols::NETLINK_FIB_LOOKUP;
 use nix::errno::Errno;
@@ -94,16 +94,15 @@ fn the_bytes_of_a_small_request() {
 #[test]
 fn the_device_s_own_values_stand_in_the_first_message_only() {
     let secret = Secret::new([3; KEY]);
-    let change = DeviceChange { private: Some(&secret), port: Some(1), replace_peers: true };
+    let change = DeviceChange { private: Some(&secret), port: Some(1) };
     let many: Vec<PeerChange<'_>> = (0..1_500).map(|n| PeerChange::of(key(n))).collect();
     let mut all: Vec<Batch> = encode::batches(FAMILY, "flannel-wg", change, &many).collect();
     let first = read(&mut all[0]);
     assert!(first.contains(&WireguardAttribute::PrivateKey([3; KEY])));
     assert!(first.contains(&WireguardAttribute::ListenPort(1)));
-    assert!(first.contains(&WireguardAttribute::Flags(WireguardDeviceFlags::ReplacePeers)));
     for batch in &mut all[1..] {
         let own = read(batch);
-        assert_eq!(own.len(), 2, "name and peers only: otherwise the peers of the first message would be lost");
+        assert_eq!(own.len(), 2, "name and peers only");
     }
     assert_eq!(encode::batches(FAMILY, "flannel-wg", change, &[]).count(), 1, "a device without peers is written, too");
 }
@@ -139,9 +138,8 @@ fn no_list_of_peers_is_longer_than_its_length_field() {
 }
 
 #[test]
-fn a_peer_with_very_many_prefixes_is_split_and_replaced_once() {
+fn a_peer_with_very_many_prefixes_is_split_and_its_values_are_written_once() {
     let mut peer = PeerChange::of(key(1));
-    peer.replace_allowed = true;
     peer.keepalive = Some(1);
     peer.allowed = (0..5_000u32).map(|n| IpNet::new(Ipv6Addr::from(u128::from(n) << 64).into(), 64).unwrap()).collect();
     let binding = [peer];
@@ -149,9 +147,9 @@ fn a_peer_with_very_many_prefixes_is_split_and_replaced_once() {
     let parts: Vec<Vec<WireguardPeerAttribute>> = all.iter_mut().flat_map(peers).collect();
     let got: Vec<IpNet> = parts.iter().flat_map(|p| prefixes(p)).map(|(net, _)| net).collect();
     assert_eq!(got, binding[0].allowed);
-    let replaces = WireguardPeerAttribute::Flags(WireguardPeerFlags::ReplaceAllowedIps);
-    assert_eq!(parts.iter().filter(|p| p.contains(&replaces)).count(), 1);
-    assert!(parts[0].contains(&replaces), "a later part must not remove the prefixes of the first");
+    let keepalive = WireguardPeerAttribute::PersistentKeepalive(1);
+    assert!(parts.len() > 1 && parts[0].contains(&keepalive), "{} parts", parts.len());
+    assert_eq!(parts.iter().filter(|p| p.contains(&keepalive)).count(), 1);
 }
 
 #[test]
@@ -350,7 +348,6 @@ proptest! {
             keepalive: Some(p.keepalive),
             preshared: p.preshared.as_ref(),
             update_only: false,
-            replace_allowed: true,
             allowed: p.allowed.clone(),
         }).collect();
         let mut all: Vec<Batch> = encode::batches(FAMILY, "wg0", DeviceChange::default(), &changes).collect();
@@ -374,7 +371,7 @@ proptest! {
         cut in 0usize..6,
         datagrams in any::<bool>(),
     ) {
-        let mut device = Device { index: 7, port: 51820, fwmark: 3, ..Device::default() };
+        let mut device = Device { port: 51820, ..Device::default() };
         device.private = Some(Secret::new([1; KEY]));
         device.public = Some(PublicKey([2; KEY]));
         let own = vec![
