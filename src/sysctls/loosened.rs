@@ -179,12 +179,16 @@ fn path(name: Name) -> PathBuf {
     sysctl::of_interface("ipv4", name, "rp_filter")
 }
 
-/// Returns true if the filter of this interface is strict. The kernel uses the larger one of the value of "all" and that of the interface.
+/// Returns true if the filter of this interface is strict. There is none if the interface does not exist.
 fn is_strict(name: Name) -> bool {
-    let says = |name: Name| sysctl::read(path(name)).unwrap_or_default();
-    let all = Name::new("all").map(says).unwrap_or_default();
-    let own = says(name);
-    own == STRICT || (all == STRICT && !own.is_empty() && own != LOOSE)
+    let all = Name::new("all").and_then(|all| sysctl::read(path(all)).ok()).unwrap_or_default();
+    sysctl::read(path(name)).is_ok_and(|own| is_strict_with(&all, &own))
+}
+
+/// Returns true if these values for all interfaces and for one make the filter of that one strict. The kernel uses the larger one of them
+/// (`rp_filter` of Documentation/networking/ip-sysctl.rst).
+fn is_strict_with(all: &str, own: &str) -> bool {
+    [all, own].contains(&STRICT) && ![all, own].contains(&LOOSE)
 }
 
 /// Restores a filter. Returns true if that is done, or if it is not necessary, because the interface is another one or because another program
@@ -211,6 +215,16 @@ mod tests {
         let file = loosened.file.clone();
         let problems = with_fifo(&file, move || loosened.ensure(None, true));
         assert!(problems[0].text.contains(".rp_filter: it is not a regular file"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_filter_is_strict_if_the_larger_one_of_two_values_is() {
+        let strict = [("0", "1"), ("1", "0"), ("1", "1"), ("", "1")];
+        for all in ["", "0", "1", "2"] {
+            for own in ["0", "1", "2"] {
+                assert_eq!(is_strict_with(all, own), strict.contains(&(all, own)), "all {all:?}, own {own}");
+            }
+        }
     }
 
     #[test]
