@@ -74,14 +74,11 @@ pub async fn remove_rules(instance: &Instance) -> Result<bool, Vec<error::Firewa
         Ok(some) => removed |= some,
         Err(error) => errors.push(error),
     };
-    match iptables_forward::remove(instance) {
-        Ok(some) => {
-            note(Ok(some));
-            note(Nft::new(instance).remove().await);
-        }
-        // A kernel without nftables has no rules in it.
-        Err(error) if nft::connection::is_unsupported(&error) => {}
-        Err(error) => note(Err(error::FirewallError::Nftables(error))),
+    let forward = iptables_forward::remove(instance);
+    // A kernel without nftables has no rules in it.
+    if !forward.as_ref().is_err_and(nft::connection::is_unsupported) {
+        note(forward.map_err(error::FirewallError::Nftables));
+        note(Nft::new(instance).remove().await);
     }
     note(Iptables::new(instance).remove().await);
     if errors.is_empty() { Ok(removed) } else { Err(errors) }
