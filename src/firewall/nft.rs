@@ -23,7 +23,7 @@ use weft_subnet::source::Local;
 use super::error::FirewallError;
 use super::packet_filter::{EnsureError, Ensured, PacketFilter};
 use crate::instance::Instance;
-use batch::Batch;
+use batch::{Batch, remove_table};
 use generation::{Cached, generation};
 use notifications::{Notifications, is_about};
 use table::Table;
@@ -182,13 +182,9 @@ pub fn remove_flannel_tables() -> io::Result<Vec<String>> {
     let mut netlink = connection::open()?;
     let mut removed = Vec::new();
     for (family, kind, name) in [(Family::V4, "ip", FLANNEL_TABLES[0]), (Family::V6, "ip6", FLANNEL_TABLES[1])] {
-        if table::head(&mut netlink, family, name)?.is_none() {
-            continue;
+        if remove_table(&mut netlink, family, name)? {
+            removed.push(format!("table {kind} {name}"));
         }
-        let mut batch = Batch::new(&mut netlink);
-        batch.delete(family, name);
-        batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
-        removed.push(format!("table {kind} {name}"));
     }
     Ok(removed)
 }

@@ -15,7 +15,7 @@ use weft_backends::state::{Guard, Key, ObservedValue, Value};
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::{Family, family};
 
-use crate::firewall::nft::batch::{Batch, InTable};
+use crate::firewall::nft::batch::{Batch, InTable, remove_table};
 use crate::firewall::nft::connection;
 use crate::firewall::nft::expr::{self, Expr};
 use crate::firewall::nft::notifications::{Notifications, is_about};
@@ -92,8 +92,7 @@ impl GuardTable {
         let netlink = connection::open_once(&mut self.netlink)?;
         let mut present = Vec::new();
         for op in ops {
-            let (Op::Ensure(key, _) | Op::Recreate(key, _) | Op::Remove(key, _)) = op;
-            if let Key::Guard(family) = *key
+            if let Key::Guard(family) = op.key()
                 && table::has_chain(netlink, family, name, CHAIN)?
             {
                 present.push(family);
@@ -259,12 +258,7 @@ pub fn remove(instance: &Instance) -> io::Result<bool> {
     let mut netlink = connection::open()?;
     let mut removed = false;
     for family in FAMILIES {
-        if table::head(&mut netlink, family, &name)?.is_some() {
-            let mut batch = Batch::new(&mut netlink);
-            batch.delete(family, &name);
-            batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
-            removed = true;
-        }
+        removed |= remove_table(&mut netlink, family, &name)?;
     }
     Ok(removed)
 }

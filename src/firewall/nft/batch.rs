@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use weft_subnet::cidr::Family;
 
 use super::expr::{Expr, be32};
-use super::table::{Position, REQUEST, Set, Table, nfgen};
+use super::table::{Position, REQUEST, Set, Table, head, nfgen};
 use weft_netlink::nftables::attributes::{
     CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, ELEMENT, ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, HOOK_NUMBER,
     HOOK_PRIORITY, POLICY_ACCEPT, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_POSITION, RULE_USERDATA, SET_FLAGS,
@@ -216,6 +216,20 @@ impl<'a> Batch<'a> {
         let seq = self.netlink.next_seq();
         self.w.end(seq);
     }
+}
+
+/// Removes a table in a transaction of its own. Returns true if there was one.
+///
+/// # Errors
+/// The kernel has no nftables, or refused.
+pub fn remove_table(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<bool> {
+    if head(netlink, family, name)?.is_none() {
+        return Ok(false);
+    }
+    let mut batch = Batch::new(netlink);
+    batch.delete(family, name);
+    batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
+    Ok(true)
 }
 
 /// Returns a comment in user data: type 0, length, and the text with a zero byte at its end.
