@@ -324,5 +324,16 @@ pub fn absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EAFNOSUPPORT | libc::EOPNOTSUPP))
 }
 
+/// Returns what a dump returned, or nothing if its family or table does not exist.
+///
+/// # Errors
+/// The dump failed for another reason.
+pub fn empty_if_absent(dump: io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
+    match dump {
+        Err(error) if absent(&error) => Ok(Vec::new()),
+        dump => dump,
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

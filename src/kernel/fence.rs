@@ -30,7 +30,7 @@ use weft_subnet::cidr::Family;
 
 use self::messages::{MAIN, Route, Rule, SUPPRESS_NOTHING};
 use super::encode::dump;
-use super::socket::{NLM_F_ACK, Netlink, Refusal, absent};
+use super::socket::{NLM_F_ACK, Netlink, Refusal, empty_if_absent};
 use super::wire::{Message, Writer, messages as all};
 use super::{Outcome, decode, errno};
 
@@ -148,6 +148,7 @@ impl FenceTable {
     fn present(&self, netlink: &mut Netlink, family: Family) -> io::Result<Present> {
         let number = messages::number_of(family);
         let mut present = Present::default();
+        // A kernel may lack the family, or policy routing.
         let data = empty_if_absent(
             netlink.dump(libc::RTM_GETRULE, |w, kind, flags| messages::dump_rules(w, kind, flags, family)),
         )?;
@@ -311,14 +312,6 @@ fn kind(zone: Zone) -> u8 {
     match zone {
         Zone::Own => libc::RTN_BLACKHOLE,
         Zone::Network => libc::RTN_UNREACHABLE,
-    }
-}
-
-/// Returns an empty dump if the kernel does not have the family, the table or policy routing.
-fn empty_if_absent(dump: io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
-    match dump {
-        Err(error) if absent(&error) || error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        dump => dump,
     }
 }
 

@@ -19,7 +19,7 @@ use super::decode::{self, Nexthop, RouteFacts};
 use super::encode::{self, dump};
 use super::link_messages::{self, LinkFacts, Links, is_alias_of_weft};
 use super::linux::LinuxKernel;
-use super::socket::{Netlink, absent};
+use super::socket::{Netlink, empty_if_absent};
 use super::wire::messages;
 use super::wireguard_peers::unless_refused;
 use super::{AddrInfo, Creator, LinkInfo, Machine, RouteInfo, RouteLookup};
@@ -210,15 +210,11 @@ impl LinuxKernel {
     fn dump_routes(&mut self) -> io::Result<Vec<RouteFacts>> {
         let mut routes: Vec<RouteFacts> = Vec::new();
         for family in [2, 10] {
-            match self.netlink.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes(w, flags, family)) {
-                Ok(data) => routes.extend(
-                    messages(&data)
-                        .filter(|m| m.kind == libc::RTM_NEWROUTE && m.payload.first() == Some(&family))
-                        .filter_map(|m| decode::route(m.payload)),
-                ),
-                Err(e) if absent(&e) => {}
-                Err(e) => return Err(e),
-            }
+            let dump = self.netlink.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes(w, flags, family));
+            let data = empty_if_absent(dump)?;
+            let replies =
+                messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE && m.payload.first() == Some(&family));
+            routes.extend(replies.filter_map(|m| decode::route(m.payload)));
         }
         // If the sysctl nexthop_compat_mode is 0, the kernel sends only the id.
         if routes.iter().any(|r| r.nexthop != 0 && r.index == 0 && !r.other_form) {
@@ -234,11 +230,7 @@ impl LinuxKernel {
 
     fn dump_nexthops(&mut self) -> io::Result<HashMap<u32, Nexthop>> {
         let answer = self.netlink.dump(encode::RTM_GETNEXTHOP, |w, _, flags| dump::nexthops(w, flags));
-        let data = match answer {
-            Ok(data) => data,
-            Err(e) if absent(&e) => return Ok(HashMap::new()),
-            Err(e) => return Err(e),
-        };
+        let data = empty_if_absent(answer)?;
         let replies = messages(&data).filter(|m| m.kind == encode::RTM_NEWNEXTHOP);
         Ok(replies.map(|m| decode::nexthop(m.payload)).map(|n| (n.id, n)).collect())
     }

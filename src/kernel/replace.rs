@@ -15,8 +15,8 @@ use weft_backends::state::{Key, Value};
 use super::batch::{Batch, Step};
 use super::encode::{self, Exit, dump};
 use super::linux::LinuxKernel;
-use super::socket::absent;
-use super::wire::messages;
+use super::socket::empty_if_absent;
+use super::wire::{Writer, messages};
 use super::{decode, errno};
 
 /// Up to this many routes are asked for one by one. A dump visits every route of this host, also those that it leaves out.
@@ -92,7 +92,7 @@ impl LinuxKernel {
         }
         for key in keys {
             let Key::Route(net, metric) = *key else { continue };
-            // Then the answer may be the other one of the two.
+            // The kernel has two routes with this key, and may answer with the other one.
             if self.shared_with_kernel.contains(key) {
                 return None;
             }
@@ -108,18 +108,11 @@ impl LinuxKernel {
     fn kernels_routes(&mut self) -> io::Result<HashSet<Key>> {
         let mut keys = HashSet::new();
         for family in [2, 10] {
-            match self
-                .netlink
-                .dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes_by(w, flags, family, KERNEL_PROTOCOL))
-            {
-                Ok(data) => {
-                    let replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
-                    let routes = replies.filter_map(|m| decode::route(m.payload));
-                    keys.extend(routes.filter(|r| r.protocol == KERNEL_PROTOCOL).map(|r| Key::Route(r.net, r.metric)));
-                }
-                Err(e) if absent(&e) => {}
-                Err(e) => return Err(e),
-            }
+            let build = |w: &mut Writer, _: u16, flags: u16| dump::routes_by(w, flags, family, KERNEL_PROTOCOL);
+            let data = empty_if_absent(self.netlink.dump(libc::RTM_GETROUTE, build))?;
+            let replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);
+            let routes = replies.filter_map(|m| decode::route(m.payload));
+            keys.extend(routes.filter(|r| r.protocol == KERNEL_PROTOCOL).map(|r| Key::Route(r.net, r.metric)));
         }
         Ok(keys)
     }

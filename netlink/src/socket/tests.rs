@@ -88,9 +88,10 @@ fn a_dump_that_the_kernel_refuses_or_breaks_off_is_an_error() {
 /// What does not exist is empty. Every other error says nothing about what is there.
 #[test]
 fn only_a_dump_of_what_does_not_exist_is_empty() {
-    let is_absent = |code: i32| absent(&io::Error::from_raw_os_error(code));
-    assert!([libc::ENOENT, libc::EAFNOSUPPORT, libc::EOPNOTSUPP].into_iter().all(is_absent));
-    assert!(![libc::EPERM, libc::EINVAL, libc::ENOBUFS, libc::EAGAIN, libc::ENODEV].into_iter().any(is_absent));
+    let is_empty = |code: i32| empty_if_absent(Err(io::Error::from_raw_os_error(code))).is_ok_and(|all| all.is_empty());
+    assert!([libc::ENOENT, libc::EAFNOSUPPORT, libc::EOPNOTSUPP].into_iter().all(is_empty));
+    assert!(![libc::EPERM, libc::EINVAL, libc::ENOBUFS, libc::EAGAIN, libc::ENODEV].into_iter().any(is_empty));
+    assert_eq!(empty_if_absent(Ok(vec![7])).unwrap(), [7]);
 }
 
 #[test]
