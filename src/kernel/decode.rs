@@ -12,6 +12,8 @@ use nix::libc;
 use weft_backends::state::{Mac, Name, Route};
 
 use super::RouteLookup;
+use super::encode::{NHA_GATEWAY, NHA_ID, NHA_OIF, RTA_NH_ID};
+use super::rt::RTNH_F_ONLINK;
 use super::wire::{attrs_after, ip, u8_at, u16_at, u32_at};
 
 /// The bits of `ndm_state` of entries that do not expire: NUD_PERMANENT, NUD_NOARP.
@@ -123,14 +125,14 @@ pub fn route_of_any_table(payload: &[u8]) -> Option<(u32, RouteFacts)> {
             libc::RTA_PRIORITY => metric = u32_at(value, 0),
             libc::RTA_GATEWAY => via = ip(value),
             libc::RTA_OIF => index = u32_at(value, 0),
-            30 => nexthop = u32_at(value, 0),
+            RTA_NH_ID => nexthop = u32_at(value, 0),
             // RTA_VIA, RTA_ENCAP_TYPE, RTA_ENCAP.
             libc::RTA_MULTIPATH | 18 | 21 | 22 => other_form = true,
             _ => {}
         }
     }
     let net = IpNet::new(dst, len).ok()?.trunc();
-    let (protocol, onlink) = (u8_at(payload, 5), flags & 4 != 0);
+    let (protocol, onlink) = (u8_at(payload, 5), flags & RTNH_F_ONLINK != 0);
     Some((table, RouteFacts { net, metric, kind, protocol, via, index, onlink, nexthop, other_form }))
 }
 
@@ -178,13 +180,13 @@ pub struct Nexthop {
 
 /// Decodes RTM_NEWNEXTHOP and RTM_DELNEXTHOP.
 pub fn nexthop(payload: &[u8]) -> Nexthop {
-    let onlink = u32_at(payload, 4) & 4 != 0;
+    let onlink = u32_at(payload, 4) & RTNH_F_ONLINK != 0;
     let mut nexthop = Nexthop { id: 0, protocol: u8_at(payload, 2), via: None, index: 0, onlink };
     for (kind, value) in attrs_after(payload, 8) {
         match kind {
-            1 => nexthop.id = u32_at(value, 0),
-            5 => nexthop.index = u32_at(value, 0),
-            6 => nexthop.via = ip(value),
+            NHA_ID => nexthop.id = u32_at(value, 0),
+            NHA_OIF => nexthop.index = u32_at(value, 0),
+            NHA_GATEWAY => nexthop.via = ip(value),
             _ => {}
         }
     }

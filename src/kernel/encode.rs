@@ -19,10 +19,10 @@ pub const RTM_NEWNEXTHOP: u16 = 104;
 pub const RTM_DELNEXTHOP: u16 = 105;
 /// RTM_GETNEXTHOP.
 pub const RTM_GETNEXTHOP: u16 = 106;
-const NHA_ID: u16 = 1;
-const NHA_OIF: u16 = 5;
-const NHA_GATEWAY: u16 = 6;
-const RTA_NH_ID: u16 = 30;
+pub(super) const NHA_ID: u16 = 1;
+pub(super) const NHA_OIF: u16 = 5;
+pub(super) const NHA_GATEWAY: u16 = 6;
+pub(super) const RTA_NH_ID: u16 = 30;
 const NUD_PERMANENT: u16 = 0x80;
 const NTF_SELF: u8 = 0x02;
 const RT_SCOPE_NOWHERE: u8 = 255;
@@ -115,17 +115,19 @@ pub enum Exit {
 
 /// Asks how packets of this host reach an address now.
 pub fn get_route(w: &mut Writer, to: IpAddr) {
-    let bits = if to.is_ipv4() { 32 } else { 128 };
-    w.begin(libc::RTM_GETROUTE, PLAIN, &[family(to), bits, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    w.attr_ip(libc::RTA_DST, to);
+    ask_for_route(w, to, 0);
 }
 
 /// Asks for the entry of the routing table by which packets of this host reach an address (RTM_F_FIB_MATCH of linux/rtnetlink.h). It costs the
 /// same however many entries there are.
 pub fn fib_entry(w: &mut Writer, to: IpAddr) {
     const FIB_MATCH: u32 = 0x2000;
+    ask_for_route(w, to, FIB_MATCH);
+}
+
+fn ask_for_route(w: &mut Writer, to: IpAddr, flags: u32) {
     let bits = if to.is_ipv4() { 32 } else { 128 };
-    let [a, b, c, d] = FIB_MATCH.to_ne_bytes();
+    let [a, b, c, d] = flags.to_ne_bytes();
     w.begin(libc::RTM_GETROUTE, PLAIN, &[family(to), bits, 0, 0, 0, 0, 0, 0, a, b, c, d]);
     w.attr_ip(libc::RTA_DST, to);
 }
