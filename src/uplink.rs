@@ -288,17 +288,11 @@ fn by_name_or_ip<'a>(candidates: &Candidates<'a>, wanted: &str) -> Option<Found<
 
 /// Compares the addresses of all interfaces first, and then their names. Among those that match, the interface that was in use comes first.
 fn by_regex<'a>(candidates: &Candidates<'a>, regex: &Regex) -> Option<Found<'a>> {
-    let used = [(Family::V4, candidates.families.v4), (Family::V6, candidates.families.v6)];
     let links = || candidates.link_in_use().into_iter().chain(candidates.links());
     for link in links() {
-        let best = |(family, used): (Family, bool)| {
-            used.then(|| {
-                candidates.best(link, family, |ip| regex.is_match(&ip.to_string())).map(|addr| addr.net.addr())
-            })
-            .flatten()
-        };
-        if let Some(ip) = used.into_iter().find_map(best) {
-            return Some((link, Some(ip)));
+        let best = |family| candidates.best(link, family, |ip| regex.is_match(&ip.to_string()));
+        if let Some(addr) = candidates.families_in_use().into_iter().flatten().find_map(best) {
+            return Some((link, Some(addr.net.addr())));
         }
     }
     links().find(|link| regex.is_match(&link.name.text())).map(|link| (link, None))
@@ -307,7 +301,7 @@ fn by_regex<'a>(candidates: &Candidates<'a>, regex: &Regex) -> Option<Found<'a>>
 /// Returns the interface that was in use, if it has a route to this address. Otherwise returns the interface that the kernel names, so
 /// that policy rules and all routing tables count.
 ///
-/// The address may be inside Network. Then the kernel may name a device of pods, which cannot be an uplink. Then the interface of the
+/// For an address inside Network, the kernel may name a device of pods, which cannot be an uplink. In that case the interface of the
 /// longest prefix is returned, among the routes of other programs.
 fn reaching<'a>(candidates: &Candidates<'a>, ip: IpAddr) -> Option<&'a LinkInfo> {
     if let Some(link) = candidates.link_with(ip) {

@@ -124,8 +124,8 @@ impl<'a> Candidates<'a> {
 
     /// Returns true if this link is up and has an address in each family in use.
     fn serves(&self, link: &LinkInfo) -> bool {
-        let has = |used: bool, family| !used || self.best(link, family, |_| true).is_some();
-        link.up && link.carrier && has(self.families.v4, Family::V4) && has(self.families.v6, Family::V6)
+        let has = |family| self.best(link, family, |_| true).is_some();
+        link.up && link.carrier && self.families_in_use().into_iter().flatten().all(has)
     }
 
     fn leads_out(&self, link: &LinkInfo) -> bool {
