@@ -151,11 +151,18 @@ impl FileWatch {
         self.inotify = None;
         self.due = self.due.min(Instant::now() + CHECK_INTERVAL_WITHOUT_INOTIFY);
         if !std::mem::replace(&mut self.warned, true) {
-            let file = self.path.display();
-            tracing::warn!(
-                "watch {file}: {error}: the agent checks it every second instead; raise fs.inotify.max_user_instances"
-            );
+            let (file, remedy) = (self.path.display(), remedy(error));
+            tracing::warn!("watch {file}: {error}: the agent checks it every second instead{remedy}");
         }
+    }
+}
+
+/// Returns which limit of inotify was reached, as a remedy. The text is empty if the error has another cause.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EMFILE) => "; raise fs.inotify.max_user_instances",
+        Some(Errno::ENOSPC) => "; raise fs.inotify.max_user_watches",
+        _ => "",
     }
 }
 
@@ -323,6 +330,14 @@ mod tests {
         fs::rename(home.path().join("run"), home.path().join("gone")).unwrap();
         let changed = tokio::time::timeout(Duration::from_secs(20), watch.changed()).await;
         changed.expect("the file was written, although its state is the same as at the last check");
+    }
+
+    #[test]
+    fn only_a_limit_of_inotify_has_a_remedy() {
+        let of = |errno: Errno| remedy(&errno.into());
+        assert!(of(Errno::EMFILE).ends_with("max_user_instances"));
+        assert!(of(Errno::ENOSPC).ends_with("max_user_watches"), "\"no space left\" does not mean the disk");
+        assert_eq!(of(Errno::EACCES), "");
     }
 
     /// Tells a test that it runs in its own user namespace, which has its own limits.
