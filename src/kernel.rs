@@ -131,7 +131,7 @@ pub trait Kernel {
     /// As [`Kernel::observe`].
     fn guard(&mut self) -> io::Result<Observed> {
         let all = self.observe(&[])?;
-        Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Peer(_) | Key::Guard(_))).collect())
+        Ok(all.into_iter().filter(|(key, _)| key.is_of_guard()).collect())
     }
     /// Returns only the fence and its exceptions, as [`Kernel::observe`] does.
     ///
@@ -139,7 +139,7 @@ pub trait Kernel {
     /// As [`Kernel::observe`].
     fn fence(&mut self) -> io::Result<Observed> {
         let all = self.observe(&[])?;
-        Ok(all.into_iter().filter(|(key, _)| matches!(key, Key::Open(_) | Key::Fence(_))).collect())
+        Ok(all.into_iter().filter(|(key, _)| key.is_of_fence()).collect())
     }
     /// Sets the secrets of the WireGuard devices, which [`Kernel::apply`] writes and [`Kernel::observe`] compares. This writes nothing.
     fn set_secrets(&mut self, _secrets: Option<DeviceSecrets>) {}

@@ -106,6 +106,16 @@ impl<D> Key<D> {
     pub fn is_of_wireguard(&self) -> bool {
         matches!(self, Key::WgPeer(..) | Key::AllowedIp(..))
     }
+
+    /// Returns true for an entry of the tunnel guard.
+    pub fn is_of_guard(&self) -> bool {
+        matches!(self, Key::Peer(_) | Key::Guard(_))
+    }
+
+    /// Returns true for an entry of the fence, or an exception to it.
+    pub fn is_of_fence(&self) -> bool {
+        matches!(self, Key::Open(_) | Key::Fence(_))
+    }
 }
 
 /// What an entry says. Large values are shared, so that copies are cheap.

@@ -120,7 +120,7 @@ pub fn missing<'a>(failures: impl Iterator<Item = (&'a Key, &'a str)>) -> Option
 
 /// Returns true for an entry of the guard or of the fence. A failure of such an entry does not mean that a peer cannot be reached.
 pub fn is_of_guard_or_fence(key: &Key) -> bool {
-    matches!(key, Key::Guard(_) | Key::Peer(_) | Key::Fence(_) | Key::Open(_))
+    key.is_of_guard() || key.is_of_fence()
 }
 
 /// Returns the attributes of our lease, with the addresses that our tunnel packets come from.

@@ -240,7 +240,9 @@ impl Kernel for FakeKernel {
         }
         let marked = |name: &Name| inside.entries.get(&Key::Link(*name)).is_some_and(|seen| seen.mark);
         let wanted = |k: &Key, s: &ObservedValue| {
-            matches!(k, Key::Route(..) | Key::Peer(_) | Key::Guard(_) | Key::Open(_) | Key::Fence(_))
+            matches!(k, Key::Route(..))
+                || k.is_of_guard()
+                || k.is_of_fence()
                 || device(k, &s.value).is_some_and(|name| devices.contains(&name) || marked(&name))
         };
         Ok(inside.entries.iter().filter(|(k, s)| wanted(k, s)).map(|(k, s)| (*k, s.clone())).collect())

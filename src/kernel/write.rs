@@ -180,18 +180,18 @@ impl LinuxKernel {
             if matches!(op, Op::Remove(..)) && i > 0 && !matches!(ops[i - 1], Op::Remove(..)) {
                 self.flush(&mut batch);
             }
-            if is_guard(op) {
+            if key.is_of_guard() {
                 // Consecutive operations on the guard are one transaction. It comes before what follows, because a peer must be
                 // let in before packets are sent to it.
                 self.flush(&mut batch);
-                let several = run(&ops[i..], is_guard);
+                let several = run(&ops[i..], Key::is_of_guard);
                 written = i + several.len();
                 batch.outcomes[i..written].clone_from_slice(&self.guard.apply(several));
                 continue;
             }
             if key.is_of_wireguard() {
                 self.flush(&mut batch);
-                let several = run(&ops[i..], |op| op.key().is_of_wireguard());
+                let several = run(&ops[i..], Key::is_of_wireguard);
                 written = i + several.len();
                 batch.outcomes[i..written].clone_from_slice(&self.apply_wireguard(several));
                 continue;
@@ -217,14 +217,9 @@ impl LinuxKernel {
     }
 }
 
-/// Returns the operations at the beginning that belong together, as this function says.
-fn run(ops: &[Op], belongs: impl Fn(&Op) -> bool) -> &[Op] {
-    &ops[..ops.iter().take_while(|op| belongs(op)).count()]
-}
-
-/// Returns true for an operation on the tunnel guard.
-fn is_guard(op: &Op) -> bool {
-    matches!(op.key(), Key::Peer(_) | Key::Guard(_))
+/// Returns the operations at the beginning whose keys belong together, as this function says.
+fn run(ops: &[Op], belongs: impl Fn(&Key) -> bool) -> &[Op] {
+    &ops[..ops.iter().take_while(|op| belongs(&op.key())).count()]
 }
 
 impl Kernel for LinuxKernel {

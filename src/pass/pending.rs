@@ -120,8 +120,7 @@ impl Pendings {
 
     /// Describes what the kernel lacks of the fence. Returns `None` if no part of the fence is pending.
     pub fn fence_problem(&self) -> Option<String> {
-        let of_fence = |key: &Key| matches!(key, Key::Fence(_) | Key::Open(_));
-        let (key, entry) = self.entries.iter().find(|(key, _)| of_fence(key))?;
+        let (key, entry) = self.entries.iter().find(|(key, _)| key.is_of_fence())?;
         Some(format!("--fail-closed, --ip-blackhole-route: {key}: {}", entry.reason))
     }
 

@@ -20,7 +20,7 @@ impl Plan {
 
     /// Returns the keys of the tunnel guard.
     pub fn guard_keys(&self) -> impl Iterator<Item = Key> {
-        self.index.iter().map(|(key, _)| key).filter(|key| matches!(key, Key::Peer(_) | Key::Guard(_)))
+        self.index.iter().map(|(key, _)| key).filter(Key::is_of_guard)
     }
 
     /// Describes the tunnel guard. Returns `None` if the flags ask for none.
