@@ -2,7 +2,7 @@
 //! `--tx-checksum-off`: the node computes the checksums of packets that leave over its tunnel devices. Without it, the kernel leaves them to the
 //! network card, and some cards, hypervisors and kernels spoil those of tunnelled packets.
 //!
-//! A device that was made again has its checksums left to the card again, and nobody announces a change of this feature. So the devices are
+//! When a device is made again, its checksums are left to the card again, and nobody announces a change of this feature. So the devices are
 //! checked regularly. A file beside subnet.env names the devices whose feature this agent turned off. When the flag is gone, only these are
 //! turned on again: what an administrator turned off stays off.
 

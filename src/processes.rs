@@ -59,7 +59,7 @@ pub fn agent_processes() -> io::Result<Vec<AgentProcess>> {
         let command = process.name();
         let may_be_here = || match net_namespace(path) {
             Ok(namespace) => namespace == ours,
-            // Better one agent too many: its rules and entries are not touched then.
+            // If it is no agent of this namespace, old rules stay that could have been removed. If it is one, its rules must stay.
             Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
         };
         if is_agent(&command, &cmdline) && may_be_here() {

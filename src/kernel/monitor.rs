@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
 
+use ipnet::IpNet;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
@@ -15,8 +16,6 @@ use nix::libc;
 use nix::sys::socket::{MsgFlags, recv};
 use tokio::io::unix::AsyncFd;
 use weft_backends::state::{Key, ObservedValue, Value};
-
-use ipnet::IpNet;
 
 use super::decode;
 use super::encode::{RT_SCOPE_LINK, RTM_DELNEXTHOP, RTM_NEWNEXTHOP};

@@ -54,7 +54,7 @@ struct GonePeer {
 }
 
 impl<'a> Changes<'a> {
-    /// The change of this peer. It adds the peer only if an operation asks for that.
+    /// Returns the change of this peer. It adds the peer only if an operation asks for that.
     fn peer(&mut self, key: PublicKey, op: usize) -> &mut PeerChange<'a> {
         let at = *self.by_key.entry(key).or_insert_with(|| {
             self.peers.push(PeerChange { update_only: true, ..PeerChange::of(key) });
@@ -129,7 +129,7 @@ impl LinuxKernel {
             // It was deleted a moment ago. The notice of that leads to another observation.
             return Ok((WireGuardLink { public: None, port: 0 }, Vec::new()));
         };
-        Ok(described(name, device, &mut self.endpoints, self.secrets.as_ref(), now()))
+        Ok(described(name, device, &mut self.endpoints, self.secrets.as_ref(), wall_clock()))
     }
 
     /// Reads the sessions of a device.
@@ -153,7 +153,7 @@ impl LinuxKernel {
     pub(super) fn write_wireguard(&mut self, op: &Op, name: Name, want: &WireGuardLink) -> Result<PortWrite, Outcome> {
         let Some(secrets) = self.secrets.clone() else { return Err(errno::retry(op, "the private key is not known")) };
         let wanted = (&*secrets.private, want.port);
-        let write = |family: &mut WireGuard| wireguard_port::write_device(family, &name.text(), wanted, now());
+        let write = |family: &mut WireGuard| wireguard_port::write_device(family, &name.text(), wanted, wall_clock());
         self.family().and_then(write).map_err(|error| outcome(op, &error))
     }
 
@@ -311,7 +311,7 @@ pub(super) fn unless_refused(
     }
 }
 
-/// The entries of one peer. `written` is the endpoint that was written last.
+/// Returns the entries of one peer. `written` is the endpoint that was written last.
 fn entries(
     (device, key, written): (Name, PublicKey, Option<SocketAddr>),
     peer: wireguard::Peer,
@@ -332,12 +332,7 @@ fn entries(
     std::iter::once((Key::WgPeer(device, key.id()), seen(Value::peer(value)))).chain(allowed).collect()
 }
 
-/// The time since 1970, as the kernel counts handshakes.
-fn now() -> Duration {
-    wall_clock()
-}
-
-/// What an error means for an operation.
+/// Returns what an error means for an operation.
 fn outcome(op: &Op, error: &WireGuardError) -> Outcome {
     match error {
         WireGuardError::NoDevice { .. } if matches!(op, Op::Remove(..)) => Outcome::Done,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A TCP connection as a probe. It tells a peer that packets reach from one that is cut off, where a firewall drops ICMP and nothing else.
+//! A TCP connection as a probe. A peer that answers no echo request may be cut off, or only behind a firewall that drops ICMP. Its answer to a
+//! connection shows that packets reach it.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
