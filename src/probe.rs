@@ -335,7 +335,7 @@ impl Prober {
 
     /// Takes notice that a packet could not be sent, so that nothing is known.
     pub fn not_sent(&mut self, sent: &Outgoing, problem: String, now: Instant) {
-        if let Some(one) = self.examined.get_mut(&sent.target.slot()) {
+        if let Some(one) = self.examined.get_mut(&sent.target.slot()).filter(|one| one.target == sent.target) {
             (one.is_open, one.due) = (false, now + LONG_WAIT);
         }
         self.problem = Some(problem);

@@ -331,6 +331,18 @@ fn a_packet_that_could_not_be_sent_is_tried_again_later() {
     assert_eq!(prober.examine(now + LONG_WAIT, |_| Some(peer)), Some(small), "nothing is known of it yet");
 }
 
+/// Another lease may get the place while the packet waits for a socket.
+#[test]
+fn a_packet_for_a_lease_that_is_gone_does_not_delay_the_next_lease_in_its_place() {
+    let now = Instant::now();
+    let (old, mut prober) = (target(1), Prober::new(now));
+    let next = Target { tag: 77, address: [10, 9, 9, 0].into(), ..old };
+    let [of_old, of_next] = [old, next].map(|target| prober.ask(target, now).unwrap());
+    prober.ended(&of_next, LOST, now);
+    prober.not_sent(&of_old, "no socket".to_owned(), now);
+    assert!(prober.examine(now, |_| Some(next)).is_some(), "it is due at once");
+}
+
 /// The same peer in the other family.
 fn over_ipv6(target: Target) -> Target {
     Target {
