@@ -34,9 +34,8 @@ pub struct ChecksumOffload {
 impl ChecksumOffload {
     /// Returns a value that uses the file beside this subnet file. `off` is true with `--tx-checksum-off`.
     pub fn new(subnet_file: &Path, off: bool) -> ChecksumOffload {
-        let mut file = subnet_file.as_os_str().to_owned();
-        file.push(".tx_checksum");
-        ChecksumOffload { off, file: file.into(), turned_off: BTreeMap::new(), saved: BTreeMap::new(), read: false }
+        let file = subnet_file.with_added_extension("tx_checksum");
+        ChecksumOffload { off, file, turned_off: BTreeMap::new(), saved: BTreeMap::new(), read: false }
     }
 
     /// Turns the feature off on these devices, or on again on those where this agent turned it off. Returns what the operator should

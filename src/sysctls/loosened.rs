@@ -54,9 +54,8 @@ pub struct Loosened {
 impl Loosened {
     /// Returns a value that uses the file beside this subnet file.
     pub fn new(subnet_file: &Path) -> Loosened {
-        let mut file = subnet_file.as_os_str().to_owned();
-        file.push(".rp_filter");
-        Loosened { file: file.into(), found: BTreeMap::new(), read: false, damaged: None, unsaved: None }
+        let file = subnet_file.with_added_extension("rp_filter");
+        Loosened { file, found: BTreeMap::new(), read: false, damaged: None, unsaved: None }
     }
 
     /// Loosens the wanted filters that are strict, and restores the others. If `write` is false, it only checks. Returns what the operator
