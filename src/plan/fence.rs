@@ -58,40 +58,44 @@ impl Fence {
     }
 
     /// Sets which addresses of this lease are inside Network. Without addresses the lease needs no exceptions. Returns the leases whose
-    /// exceptions changed, with the addresses that are exceptions now.
-    fn set(&mut self, id: &Id, age: &Age, addresses: Vec<IpAddr>) -> BTreeMap<Rank, Vec<IpAddr>> {
+    /// exceptions changed, each with its age and with the addresses that are exceptions now.
+    fn set(&mut self, id: &Id, age: &Age, addresses: Vec<IpAddr>) -> BTreeMap<Id, (Age, Vec<IpAddr>)> {
         let mut changed = BTreeMap::new();
         if !self.wanted.fail_closed || (addresses.is_empty() && self.ages.is_empty()) {
             return changed;
         }
         if let Some(before) = self.ages.remove(id) {
-            let rank = (before, id.clone());
-            let was_excepted = self.excepted.remove(&rank).is_some();
+            let rank = (before.clone(), id.clone());
             self.waiting.remove(&rank);
-            if was_excepted {
-                changed.insert(rank, Vec::new());
+            if self.excepted.remove(&rank).is_some() {
+                changed.insert(id.clone(), (before, Vec::new()));
             }
         }
         if !addresses.is_empty() {
             self.ages.insert(id.clone(), age.clone());
-            let rank = (age.clone(), id.clone());
-            changed.insert(rank.clone(), addresses.clone());
-            self.excepted.insert(rank, addresses);
+            self.waiting.insert((age.clone(), id.clone()), addresses);
         }
-        if self.excepted.len() > MAX_EXCEPTIONS
-            && let Some((rank, addresses)) = self.excepted.pop_last()
-        {
-            self.waiting.insert(rank.clone(), addresses);
-            changed.insert(rank, Vec::new());
-        }
-        // Every waiting lease is younger than all leases with exceptions.
-        while self.excepted.len() < MAX_EXCEPTIONS
+        while self.is_exception_due()
             && let Some((rank, addresses)) = self.waiting.pop_first()
         {
-            self.excepted.insert(rank.clone(), addresses.clone());
-            changed.insert(rank, addresses);
+            let (age, id) = rank.clone();
+            changed.insert(id, (age, addresses.clone()));
+            self.excepted.insert(rank, addresses);
+            if self.excepted.len() > MAX_EXCEPTIONS
+                && let Some((rank, addresses)) = self.excepted.pop_last()
+            {
+                let (age, id) = rank.clone();
+                changed.insert(id, (age, Vec::new()));
+                self.waiting.insert(rank, addresses);
+            }
         }
         changed
+    }
+
+    /// Returns true if the oldest of the leases that wait must get its exceptions: there is room for it, or a younger lease has some.
+    fn is_exception_due(&self) -> bool {
+        let Some((first, _)) = self.waiting.first_key_value() else { return false };
+        self.excepted.len() < MAX_EXCEPTIONS || self.excepted.last_key_value().is_some_and(|(last, _)| first < last)
     }
 
     fn state(&self, networks: &Subnets, own: &Subnets) -> State {
@@ -146,7 +150,7 @@ impl Plan {
         let within = |ip: &IpAddr| networks.iter().any(|network| network.contains(ip));
         let inside = attrs.into_iter().flat_map(Attrs::published).filter(within).collect();
         let mut changed = Vec::new();
-        for ((age, id), addresses) in self.fence.set(id, age, inside) {
+        for (id, (age, addresses)) in self.fence.set(id, age, inside) {
             let state = addresses.into_iter().map(|ip| (Key::Open(ip), Value::Open)).collect();
             changed.extend(self.index.set(&contributor(&id), &age, state));
         }
@@ -223,13 +227,20 @@ mod tests {
     impl Model {
         fn set(&mut self, fence: &mut Fence, id: u32, stamp: u64, there: bool) {
             let addresses = if there { vec![ip(id)] } else { Vec::new() };
-            for ((_, id), addresses) in fence.set(&id.to_string().into(), &age(stamp), addresses) {
+            for (id, (_, addresses)) in fence.set(&id.to_string().into(), &age(stamp), addresses) {
                 if addresses.is_empty() {
-                    assert!(self.0.remove(&id).is_some() || there, "lease {id} had no exceptions");
+                    assert!(self.0.remove(&id).is_some(), "lease {id} had no exceptions");
                 } else {
                     self.0.insert(id, addresses);
                 }
             }
+        }
+
+        /// Returns the addresses that are exceptions, sorted.
+        fn addresses(&self) -> Vec<IpAddr> {
+            let mut all: Vec<IpAddr> = self.0.values().flatten().copied().collect();
+            all.sort();
+            all
         }
     }
 
@@ -260,23 +271,35 @@ mod tests {
         for order in [|n: u32, _| n, |n, many| many - 1 - n, |n: u32, many| n * 4099 % many] {
             let (mut fence, mut model) = (closed(), Model::default());
             (0..many).map(|n| order(n, many)).for_each(|n| model.set(&mut fence, n, n.into(), true));
-            let held = |model: &Model| {
-                let mut all: Vec<IpAddr> = model.0.values().flatten().copied().collect();
-                all.sort();
-                all
-            };
-            assert_eq!(held(&model), (0..MAX_EXCEPTIONS as u32).map(ip).collect::<Vec<_>>());
+            assert_eq!(model.addresses(), (0..MAX_EXCEPTIONS as u32).map(ip).collect::<Vec<_>>());
             assert!(fence.problem().unwrap().starts_with("--fail-closed: 4196 nodes have addresses inside Network"));
             // If a lease goes, the next one gets its exceptions. A lease that changes keeps its own.
             model.set(&mut fence, 7, 7, false);
             let next = MAX_EXCEPTIONS as u32;
             let wanted: Vec<IpAddr> = (0..=next).filter(|n| *n != 7).map(ip).collect();
-            assert_eq!(held(&model), wanted);
+            assert_eq!(model.addresses(), wanted);
             model.set(&mut fence, 8, 8, true);
-            assert_eq!(held(&model), wanted);
+            assert_eq!(model.addresses(), wanted);
             (0..many).for_each(|n| model.set(&mut fence, n, n.into(), false));
-            assert_eq!((held(&model), fence.problem(), fence.ages.len()), (Vec::new(), None, 0));
+            assert_eq!((model.addresses(), fence.problem(), fence.ages.len()), (Vec::new(), None, 0));
         }
+    }
+
+    /// After a restore of the store, a lease may be older or younger than before.
+    #[test]
+    fn the_oldest_leases_have_the_exceptions_after_an_age_changed_too() {
+        let (mut fence, mut model) = (closed(), Model::default());
+        let most = MAX_EXCEPTIONS as u32;
+        for stamp in [5, 3, 7] {
+            model.set(&mut fence, 0, stamp, true);
+            assert_eq!(model.addresses(), [ip(0)], "age {stamp}");
+        }
+        (0..most + 2).for_each(|n| model.set(&mut fence, n, n.into(), true));
+        assert_eq!(model.addresses(), (0..most).map(ip).collect::<Vec<_>>());
+        model.set(&mut fence, 0, u64::from(most) + 2, true);
+        assert_eq!(model.addresses(), (1..=most).map(ip).collect::<Vec<_>>(), "it is the youngest now");
+        model.set(&mut fence, 0, 0, true);
+        assert_eq!(model.addresses(), (0..most).map(ip).collect::<Vec<_>>());
     }
 
     #[test]
