@@ -153,10 +153,9 @@ impl Extension {
         Extension { file, ..Extension::default() }
     }
 
-    /// Starts the commands that are due. With `None` no command is started. This costs little while nothing has changed.
-    pub fn update(&mut self, wanted: Option<&Wanted<'_>>, now: Instant) {
+    /// Starts the commands that are due. This costs little while nothing has changed.
+    pub fn update(&mut self, wanted: &Wanted<'_>, now: Instant) {
         self.collect(now);
-        let Some(wanted) = wanted else { return };
         self.update_own(wanted, now);
         self.own.is_awaited = self.own.done.as_ref() != Some(&wanted.own);
         if self.own.is_awaited {

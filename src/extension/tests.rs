@@ -37,7 +37,7 @@ async fn until(runner: &mut Extension, backend: &dyn Backend, peers: &[u8], hold
             peers: Some(&make),
             may_remove: true,
         };
-        runner.update(Some(&wanted), Instant::now());
+        runner.update(&wanted, Instant::now());
         if holds(runner) {
             return;
         }
@@ -282,7 +282,7 @@ async fn while_the_command_after_the_lease_fails_again_nothing_of_peers_is_due()
     runner.repeat_at = Some(now);
     let commands = backend.commands().unwrap();
     let own = vec![("SUBNET", "10.5.9.0/24".to_owned())];
-    runner.update(Some(&Wanted { commands, own, version: 1, peers: None, may_remove: false }), now);
+    runner.update(&Wanted { commands, own, version: 1, peers: None, may_remove: false }, now);
     assert!(runner.next().is_none_or(|at| at > now), "the loop of the agent would never rest");
 }
 

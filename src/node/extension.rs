@@ -35,7 +35,7 @@ impl<K: Kernel> Node<K> {
             peers: if self.knows_peers() { Some(&peers) } else { None },
             may_remove: self.has_list() && is_certain,
         };
-        self.extension.update(Some(&wanted), now);
+        self.extension.update(&wanted, now);
         if !was_ready && self.extension.problem(&wanted.own).is_none() {
             self.write_subnet_file();
         }
