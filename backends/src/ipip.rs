@@ -16,7 +16,7 @@ use weft_subnet::net_conf::NetConf;
 use crate::backend::{Backend, BackendType, Planned, Skip, of_kind};
 use crate::family::{host_address, route};
 use crate::host::Host;
-use crate::link::{Difference, Link, LinkKind, Outer};
+use crate::link::{Link, LinkKind, Outer};
 use crate::options::{BadOption, Options};
 use crate::overhead;
 use crate::state::{Key, Name, State, Value};
@@ -51,11 +51,6 @@ impl LinkKind for IpipLink {
 
     fn outer(&self) -> Option<(Family, Outer)> {
         Some((Family::V4, Outer::Ipip))
-    }
-
-    /// The device of flannel is equal to the wanted one, so weft keeps it when it takes over.
-    fn compare(&self, have: &dyn LinkKind) -> Difference {
-        if self.is_equal(have) { Difference::None } else { Difference::Recreate }
     }
 
     fn is_equal(&self, other: &dyn LinkKind) -> bool {

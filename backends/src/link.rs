@@ -111,8 +111,11 @@ pub trait LinkKind: Any + Send + Sync + fmt::Debug + fmt::Display {
         &[]
     }
 
-    /// Returns what must be done with a device of the kind `have`, so that it is of this kind.
-    fn compare(&self, have: &dyn LinkKind) -> Difference;
+    /// Returns what must be done with a device of the kind `have`, so that it is of this kind. Without an attribute that can be changed in
+    /// place, a device that differs is created again.
+    fn compare(&self, have: &dyn LinkKind) -> Difference {
+        if self.is_equal(have) { Difference::None } else { Difference::Recreate }
+    }
 
     /// Returns true if both are of the same type and all their attributes are equal.
     fn is_equal(&self, other: &dyn LinkKind) -> bool;
@@ -138,10 +141,6 @@ impl fmt::Display for Foreign {
 impl LinkKind for Foreign {
     fn name(&self) -> &'static str {
         ""
-    }
-
-    fn compare(&self, have: &dyn LinkKind) -> Difference {
-        if self.is_equal(have) { Difference::None } else { Difference::Recreate }
     }
 
     fn is_equal(&self, other: &dyn LinkKind) -> bool {

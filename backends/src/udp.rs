@@ -16,7 +16,7 @@ use weft_subnet::net_conf::NetConf;
 use crate::backend::{Backend, BackendType, Planned, Skip};
 use crate::family::host_address;
 use crate::host::Host;
-use crate::link::{Difference, Link, LinkKind};
+use crate::link::{Link, LinkKind};
 use crate::options::{BadOption, Options};
 use crate::overhead;
 use crate::state::{Key, Name, Route, State, Value, metric};
@@ -56,10 +56,6 @@ impl LinkKind for TunLink {
     /// kernel drops such packets otherwise.
     fn ipv4_settings(&self) -> &'static [(&'static str, &'static str)] {
         &[("accept_local", "1")]
-    }
-
-    fn compare(&self, have: &dyn LinkKind) -> Difference {
-        if self.is_equal(have) { Difference::None } else { Difference::Recreate }
     }
 
     fn is_equal(&self, other: &dyn LinkKind) -> bool {
