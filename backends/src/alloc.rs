@@ -9,10 +9,10 @@ use weft_subnet::lease::Lease;
 use weft_subnet::net_conf::NetConf;
 
 use crate::backend::{Backend, BackendType, EchoAddress, Planned, Skip, families};
-use crate::family::{label, publish, published};
+use crate::family::publish_ours;
 use crate::host::Host;
 use crate::options::{BadOption, Options};
-use crate::state::{Name, State};
+use crate::state::State;
 
 /// alloc in the register. Its leases have neither a type nor data.
 pub(crate) const TYPE: BackendType = BackendType {
@@ -21,14 +21,6 @@ pub(crate) const TYPE: BackendType = BackendType {
     makes_routes: false,
     ..BackendType::new("alloc", make)
 };
-
-/// There is nothing to publish for a family that is on.
-#[derive(Debug, thiserror::Error)]
-#[error("{uplink} has no {family} address, which alloc needs to publish")]
-struct NoAddress {
-    uplink: Name,
-    family: &'static str,
-}
 
 /// The alloc backend. It has no options.
 #[derive(Debug)]
@@ -69,10 +61,7 @@ impl Backend for Alloc {
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let mut attrs = Attrs::default();
         for family in self.families.iter().copied() {
-            let Some(address) = published(host, family).or(host.uplink.address(family)) else {
-                return Err(Skip::new(NoAddress { uplink: host.uplink.name, family: label(family) }));
-            };
-            publish(&mut attrs, address);
+            publish_ours(&mut attrs, host, family, TYPE.kind)?;
         }
         Ok(attrs)
     }

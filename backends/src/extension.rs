@@ -14,11 +14,11 @@ use weft_subnet::text::shown;
 
 use crate::backend::{Backend, BackendType, Planned, Skip, families};
 use crate::commands::{CommandLine, CommandPeer, Commands, Variable, text};
-use crate::family::{label, publish, published};
+use crate::family::publish_ours;
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
 use crate::options::{BadOption, Options};
-use crate::state::{Name, State};
+use crate::state::State;
 
 /// extension in the register. Its commands make the routes, and weft does not touch these.
 pub(crate) const TYPE: BackendType =
@@ -34,8 +34,6 @@ const MOST_RECONCILE: u32 = 7 * 24 * 3600;
 enum ExtensionError {
     #[error("Backend.{0} in net-conf consists of white space: name a program, or leave the key out")]
     Blank(&'static str),
-    #[error("{uplink} has no {family} address, which extension needs to publish")]
-    NoAddress { uplink: Name, family: &'static str },
     #[error(
         "Backend.PreStartupCommand printed too much: its output is {bytes} bytes in a lease, and at most {MOST_DATA} fit: let it print less"
     )]
@@ -146,10 +144,7 @@ impl Backend for Extension {
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let mut attrs = Attrs { backend_type: TYPE.kind.to_owned(), ..Attrs::default() };
         for family in self.families.iter().copied() {
-            let Some(address) = published(host, family).or(host.uplink.address(family)) else {
-                return Err(Skip::new(ExtensionError::NoAddress { uplink: host.uplink.name, family: label(family) }));
-            };
-            publish(&mut attrs, address);
+            publish_ours(&mut attrs, host, family, TYPE.kind)?;
         }
         let output = host.identities.of(Family::V4).and_then(|identity| identity.of::<Output>());
         attrs.backend_data = output.map(|output| output.0.clone());

@@ -8,6 +8,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::{Family, family};
 
 use crate::host::Host;
+use crate::skip::Skip;
 use crate::state::{Key, Name, Route, State, Value, metric};
 
 /// Returns the name of the lease's member that contains the published address.
@@ -64,6 +65,29 @@ pub fn publish(attrs: &mut Attrs, address: IpAddr) {
         IpAddr::V4(v4) => attrs.public_ip = Some(v4),
         IpAddr::V6(v6) => attrs.public_ipv6 = Some(v6),
     }
+}
+
+/// There is no address to publish for a family that net-conf enables.
+#[derive(Debug, thiserror::Error)]
+#[error("{uplink} has no {family} address, which {backend} needs to publish")]
+struct NoAddress {
+    uplink: Name,
+    family: &'static str,
+    backend: &'static str,
+}
+
+/// Puts the address that we publish for this family into the lease, or that of the uplink if there is no other. `backend` is the type that
+/// needs it.
+///
+/// # Errors
+/// There is no address of this family.
+pub fn publish_ours(attrs: &mut Attrs, host: &Host, family: Family, backend: &'static str) -> Result<(), Skip> {
+    let uplink = &host.uplink;
+    let Some(address) = published(host, family).or(uplink.address(family)) else {
+        return Err(Skip::new(NoAddress { uplink: uplink.name, family: label(family), backend }));
+    };
+    publish(attrs, address);
+    Ok(())
 }
 
 /// Puts the backend's data of one family into the lease, as raw JSON.

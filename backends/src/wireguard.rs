@@ -20,7 +20,7 @@ use weft_subnet::net_conf::NetConf;
 use weft_subnet::text::Shown;
 
 use crate::backend::{Backend, BackendType, Planned, Skip, families, of_kind};
-use crate::family::{host_address, label, publish, published, set_data};
+use crate::family::{host_address, label, publish_ours, set_data};
 use crate::host::Host;
 use crate::identity::{Found, Identities, Identity};
 use crate::link::Link;
@@ -319,11 +319,7 @@ impl Backend for Wireguard {
         }
         let mut attrs = Attrs { backend_type: KIND.to_owned(), ..Attrs::default() };
         for family in self.families.iter().copied() {
-            let Some(address) = published(host, family).or(host.uplink.address(family)) else {
-                let uplink = host.uplink.name;
-                return Err(Skip::new(WireguardError::NoAddress { uplink, family: label(family) }));
-            };
-            publish(&mut attrs, address);
+            publish_ours(&mut attrs, host, family, KIND)?;
             let data = lease::text(pair.public_key(), self.published_port(host, family));
             set_data(&mut attrs, family, data);
         }

@@ -7,6 +7,7 @@ use super::*;
 use crate::host::Uplink;
 use crate::identity::Secrets;
 use crate::register::make;
+use crate::state::Name;
 
 fn backend(options: &str) -> Result<Box<dyn Backend>, BadOption> {
     let conf = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"extension"{options}}}}}"#);

@@ -33,8 +33,6 @@ pub(super) enum WireguardError {
     OneOwnPort(u16),
     #[error("flannel-wg is no interface name")]
     Name,
-    #[error("{uplink} has no {family} address, which wireguard needs to publish")]
-    NoAddress { uplink: Name, family: &'static str },
     #[error("no key pair was chosen for the WireGuard device")]
     NoKey,
     #[error(
