@@ -72,7 +72,6 @@ struct Wireguard {
 /// One of our devices, with the families that it carries.
 struct Device {
     name: Name,
-    port: u16,
     families: Vec<Family>,
 }
 
@@ -117,15 +116,10 @@ impl Wireguard {
 
     /// Returns our devices.
     fn tunnels(&self) -> Vec<Device> {
-        let [name, name_v6] = self.devices;
-        let [port, port_v6] = self.ports;
         if self.mode != Mode::Separate {
-            return vec![Device { name, port, families: self.families.clone() }];
+            return vec![Device { name: self.devices[0], families: self.families.clone() }];
         }
-        let device = |family: &Family| match family {
-            Family::V4 => Device { name, port, families: vec![*family] },
-            Family::V6 => Device { name: name_v6, port: port_v6, families: vec![*family] },
-        };
+        let device = |family: &Family| Device { name: self.device_of(*family), families: vec![*family] };
         self.families.iter().map(device).collect()
     }
 
@@ -144,12 +138,10 @@ impl Wireguard {
         kept.copied().unwrap_or(self.wanted_port(host, family))
     }
 
-    /// Returns the port that the device of this family should have.
+    /// Returns the port that the device of this family should have. The flag `--wireguard-port` is for the first device alone.
     fn wanted_port(&self, host: &Host, family: Family) -> u16 {
-        match (self.mode, family) {
-            (Mode::Separate, Family::V6) => self.ports[1],
-            _ => host.wireguard_port.unwrap_or(self.ports[0]),
-        }
+        let of_flag = host.wireguard_port.filter(|_| self.device_of(family) == self.devices[0]);
+        of_flag.unwrap_or(self.usual_port(family))
     }
 
     /// Returns the port of net-conf for this family, on which a node listens whose lease names none.
@@ -158,11 +150,6 @@ impl Wireguard {
             (Mode::Separate, Family::V6) => self.ports[1],
             _ => self.ports[0],
         }
-    }
-
-    /// Returns the port that one of our devices should have.
-    fn listen_port(&self, host: &Host, device: &Device) -> u16 {
-        device.families.first().map_or(device.port, |family| self.wanted_port(host, *family))
     }
 
     /// Returns the entries by which this device reaches one lease.
@@ -329,9 +316,8 @@ impl Backend for Wireguard {
     fn device(&self, host: &Host, own: &Lease) -> State {
         let Some(pair) = pair(host) else { return State::new() };
         let mut state = Vec::new();
-        for device in self.tunnels() {
-            let port = self.listen_port(host, &device);
-            let Device { name, families, .. } = device;
+        for Device { name, families } in self.tunnels() {
+            let port = self.wanted_port(host, families[0]);
             let kind = Arc::new(WireGuardLink { public: Some(pair.public_key()), port });
             let link = Link { kind, mtu: self.mtu(host, families[0]), mac: None, up: true };
             state.push((Key::Link(name), Value::link(link)));
