@@ -56,25 +56,21 @@ impl Ownership {
     }
 
     fn route(&self, net: &IpNet, seen: &ObservedValue) -> bool {
-        let ObservedValue { value: Value::Route(route), protocol, .. } = seen else { return false };
-        let protocol = *protocol;
-        if protocol == KERNEL_PROTOCOL || kernel_made(net) {
+        let Value::Route(route) = &seen.value else { return false };
+        if seen.protocol == KERNEL_PROTOCOL || kernel_made(net) {
             return false;
         }
+        let has_our_protocol = seen.protocol == PROTOCOL;
         if route.dev().is_some_and(|dev| self.devices.contains(&dev)) {
             // Other programs, such as Kilo, send traffic to destinations outside Network through the overlay. Their routes stay.
-            return protocol == PROTOCOL || self.inside(net);
+            return has_our_protocol || self.inside(net);
         }
-        if !self.inside(net) {
+        if !has_our_protocol || !self.inside(net) {
             return false;
         }
         let in_own = self.own.of(family(net)).is_some_and(|own| own.contains(net));
-        match route {
-            // A route with our protocol that delivers nothing is not a connected route, so it may be removed even in our own subnet.
-            Route::Blackhole | Route::Unreachable => protocol == PROTOCOL,
-            _ if in_own => false,
-            _ => protocol == PROTOCOL,
-        }
+        // A route that delivers nothing is not a connected route, so it may be removed even in our own subnet.
+        !in_own || matches!(route, Route::Blackhole | Route::Unreachable)
     }
 
     fn inside(&self, net: &IpNet) -> bool {

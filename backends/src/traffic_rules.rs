@@ -11,6 +11,8 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use weft_subnet::cidr::{Family, Subnets, family};
 
+use crate::family::label;
+
 /// kube-proxy sets this bit of the mark on packets that it masquerades itself. The other bits belong to other programs and are not tested.
 pub const KUBE_MARK: u32 = 0x4000;
 
@@ -122,7 +124,7 @@ fn masquerade(network: IpNet, own: IpNet, how: &Masquerade) -> Vec<Rule> {
     except.sort();
     except.dedup();
     rules.extend(except.into_iter().map(|net| Rule::new([Test::From(network), Test::To(net)], Verdict::Return)));
-    let mut nodes: Vec<IpAddr> = how.nodes.iter().copied().filter(|ip| family(&IpNet::from(*ip)) == this).collect();
+    let mut nodes: Vec<IpAddr> = how.nodes.iter().copied().filter(|ip| Family::of(*ip) == this).collect();
     nodes.sort();
     nodes.dedup();
     if !nodes.is_empty() {
@@ -184,10 +186,7 @@ impl fmt::Display for Rules {
     /// Writes one rule in each line, below the name of its chain.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for part in &self.families {
-            let family = match part.family {
-                Family::V4 => "IPv4",
-                Family::V6 => "IPv6",
-            };
+            let family = label(part.family);
             for (chain, rules) in [("masquerade", &part.masquerade), ("forward", &part.forward)] {
                 for rule in rules {
                     writeln!(f, "{family} {chain}: {rule}")?;
