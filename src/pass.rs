@@ -148,8 +148,7 @@ impl<K: Kernel> Passer<K> {
         for Changed { key, before, after } in changed {
             net.entry(key).and_modify(|entry| entry.1.clone_from(&after)).or_insert((before, after));
         }
-        // Additions come first, all in one batch.
-        let (mut ops, mut remove) = (Vec::with_capacity(net.len()), Vec::new());
+        let mut ops = Vec::with_capacity(net.len());
         let few = net.len() <= MAX_LISTED;
         for (key, (before, after)) in net {
             // Nothing is written, so a failed write of this entry must still be tried again.
@@ -162,13 +161,11 @@ impl<K: Kernel> Passer<K> {
             }
             match after {
                 Some(after) => ops.push(Op::Ensure(key, after)),
-                None => remove.extend(before.map(|before| Op::Remove(key, before))),
+                None => ops.extend(before.map(|before| Op::Remove(key, before))),
             }
         }
-        ops.sort_unstable_by_key(Op::key);
-        remove.sort_unstable_by_key(|op| std::cmp::Reverse(op.key()));
-        ops.append(&mut remove);
         ops.retain(|op| self.devices.permit(op));
+        diff::put_in_order(&mut ops);
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
         report
@@ -220,13 +217,7 @@ impl<K: Kernel> Passer<K> {
         if ops.is_empty() {
             return None;
         }
-        // Removals come last and in reverse order, as in a full pass.
-        let is_removal = |op: &Op| matches!(op, Op::Remove(..));
-        ops.sort_unstable_by(|one, two| match (is_removal(one), is_removal(two)) {
-            (true, true) => two.key().cmp(&one.key()),
-            (false, false) => one.key().cmp(&two.key()),
-            (one, two) => one.cmp(&two),
-        });
+        diff::put_in_order(&mut ops);
         self.write(&ops, &mut report).await;
         report.took = started.elapsed();
         Some(report)

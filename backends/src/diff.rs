@@ -74,6 +74,17 @@ pub fn difference(
     ops
 }
 
+/// Puts operations in the order in which they are written: first what is created or changed, in the order of keys, and then removals in the
+/// opposite order.
+pub fn put_in_order(ops: &mut [Op]) {
+    let is_removal = |op: &Op| matches!(op, Op::Remove(..));
+    ops.sort_unstable_by(|one, two| match (is_removal(one), is_removal(two)) {
+        (true, true) => two.key().cmp(&one.key()),
+        (false, false) => one.key().cmp(&two.key()),
+        (one, two) => one.cmp(&two),
+    });
+}
+
 /// Applies the same rules to one key: returns what must be written if its value should be `desired` and is `seen`. `ours` is true if an entry
 /// that is not desired may be removed.
 pub fn change(key: Key, desired: Option<Value>, seen: Option<ObservedValue>, ours: bool) -> Option<Op> {

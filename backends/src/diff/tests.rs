@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Op, change, diff, difference};
+use super::{Op, change, diff, difference, put_in_order};
 use crate::ipip::IpipLink;
 use crate::link::{Foreign, Link};
 use crate::owner::PROTOCOL;
@@ -141,6 +141,19 @@ fn creations_come_first_and_removals_follow_in_the_opposite_order() {
     let removed = text(diff(&State::new(), &observed, |_, _| true));
     let mirrored: Vec<String> = added.iter().rev().map(|line| line.replacen("add", "remove", 1)).collect();
     assert_eq!(removed, mirrored);
+    let [two, three] = ["10.5.2.0/24", "10.5.3.0/24"].map(|net| route(net, "flannel.1"));
+    let (fdb, to) = (Key::Fdb(dev, Mac([3; 6])), Value::Fdb("192.168.64.3".parse().unwrap()));
+    let sorted = [
+        Op::Ensure(fdb, to.clone()),
+        Op::Ensure(two.0, two.1.clone()),
+        Op::Remove(three.0, three.1),
+        Op::Remove(two.0, two.1),
+        Op::Remove(fdb, to),
+    ];
+    let mut mixed = sorted.clone();
+    mixed.reverse();
+    put_in_order(&mut mixed);
+    assert_eq!(mixed, sorted, "operations of single entries, too");
 }
 
 #[test]
