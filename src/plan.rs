@@ -22,7 +22,7 @@ mod waiting;
 mod wide_routes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use weft_backends::backend::{Backend, Skip};
@@ -377,12 +377,8 @@ impl Plan {
     /// Returns the facts of this node against which leases are judged.
     fn us(&self) -> Us {
         let host = &self.host;
-        let both = |v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>| -> Vec<IpAddr> {
-            v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)).collect()
-        };
-        let public = both(host.public_v4, host.public_v6);
-        let mut uplink = both(host.uplink.v4, host.uplink.v6);
-        uplink.retain(|ip| !public.contains(ip));
+        let public: Vec<IpAddr> = host.published().collect();
+        let uplink = host.uplink.addresses().filter(|ip| !public.contains(ip)).collect();
         Us {
             networks: self.net_conf.networks,
             id: Some(self.own.id.clone()),

@@ -32,6 +32,15 @@ impl Uplink {
             Family::V6 => self.v6.map(IpAddr::V6),
         }
     }
+
+    /// Iterates over its addresses, IPv4 first.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        both(self.v4, self.v6)
+    }
+}
+
+fn both(v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>) -> impl Iterator<Item = IpAddr> {
+    v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6))
 }
 
 /// Facts about the machine.
@@ -69,6 +78,11 @@ impl Host {
             routes: OnLink::default(),
             connected: Connected::default(),
         }
+    }
+
+    /// Iterates over the addresses that we publish, IPv4 first.
+    pub fn published(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        both(self.public_v4, self.public_v6)
     }
 }
 

@@ -40,13 +40,14 @@ impl<K: Kernel> Node<K> {
     pub fn update_data_path(&mut self) {
         let plan = &self.plan;
         let peers = || plan.tunnel_peers().collect();
-        let tunnel = plan.tunnel().map(|planned| planned.tunnel).filter(|tunnel| self.may_carry(tunnel));
+        let planned = plan.tunnel().map(|planned| planned.tunnel);
+        let tunnel = planned.filter(|tunnel| self.may_carry(tunnel));
         let wanted = tunnel.map(|tunnel| Wanted { tunnel, version: plan.peers_version(), peers: &peers });
         if wanted.is_some() {
             self.context.reporter.metrics.tunnel(self.data_path.counters());
         }
         self.data_path.update(wanted.as_ref(), Instant::now());
-        if self.plan.tunnel().is_none() {
+        if planned.is_none() {
             self.data_path.forget();
         }
         if let Some(handover) = self.data_path.take_handover()

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The facts of the host with which the plan is made: its uplink, addresses and routes.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -94,9 +93,7 @@ fn link_problem(machine: &Machine, uplink: Name) -> Option<Problem> {
 }
 
 fn addresses(uplink: &Uplink) -> String {
-    let ips = [uplink.v4.map(IpAddr::V4), uplink.v6.map(IpAddr::V6)];
-    let ips: Vec<String> = ips.into_iter().flatten().map(|ip| ip.to_string()).collect();
-    ips.join(" ")
+    uplink.addresses().map(|ip| ip.to_string()).collect::<Vec<_>>().join(" ")
 }
 
 impl<K: Kernel> Node<K> {

@@ -53,8 +53,7 @@ impl<K: Kernel> Node<K> {
         let (now, state) = (Instant::now(), self.state());
         let (ready, problems) = self.problems(&state);
         let uplink = &self.plan.host().uplink;
-        let addresses = uplink.v4.map(|v4| v4.to_string()).into_iter().chain(uplink.v6.map(|v6| v6.to_string()));
-        let addresses: Vec<String> = addresses.collect();
+        let addresses: Vec<String> = uplink.addresses().map(|ip| ip.to_string()).collect();
         let remarks = self.context.conflist.remark().into_iter().chain(self.context.recorder.remark(now_ms()));
         Status {
             ready,

@@ -20,10 +20,7 @@ pub struct PlannedTunnel {
 impl Plan {
     /// Returns the tunnel of the own backend, or of one beside it while the backend changes. There is only one device for tunnels.
     pub fn tunnel(&self) -> Option<PlannedTunnel> {
-        let mut all = self.all_backends();
-        all.find_map(|(backend, host, is_next)| {
-            Some(PlannedTunnel { tunnel: backend.tunnel(host, &self.own)?, is_next })
-        })
+        self.tunnel_backend().map(|(_, _, planned)| planned)
     }
 
     /// Returns the UDP port on which this node receives the packets of its own backend, if the links of the kernel do not show it.
@@ -35,10 +32,10 @@ impl Plan {
 
     /// Iterates over the peers of that tunnel. They are computed from the believed leases, and cost no memory until then.
     pub fn tunnel_peers(&self) -> impl Iterator<Item = TunnelPeer> {
-        let backend = self.tunnel_backend();
-        let leases = self.peers.believed().filter_map(move |lease| Some((backend?, lease)));
-        let leases = leases.filter(|((backend, _), lease)| self.may_receive_by(backend.kind(), lease));
-        leases.filter_map(|((backend, host), lease)| {
+        let found = self.tunnel_backend();
+        let leases = self.peers.believed().filter_map(move |lease| Some((found?, lease)));
+        let leases = leases.filter(|((backend, ..), lease)| self.may_receive_by(backend.kind(), lease));
+        leases.filter_map(|((backend, host, _), lease)| {
             if backend.understands(&lease.attrs) {
                 return backend.tunnel_peer(host, lease);
             }
@@ -54,11 +51,14 @@ impl Plan {
 
     /// Returns the type of the backend that has the tunnel.
     pub(super) fn tunnel_kind(&self) -> Option<&'static str> {
-        self.tunnel_backend().map(|(backend, _)| backend.kind())
+        self.tunnel_backend().map(|(backend, ..)| backend.kind())
     }
 
-    fn tunnel_backend(&self) -> Option<(&dyn Backend, &Host)> {
-        let mut all = self.all_backends().filter(|(backend, host, _)| backend.tunnel(host, &self.own).is_some());
-        all.next().map(|(backend, host, _)| (backend, host))
+    /// Returns the first backend that has a tunnel, with the facts of the host for it.
+    fn tunnel_backend(&self) -> Option<(&dyn Backend, &Host, PlannedTunnel)> {
+        self.all_backends().find_map(|(backend, host, is_next)| {
+            let tunnel = backend.tunnel(host, &self.own)?;
+            Some((backend, host, PlannedTunnel { tunnel, is_next }))
+        })
     }
 }
