@@ -3,8 +3,9 @@
 //! must not overwrite each other at full speed. After the third repair within a minute, the entry is reported and left
 //! to the audit. The caller passes the time, so that tests need no clock.
 //!
-//! Devices and their addresses are different: without them the node has no network, so each full pass repairs them. The node waits
-//! longer and longer between these passes (`src/node.rs`). Here the repairs are counted, so that the conflict is reported.
+//! Devices and their addresses are different: without them the node has no network, so each full pass repairs them. After several such
+//! passes in a short time, the node waits before the next one (`src/node/schedule.rs`). Here the repairs are counted, so that the conflict
+//! is reported.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

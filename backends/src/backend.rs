@@ -39,7 +39,7 @@ pub struct BackendType {
     pub annotations: fn(&Attrs) -> Annotations,
     /// The ports that a lease of this type names, if several nodes may share one published address.
     pub ports: fn(&Attrs) -> PublicPorts,
-    /// False if something else makes the routes to the peers. Then [`Backend::makes_routes`] returns it.
+    /// False if something else makes the routes to the peers. [`Backend::makes_routes`] of this type returns the same.
     pub makes_routes: bool,
     /// The kind of its devices, as the kernel names it. The module of the kernel that makes them has the same name. `None` if it has no devices.
     pub device_kind: Option<&'static str>,

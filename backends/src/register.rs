@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The register of backends, and how a backend is made for a net-conf or for the lease of a peer. A new backend is one file and one line in
-//! [`REGISTER`].
+//! The register of backends, and how a backend is made for a net-conf or for the lease of a peer.
 
 use weft_subnet::attrs::Attrs;
 use weft_subnet::backend_types::BackendTypes;
