@@ -2,10 +2,11 @@
 //! When subnet.env is written, which lets the container runtime start pods.
 
 use weft_backends::state::{Key, Name};
-use weft_subnet::saved_peers::{Expiry, Head, Saved};
+use weft_subnet::saved_peers::Saved;
 use weft_subnet::source::Event;
 
-use super::{CONFIG, TestNode, VXLAN, lease, local, put, stored, vxlan_lease};
+use super::wireguard::head;
+use super::{TestNode, VXLAN, lease, local, put, stored, vxlan_lease};
 use crate::kernel::Outcome;
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::socket;
@@ -102,21 +103,7 @@ async fn subnet_env_of_an_earlier_run_stays_until_peers_are_known_if_it_names_ou
         // Saved peers are known.
         let mut test = TestNode::new(OnLostLease::Hold);
         std::fs::write(&test.file, earlier).unwrap();
-        let (store, config, own) = (String::new(), CONFIG.to_owned(), lease("10.5.1.0-24", "192.168.0.1"));
-        let (public, chosen, uplink) = ((None, None), [None, None], None);
-        let head = Head {
-            store,
-            saved: 0,
-            expires: Expiry::Never,
-            config,
-            own,
-            public,
-            chosen,
-            uplink,
-            earlier: Vec::new(),
-            sends_earlier: false,
-            clear_text: None,
-        };
+        let head = head(&lease("10.5.1.0-24", "192.168.0.1"));
         test.node.resume(Saved { head, peers: Vec::new() });
         test.node.start(Vec::new()).await;
         assert!(std::fs::read_to_string(&test.file).unwrap().contains("FLANNEL_MTU=1500"));
