@@ -169,7 +169,9 @@ impl Netlink {
         build: impl Fn(&mut Writer, u16, u16),
         mut take: impl FnMut(&mut T, &[u8]),
     ) -> io::Result<T> {
-        for _ in 0..DUMP_TRIES {
+        for attempt in 0..DUMP_TRIES {
+            // The kernel refuses a dump (EBUSY) while the one before has not been read to its end.
+            self.discard_replies();
             let mut result = T::default();
             let mut w = Writer::default();
             build(&mut w, kind, NLM_F_REQUEST | NLM_F_DUMP);
@@ -178,8 +180,12 @@ impl Netlink {
             let fd = self.socket.as_raw_fd();
             send(fd, w.bytes(), MsgFlags::empty())?;
             let receive = |buffer: &mut [u8]| recv(fd, buffer, MsgFlags::MSG_TRUNC);
-            if read_dump(seq, &mut self.buffer, receive, |datagram| take(&mut result, datagram))? {
-                return Ok(result);
+            match read_dump(seq, &mut self.buffer, receive, |datagram| take(&mut result, datagram)) {
+                Ok(true) => return Ok(result),
+                Ok(false) => {}
+                // The kernel had broken off the one before for lack of memory. To read this refusal made it go on, so the rest can be discarded.
+                Err(error) if attempt == 0 && error.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(error) => return Err(error),
             }
         }
         Err(io::Error::new(io::ErrorKind::Interrupted, "netlink dump kept changing while it was read"))

@@ -85,6 +85,15 @@ fn a_dump_that_the_kernel_refuses_or_breaks_off_is_an_error() {
     assert_eq!(broken_off.raw_os_error(), Some(libc::ENOMEM));
 }
 
+/// The kernel goes on with a dump that it had broken off when the next message is read.
+#[test]
+fn a_dump_that_an_earlier_one_hinders_is_tried_once_more() {
+    let busy: Round = |seq| vec![answer(seq, -libc::EBUSY)];
+    let got = dumped([busy, |seq| vec![message(KIND, 0, seq, b"all"), done(seq, 0)]]);
+    assert_eq!(got.unwrap(), [b"all"]);
+    assert_eq!(dumped([busy; 2]).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+}
+
 /// What does not exist is empty. Every other error says nothing about what is there.
 #[test]
 fn only_a_dump_of_what_does_not_exist_is_empty() {
@@ -210,15 +219,34 @@ fn the_explanation_of_a_refusal_is_found_in_both_forms() {
     assert_eq!(refusal(&[0; 20], NLM_F_CAPPED, 7), None, "an acknowledgement");
 }
 
-#[test]
-fn replies_that_nobody_has_read_are_not_those_of_the_next_request() {
+/// Returns a socket of which nobody has read the answers to a dump.
+fn with_unread_dump() -> Netlink {
     let mut netlink = Netlink::open().unwrap();
     let mut dump = Writer::default();
     dump.begin(libc::RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, &ifinfomsg(0, 0, 0));
     dump.end(netlink.next_seq());
     send(netlink.socket.as_raw_fd(), dump.bytes(), MsgFlags::empty()).unwrap();
+    netlink
+}
+
+/// Checks that there are answers, and that all of them are those of the last message.
+fn assert_answers_of_last(netlink: &Netlink, answers: &[u8]) {
+    let seqs: Vec<u32> = messages(answers).map(|message| message.seq).collect();
+    assert!(!seqs.is_empty() && seqs.iter().all(|seq| *seq == netlink.last_seq()), "{seqs:?}");
+}
+
+#[test]
+fn replies_that_nobody_has_read_are_not_those_of_the_next_request() {
+    let mut netlink = with_unread_dump();
     // The loopback device is the first one of each network namespace.
     let reply = netlink.request(|w| w.begin(libc::RTM_GETLINK, PLAIN, &ifinfomsg(1, 0, 0))).unwrap().unwrap();
-    let seqs: Vec<u32> = messages(&reply).map(|message| message.seq).collect();
-    assert!(!seqs.is_empty() && seqs.iter().all(|seq| *seq == netlink.last_seq()), "{seqs:?}");
+    assert_answers_of_last(&netlink, &reply);
+}
+
+/// The kernel has one dump at a time for each socket. One that failed in the middle must not make those after it fail, too.
+#[test]
+fn a_dump_that_was_not_read_to_its_end_does_not_hinder_the_next_one() {
+    let mut netlink = with_unread_dump();
+    let links = netlink.dump(libc::RTM_GETLINK, |w, kind, flags| w.begin(kind, flags, &ifinfomsg(0, 0, 0))).unwrap();
+    assert_answers_of_last(&netlink, &links);
 }
