@@ -351,7 +351,11 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
     use std::sync::mpsc;
+
+    use tokio::runtime::Builder;
+    use tokio::time::advance;
 
     use super::*;
 
@@ -366,35 +370,49 @@ mod tests {
         assert_eq!(done.unwrap(), "it answers again");
     }
 
-    /// While a piece of work hangs, the clock of the test stands still.
-    #[tokio::test(start_paused = true)]
-    async fn work_that_hangs_is_given_up_and_no_other_work_begins_meanwhile() {
-        let files = Arc::new(Files::new(PathBuf::from("/nonexistent")));
-        let (answer, hangs) = mpsc::channel();
-        let begun = Arc::new(AtomicBool::new(false));
-        let begins = Arc::clone(&begun);
-        let first = files.work(move |_| hangs.recv().map_err(|error| Error::Invalid(error.to_string())));
-        let second = files.work(move |_| {
-            begins.store(true, Ordering::Relaxed);
-            Ok(())
-        });
-        let passes = async {
-            for _ in 0..2 * LIMIT.as_secs() {
-                tokio::time::advance(Duration::from_secs(1)).await;
+    /// One of the two threads hangs, and the other one does what it is given in order. So when a task has ended that it was given last, it has
+    /// also done all other work that may begin.
+    #[test]
+    fn work_that_hangs_is_given_up_and_no_other_work_begins_meanwhile() {
+        let mut runtime = Builder::new_current_thread();
+        runtime.enable_time().start_paused(true).max_blocking_threads(2);
+        runtime.build().unwrap().block_on(async {
+            let files = Arc::new(Files::new(PathBuf::from("/nonexistent")));
+            let (answer, hangs) = mpsc::channel();
+            let begun = Arc::new(AtomicBool::new(false));
+            let other_work = || {
+                let begins = Arc::clone(&begun);
+                files.work(move |_| {
+                    begins.store(true, Ordering::Relaxed);
+                    Ok("as before")
+                })
+            };
+            let task = || async { tokio::task::spawn_blocking(|| ()).await.unwrap() };
+            let mut first = pin!(files.work(move |_| hangs.recv().map_err(|error| Error::Invalid(error.to_string()))));
+            let mut second = pin!(other_work());
+            tokio::select! {
+                biased;
+                _ = &mut first => panic!("the first one hangs"),
+                _ = &mut second => panic!("the second one does not wait for its turn"),
+                () = task() => {}
             }
-        };
-        let (first, second) = tokio::select! {
-            biased;
-            both = async { tokio::join!(first, second) } => both,
-            () = passes => panic!("nothing is given up"),
-        };
-        for error in [first.unwrap_err(), second.unwrap_err()] {
-            assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-            assert!(error.to_string().ends_with("no answer within 60 s: does its file system hang?"), "{error}");
-        }
-        assert!(!begun.load(Ordering::Relaxed), "threads must not accumulate");
-        answer.send("it answers again").unwrap();
-        assert_eq!(files.work(|_| Ok("as before")).await.unwrap(), "as before");
+            assert!(!begun.load(Ordering::Relaxed), "threads must not accumulate");
+            // While a piece of work hangs, the clock moves on only here.
+            advance(2 * LIMIT).await;
+            for error in [first.await.unwrap_err(), second.await.unwrap_err()] {
+                assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+                assert!(error.to_string().ends_with("no answer within 60 s: does its file system hang?"), "{error}");
+            }
+            let mut third = pin!(other_work());
+            tokio::select! {
+                biased;
+                _ = &mut third => panic!("the work that was given up still hangs"),
+                () = task() => {}
+            }
+            assert!(!begun.load(Ordering::Relaxed), "threads must not accumulate after the first one was given up");
+            answer.send("it answers again").unwrap();
+            assert_eq!(third.await.unwrap(), "as before");
+        });
     }
 
     /// A tool that synchronises directories may put a file there without the lock.
