@@ -182,5 +182,4 @@ fn same_node(one: Public, other: Public) -> bool {
 }
 
 #[cfg(test)]
-#[path = "evidence/tests.rs"]
 mod tests;

@@ -154,7 +154,7 @@ impl From<serde_json::Error> for BadNetConf {
 /// The largest net-conf in bytes. A usual one has a few hundred bytes. The rest is room for a long `MasqueradeExcept`.
 pub const MAX_NET_CONF_BYTES: usize = 64 << 10;
 
-/// Returns the text of net-conf as a store contains it. A text that is too large is cut, so that it takes little memory. [`Network::parse`]
+/// Returns the text of net-conf as a store contains it. A text that is too large is cut, so that it takes little memory. [`NetConf::parse`]
 /// refuses it.
 pub fn net_conf_text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.get(..=MAX_NET_CONF_BYTES).unwrap_or(value)).into_owned()

@@ -407,7 +407,7 @@ fn a_public_address_inside_a_subnet_counts_in_ipv6_as_in_ipv4() {
     assert_eq!(ids(&peers), [older]);
 }
 
-/// Of many leases that overlap one LAN, only those are judged again whose verdict an address may change.
+/// Of many leases that overlap one LAN, only those are judged again whose judgement an address may change.
 #[test]
 fn many_subnets_that_contain_many_public_addresses_do_not_cost_quadratic_time() {
     let networks = Subnets { v4: "10.0.0.0/8".parse().ok(), v6: "fd00::/32".parse().ok() };
@@ -427,7 +427,7 @@ fn many_subnets_that_contain_many_public_addresses_do_not_cost_quadratic_time() 
     }
     assert_eq!(peers.len(), 2000);
     let judged = peers.judged() - before;
-    assert!(judged < 20_000, "{judged} verdicts for 2,000 leases");
+    assert!(judged < 20_000, "{judged} judgements for 2,000 leases");
 }
 
 /// In Kubernetes, a node chooses its published address but not its subnet. So an old node must not be able to set a younger one aside.

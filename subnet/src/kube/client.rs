@@ -329,5 +329,4 @@ fn request(method: Method, path: &str, body: Vec<u8>) -> Request<Vec<u8>> {
 }
 
 #[cfg(test)]
-#[path = "client/tests.rs"]
 mod tests;

@@ -234,5 +234,4 @@ impl Node {
 }
 
 #[cfg(test)]
-#[path = "node/tests.rs"]
 mod tests;

@@ -125,5 +125,4 @@ impl Read for Pieces {
 }
 
 #[cfg(test)]
-#[path = "node_list/tests.rs"]
 mod tests;

@@ -355,5 +355,4 @@ impl KubeStore {
 }
 
 #[cfg(test)]
-#[path = "own_node/tests.rs"]
 mod tests;

@@ -95,5 +95,4 @@ pub(super) fn patch(changes: Changes, node: &Node) -> Value {
 }
 
 #[cfg(test)]
-#[path = "publish/tests.rs"]
 mod tests;

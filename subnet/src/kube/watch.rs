@@ -325,5 +325,4 @@ impl Watch<'_> {
 }
 
 #[cfg(test)]
-#[path = "watch/tests.rs"]
 mod tests;

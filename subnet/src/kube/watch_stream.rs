@@ -50,5 +50,4 @@ impl WatchStream {
 }
 
 #[cfg(test)]
-#[path = "watch_stream/tests.rs"]
 mod tests;

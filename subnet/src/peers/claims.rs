@@ -93,7 +93,7 @@ impl Claims {
         v4.map(IpNet::V4).or_else(|| v6().map(IpNet::V6))
     }
 
-    /// Returns the leases whose verdict may change because these published addresses were added or removed: their subnets contain one of them,
+    /// Returns the leases whose judgement may change because these published addresses were added or removed: their subnets contain one of them,
     /// and only few other published addresses.
     pub(super) fn covering_any_of(&self, addresses: &Subnets) -> impl Iterator<Item = Slot> {
         let v4 = addresses.v4.into_iter().flat_map(|ip| self.subnets.v4.around(ip, &self.publics.v4));
@@ -221,7 +221,7 @@ impl<P> Default for Prefixes<P> {
     }
 }
 
-/// If a subnet contains this many published addresses, one more or less cannot change the verdict: two of other leases, that of the owner,
+/// If a subnet contains this many published addresses, one more or less cannot change the judgement: two of other leases, that of the owner,
 /// and the one in question.
 const DECIDED: usize = 4;
 
