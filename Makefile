@@ -160,7 +160,7 @@ release: ## build everything that is published into target/release-VERSION: bina
 	@tools/prepare release
 	@tools/release $(RELEASE_ARGS)
 
-test-release: ## build the release twice, in two places, compare all bytes, and start the binaries of other processors; an hour
+test-release: ## build the release twice, in two places, compare all bytes, and start the binaries of other processors; half an hour
 	@tools/prepare release
 	@tools/release-twice $(RELEASE_ARGS)
 

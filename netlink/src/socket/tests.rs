@@ -89,8 +89,8 @@ fn a_dump_that_the_kernel_refuses_or_breaks_off_is_an_error() {
 #[test]
 fn a_dump_that_an_earlier_one_hinders_is_tried_once_more() {
     let busy: Round = |seq| vec![answer(seq, -libc::EBUSY)];
-    let got = dumped([busy, |seq| vec![message(KIND, 0, seq, b"all"), done(seq, 0)]]);
-    assert_eq!(got.unwrap(), [b"all"]);
+    let got = dumped([busy, |seq| vec![message(KIND, 0, seq, b"full"), done(seq, 0)]]);
+    assert_eq!(got.unwrap(), [b"full"]);
     assert_eq!(dumped([busy; 2]).unwrap_err().raw_os_error(), Some(libc::EBUSY));
 }
 
