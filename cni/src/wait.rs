@@ -63,34 +63,37 @@ pub fn for_agent(conf: &Conf) -> Result<CheckedSubnetEnv, Error> {
     loop {
         let mut step = STEP;
         // Without the file there is no reason to ask the agent.
-        let (why, limit) = match CheckedSubnetEnv::load(&conf.subnet_file).map(|env| (env, agent(&conf.socket))) {
+        let answer = CheckedSubnetEnv::load(&conf.subnet_file).map(|env| (env, agent(&conf.socket)));
+        // Read once: with two readings, one before and one after the limit, a pod with a subnet.env would fail.
+        let waited = begin.elapsed();
+        let (why, limit) = match answer {
             Ok((env, Agent::Fine)) => {
                 if logged {
-                    note!("the agent is ready after {} ms", begin.elapsed().as_millis());
+                    note!("the agent is ready after {} ms", waited.as_millis());
                 }
                 return Ok(env);
             }
             Ok((env, Agent::NotReady(why))) => {
-                if begin.elapsed() >= WITH_FILE.min(conf.wait) {
+                if waited >= WITH_FILE.min(conf.wait) {
                     note!("the agent is not ready ({why}): continuing with {}", conf.subnet_file.display());
                     return Ok(env);
                 }
                 step = question;
                 question = (question * 2).min(STEP_MAX);
-                (format!("the agent is not ready: {why}"), WITH_FILE)
+                (format!("the agent is not ready: {why}"), WITH_FILE.min(conf.wait))
             }
             Err(error) => (error.to_string(), conf.wait),
         };
-        if begin.elapsed() >= limit.min(conf.wait) {
-            let waited = begin.elapsed().as_millis();
+        if waited >= limit {
+            let waited = waited.as_millis();
             let text = format!("{why}. Check the log of the flannel or weft agent of this node (waited {waited} ms)");
             return Err(Error::new(code::TRY_AGAIN, format!("failed to load flannel 'subnet.env' file: {text}")));
         }
         if !logged {
-            note!("waiting up to {} ms: {why}", limit.min(conf.wait).as_millis());
+            note!("waiting up to {} ms: {why}", limit.as_millis());
             logged = true;
         }
-        pause_for(step.min(limit.min(conf.wait).saturating_sub(begin.elapsed())));
+        pause_for(step.min(limit.saturating_sub(waited)));
     }
 }
 
