@@ -25,7 +25,7 @@ const SECONDS: u32 = 3;
 /// Number of pings for the round-trip time.
 const PINGS: u32 = 500;
 /// Time limit for an iperf3 server to listen, and for a stream to end after its duration.
-const PATIENCE: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The backends, in the order of the table.
 const BACKENDS: [BackendKind; 5] =
@@ -132,10 +132,10 @@ async fn stream(from: &Netns, to: &Netns, addr: std::net::IpAddr, words: &[&str]
         }
         anyhow::bail!("iperf3 ended")
     };
-    timeout(PATIENCE, listening).await.context("iperf3 does not listen")??;
+    timeout(LIMIT, listening).await.context("iperf3 does not listen")??;
     let mut client = from.command("iperf3");
     client.args(["-c", &addr.to_string(), "-J"]).args(words);
-    let report = timeout(PATIENCE, checked(&mut client)).await.context("iperf3 does not end")??;
+    let report = timeout(LIMIT, checked(&mut client)).await.context("iperf3 does not end")??;
     serde_json::from_str(&report).context("read the answer of iperf3")
 }
 
@@ -151,9 +151,10 @@ fn udp_rate(report: &Value) -> Option<f64> {
     Some(received / seconds / 1e3)
 }
 
-/// Parses the mean of `rtt min/avg/max/mdev = 0.024/0.031/0.104/0.006 ms`, in microseconds.
+/// Parses the mean of `rtt min/avg/max/mdev = 0.024/0.031/0.104/0.006 ms`, in microseconds. The line of busybox is
+/// `round-trip min/avg/max = 0.024/0.031/0.104 ms`.
 fn round_trip(output: &str) -> Option<f64> {
-    let figures = output.lines().find_map(|line| line.strip_prefix("rtt ")?.split_once("= "))?.1;
+    let figures = output.lines().find(|line| line.contains("min/avg/max"))?.split_once("= ")?.1;
     figures.split('/').nth(1)?.parse::<f64>().ok().map(|ms| ms * 1e3)
 }
 
@@ -213,6 +214,7 @@ mod tests {
         assert_eq!(udp_rate(&udp), Some(0.3));
         let output = "--- 10.0.0.1 ping statistics ---\nrtt min/avg/max/mdev = 0.024/0.031/0.104/0.006 ms\n";
         assert_eq!(round_trip(output), Some(31.0));
+        assert_eq!(round_trip("round-trip min/avg/max = 0.024/0.031/0.104 ms\n"), Some(31.0));
         let failed = json!({ "error": "unable to connect" });
         assert_eq!((tcp_rate(&failed), udp_rate(&failed), round_trip("100% packet loss")), (None, None, None));
     }
