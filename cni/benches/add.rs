@@ -11,7 +11,6 @@
 )]
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -69,20 +68,13 @@ fn main() {
     });
 }
 
-/// Makes `bin/flannel` a link to this plugin.
-fn install(site: &Site, plugin: &Path) {
-    let file = site.path("bin/flannel");
-    fs::remove_file(&file).unwrap();
-    symlink(plugin, file).unwrap();
-}
-
 /// Measures the plugins in turns, so that a busy moment of the machine slows all of them.
 fn compare(site: &Site, plugins: &[(&str, PathBuf)], what: &str, rounds: usize, conf: &Value) {
     let mut adds = vec![Vec::new(); plugins.len()];
     let mut dels = adds.clone();
     for _ in 0..rounds {
         for (number, (_, path)) in plugins.iter().enumerate() {
-            install(site, path);
+            site.install(path);
             adds[number].push(timed(site.command("ADD", "p1", "eth0"), conf));
             dels[number].push(timed(site.command("DEL", "p1", "eth0"), conf));
         }

@@ -11,7 +11,6 @@
 )]
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -113,10 +112,10 @@ fn latency(site: &Site, ways: &mut [Way]) -> (f64, f64, f64) {
     let mut host = Rtnl::open().unwrap();
     let (mut starts, mut bare, mut by_ip) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        install(site, &ways[0]);
+        site.install(&ways[0].plugin);
         starts.push(timed(site.command("VERSION", "", ""), &json!({"cniVersion": "1.0.0"})));
         for way in ways.iter_mut() {
-            install(site, way);
+            site.install(&way.plugin);
             way.adds.push(timed(site.command("ADD", "p1", "eth0"), &way.conf));
             std::thread::sleep(LIFE);
             way.dels.push(timed(site.command("DEL", "p1", "eth0"), &way.conf));
@@ -139,12 +138,6 @@ fn pair(site: &Site) {
     site.ip("link set bare0 up");
     site.ip("-n p1 link set eth0 up");
     std::thread::sleep(LIFE);
-}
-
-fn install(site: &Site, way: &Way) {
-    let file = site.path("bin/flannel");
-    fs::remove_file(&file).unwrap();
-    symlink(&way.plugin, file).unwrap();
 }
 
 fn timed(mut command: Command, conf: &Value) -> f64 {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use weft_netlink::rtnl::in_netns;
 
 use crate::site::{Site, env_text, wait_for};
-use crate::{Way, high, install, low, ms};
+use crate::{Way, high, low, ms};
 
 const ROUNDS: usize = 30;
 const PINGS: usize = 5_000;
@@ -125,7 +125,7 @@ fn pair_alone(site: &Site) -> Path {
 
 /// Makes pods of one way: two on this node and one on the second node. Returns the path on this node, and the one to the second node.
 fn wire(site: &Site, way: &Way, number: usize) -> (Path, Path) {
-    install(site, way);
+    site.install(&way.plugin);
     let (ours, others) = (number + 7, number + 17);
     let pods = ["near", "far", "away"].map(|name| format!("{name}{number}"));
     for pod in &pods {

@@ -2,20 +2,18 @@
 //! GC removes everything that belongs to attachments which are not in the runtime's list, and nothing else.
 
 use std::fs;
-use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use crate::site::{Site, on_a_node, run, wait_for};
+use crate::site::{Site, nat_rules, on_a_node, run, wait_for};
 
 fn gc(site: &Site, valid: Value) -> Value {
     site.conf(json!({"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid}))
 }
 
 fn rules() -> String {
-    let out = Command::new("iptables").args(["-t", "nat", "-S"]).output().unwrap();
-    String::from_utf8(out.stdout).unwrap()
+    nat_rules("iptables")
 }
 
 #[test]

@@ -4,7 +4,6 @@
 //! rows.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -130,11 +129,6 @@ fn check_rows(site: &Site, ours: bool) {
     }
 }
 
-fn install(site: &Site, plugin: &Path) {
-    fs::remove_file(site.path("bin/flannel")).unwrap();
-    symlink(plugin, site.path("bin/flannel")).unwrap();
-}
-
 /// Each of the two plugins must be able to remove what the other one added.
 fn check_that_each_plugin_removes_the_others_pods(site: &Site, theirs: &Path) {
     for name in ["bridge", "ptp"] {
@@ -143,9 +137,9 @@ fn check_that_each_plugin_removes_the_others_pods(site: &Site, theirs: &Path) {
     site.subnet_env(MANY);
     let ours = Path::new(env!("CARGO_BIN_EXE_weft-cni"));
     for (adds, removes) in [(ours, theirs), (theirs, ours)] {
-        install(site, adds);
+        site.install(adds);
         site.call("ADD", "p1", &site.conf(json!({}))).success();
-        install(site, removes);
+        site.install(removes);
         site.call("DEL", "p1", &site.conf(json!({}))).success();
         site.nothing_left();
     }
@@ -166,7 +160,7 @@ fn flannels_plugin_gives_the_delegate_the_same() {
     let theirs = std::env::var_os("FLANNEL_CNI").expect("set FLANNEL_CNI=/path/to/flannel to run this test");
     on_a_node(move |site| {
         site.pod("p1");
-        install(&site, theirs.as_ref());
+        site.install(theirs.as_ref());
         check_rows(&site, false);
         check_that_each_plugin_removes_the_others_pods(&site, theirs.as_ref());
     });

@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::site::{Site, on_a_node, wait_for};
+use crate::site::{Site, nat_rules, on_a_node, wait_for};
 
 const CYCLES: usize = 1000;
 const WORKERS: usize = 4;
@@ -124,9 +124,7 @@ fn gc(site: &Site, survivors: &[&str]) {
 }
 
 fn rules() -> Vec<String> {
-    let out = Command::new("iptables").args(["-t", "nat", "-S"]).output().unwrap();
-    let text = String::from_utf8(out.stdout).unwrap();
-    text.lines().filter(|line| line.contains("id: \\\"id-c")).map(str::to_owned).collect()
+    nat_rules("iptables").lines().filter(|line| line.contains("id: \\\"id-c")).map(str::to_owned).collect()
 }
 
 #[test]

@@ -6,13 +6,12 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use weft_netlink::rtnl::in_netns;
 
-use crate::site::{Site, on_a_node, wait_for};
+use crate::site::{Site, nat_rules, on_a_node, wait_for};
 use crate::verbs::chain;
 
 const PORT: u16 = 8080;
@@ -57,11 +56,7 @@ fn visit(from: Option<&str>, to: &str, server: &TcpListener) -> IpAddr {
 
 /// Returns all rules of both families. The chains that all pods share stay when they are empty.
 fn rules() -> Vec<String> {
-    let all = ["iptables", "ip6tables"].map(|program| {
-        let out = Command::new(program).args(["-t", "nat", "-S"]).output().unwrap();
-        assert!(out.status.success(), "{out:?}");
-        String::from_utf8(out.stdout).unwrap()
-    });
+    let all = ["iptables", "ip6tables"].map(nat_rules);
     all.iter().flat_map(|text| text.lines()).map(str::to_owned).collect()
 }
 

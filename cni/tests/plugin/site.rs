@@ -118,8 +118,20 @@ impl Site {
         format!("/run/netns/{name}")
     }
 
+    /// Makes `bin/flannel` a link to this plugin.
+    pub fn install(&self, plugin: &Path) {
+        let file = self.path("bin/flannel");
+        fs::remove_file(&file).unwrap();
+        symlink(plugin, file).unwrap();
+    }
+
     pub fn command(&self, verb: &str, pod: &str, ifname: &str) -> Command {
-        let mut command = Command::new(self.path("bin/flannel"));
+        self.command_of("flannel", verb, pod, ifname)
+    }
+
+    /// Returns a call of the plugin with this name.
+    pub fn command_of(&self, plugin: &str, verb: &str, pod: &str, ifname: &str) -> Command {
+        let mut command = Command::new(self.path("bin").join(plugin));
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("CNI_COMMAND", verb).env("CNI_PATH", format!("{}:{PLUGINS}", self.path("bin").display()));
         if !pod.is_empty() {
@@ -180,6 +192,13 @@ pub fn env_text(v4: &str, v6: &str, mtu: u32) -> String {
 /// detection is still running.
 pub const V4_TEXT: &str =
     "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+
+/// Returns the NAT rules of one family, as `iptables` or `ip6tables` prints them.
+pub fn nat_rules(program: &str) -> String {
+    let out = Command::new(program).args(["-t", "nat", "-S"]).output().unwrap();
+    assert!(out.status.success(), "{out:?}");
+    String::from_utf8(out.stdout).unwrap()
+}
 
 pub fn run(mut command: Command, conf: &Value) -> Answer {
     let mut child = command.spawn().unwrap();

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::site::{PLUGINS, Site, V4_TEXT, on_a_node, run, wait_for};
+use crate::site::{PLUGINS, Site, V4_TEXT, nat_rules, on_a_node, run, wait_for};
 
 fn reaches(pod: &str, addr: &str) {
     wait_for(&format!("{pod} to reach {addr}"), || {
@@ -176,10 +176,7 @@ fn a_list_with_portmap_bandwidth_and_tuning_works() {
             json!({"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}),
         ];
         site.pod("p1");
-        let rules = || {
-            let out = Command::new("iptables").args(["-t", "nat", "-S"]).output().unwrap();
-            String::from_utf8(out.stdout).unwrap()
-        };
+        let rules = || nat_rules("iptables");
         let result = chain(&site, "ADD", "p1", &plugins);
         assert_eq!(address(&result), "10.5.1.2");
         assert!(site.ip("-n p1 route").contains("default via 10.5.1.1"));

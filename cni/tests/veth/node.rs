@@ -2,12 +2,12 @@
 //! A node with routed pods, and functions that compare its state.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::site::{Answer, PLUGINS, Site, run, wait_for};
+use crate::site::{Answer, Site, run, wait_for};
 
 pub fn on_a_node(test: impl FnOnce(Site) + Send + 'static) {
     crate::site::on_a_node(|site| {
@@ -42,15 +42,7 @@ pub fn conf(site: &Site, more: Value) -> Value {
 }
 
 pub fn command(site: &Site, verb: &str, pod: &str, ifname: &str) -> Command {
-    let mut command = Command::new(site.path("bin/weft-veth"));
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-    command.env("CNI_COMMAND", verb).env("CNI_PATH", format!("{}:{PLUGINS}", site.path("bin").display()));
-    if !pod.is_empty() {
-        command.env("CNI_CONTAINERID", format!("id-{pod}")).env("CNI_IFNAME", ifname);
-        command.env("CNI_NETNS", format!("/run/netns/{pod}"));
-    }
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    site.command_of("weft-veth", verb, pod, ifname)
 }
 
 pub fn call(site: &Site, verb: &str, pod: &str, conf: &Value) -> Answer {
