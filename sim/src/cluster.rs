@@ -18,7 +18,7 @@ use weft_backends::state::{Key, ObservedValue};
 
 use crate::disk;
 use crate::event::{Event, Trouble};
-use crate::kernel::{STATIC, everywhere};
+use crate::kernel::STATIC;
 use crate::machine::{Machine, Site, audit_interval, uplink};
 use crate::net_conf::WantedConf;
 use crate::scenario::{Scenario, StoreKind};
@@ -359,10 +359,5 @@ impl Cluster {
             _ => {}
         }
         machine.remember_foreign();
-    }
-
-    /// Returns true if the host has its default route, for messages.
-    pub fn has_default_route(&self, number: usize) -> bool {
-        self.machines[number].kernel.with_entries(|entries| entries.contains_key(&Key::Route(everywhere(), 0)))
     }
 }

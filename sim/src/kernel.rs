@@ -111,7 +111,7 @@ impl SimKernel {
     fn changed(&self) {
         self.version.set(self.version.get() + 1);
         let host = self.host.borrow();
-        let links = host.links.iter().map(|(name, link)| link_info(*name, link, 1500)).collect();
+        let links = host.links.iter().map(|(name, link)| link_info(*name, link)).collect();
         self.fake.set_links(links);
         drop(host);
         self.notify(Notice::Links);
@@ -146,9 +146,9 @@ impl SimKernel {
     }
 }
 
-fn link_info(name: Name, link: &HostLink, mtu: u32) -> LinkInfo {
+fn link_info(name: Name, link: &HostLink) -> LinkInfo {
     let HostLink { index, mac, up, carrier } = *link;
-    LinkInfo { index, name, mtu, mac, up, carrier: carrier && up, loopback: false, creator: Creator::Unknown }
+    LinkInfo { index, name, mtu: 1500, mac, up, carrier: carrier && up, loopback: false, creator: Creator::Unknown }
 }
 
 impl Kernel for SimKernel {
@@ -157,7 +157,7 @@ impl Kernel for SimKernel {
         self.fake.machine()?;
         let host = self.host.borrow();
         let mut machine = Machine {
-            links: host.links.iter().map(|(name, link)| link_info(*name, link, 1500)).collect(),
+            links: host.links.iter().map(|(name, link)| link_info(*name, link)).collect(),
             ..Machine::default()
         };
         let global = |addr: &HostAddr| {
@@ -214,8 +214,9 @@ impl Kernel for SimKernel {
             // Linux announces to weft what weft itself has written.
             if outcome == Outcome::Done {
                 match op {
-                    Op::Ensure(Key::Link(_) | Key::Addr(..), _) | Op::Recreate(..) => self.notify(Notice::Links),
-                    Op::Remove(Key::Link(_) | Key::Addr(..), _) => self.notify(Notice::Links),
+                    Op::Ensure(Key::Link(_) | Key::Addr(..), _)
+                    | Op::Remove(Key::Link(_) | Key::Addr(..), _)
+                    | Op::Recreate(..) => self.notify(Notice::Links),
                     op => {
                         let key = op.key();
                         let now = self.fake.with_entries(|entries| entries.get(&key).cloned());

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Deterministic simulation of whole clusters in one process: docs/simulation.md.
 //!
-//! The agents are real: `weft::agent::serve_in` with the real store code for etcd. What surrounds them is simulated: time, the etcd server
-//! and the network to it, the kernel of each machine, and the network between the machines.
+//! The agents are real: `weft::agent::serve_in` with the real store code for etcd and for Kubernetes. What surrounds them is simulated:
+//! time, the etcd server or the Kubernetes API server and the network to it, the kernel of each machine, and the network between the
+//! machines.
 
 pub mod agent;
 pub mod api;

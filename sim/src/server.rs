@@ -3,7 +3,6 @@
 //! ([`Server::channel`]).
 
 use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use etcd_client::Channel;
@@ -180,10 +179,7 @@ impl Connection {
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 fn receive<T: Send + 'static>(mut from: mpsc::Receiver<Result<T, Status>>) -> Answers<T> {
-    Box::pin(stream::poll_fn(move |context| match from.poll_recv(context) {
-        Poll::Ready(item) => Poll::Ready(item),
-        Poll::Pending => Poll::Pending,
-    }))
+    Box::pin(stream::poll_fn(move |context| from.poll_recv(context)))
 }
 
 #[tonic::async_trait]
@@ -214,11 +210,11 @@ impl Watch for Connection {
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         let (out, answers) = mpsc::channel(64);
-        let (wire, mut requests) = (self.clone(), request.into_inner());
+        let (connection, mut requests) = (self.clone(), request.into_inner());
         tokio::spawn(async move {
             let first = requests.next().await.and_then(Result::ok).and_then(|request| request.request_union);
             if let Some(watch_request::RequestUnion::CreateRequest(create)) = first {
-                wire.follow(create, out).await;
+                connection.follow(create, out).await;
             }
             // The stream of requests stays open until the watch has ended.
             drop(requests);
@@ -247,10 +243,10 @@ impl Lease for Connection {
         &self,
         request: Request<Streaming<LeaseKeepAliveRequest>>,
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
-        let wire = self.clone();
+        let connection = self.clone();
         let answers = request.into_inner().map(move |message| {
             let id = message?.id;
-            Ok(wire.server.change(|etcd| etcd.keep_alive(id, Instant::now())))
+            Ok(connection.server.change(|etcd| etcd.keep_alive(id, Instant::now())))
         });
         Ok(Response::new(Box::pin(answers)))
     }

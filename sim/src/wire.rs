@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 /// How long a message takes from a node to the server, or back.
 pub const LATENCY: Duration = Duration::from_millis(1);
+
 /// What is wrong between a node and the server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Disorder {
