@@ -6,6 +6,7 @@
 
 use divan::counter::ItemsCount;
 use divan::{AllocProfiler, Bencher, black_box};
+use nix::libc;
 use weft::kernel::decode;
 use weft::kernel::encode::{self, Exit, NewNexthop};
 use weft::kernel::wire::{Writer, messages};
@@ -81,8 +82,8 @@ fn decode_batch(bencher: Bencher<'_, '_>) {
         let mut read = 0;
         for m in messages(black_box(w.bytes())) {
             read += match m.kind {
-                24 => usize::from(decode::route(m.payload).is_some()),
-                28 => usize::from(decode::neighbour(m.payload).is_some()),
+                libc::RTM_NEWROUTE => usize::from(decode::route(m.payload).is_some()),
+                libc::RTM_NEWNEIGH => usize::from(decode::neighbour(m.payload).is_some()),
                 _ => usize::from(decode::nexthop(m.payload).id > 0),
             };
         }

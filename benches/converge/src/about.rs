@@ -15,7 +15,7 @@ use crate::site::command;
 /// A binary does not print its version.
 pub fn machine(options: &Options) -> Result<Vec<(String, String)>> {
     let mut about = of(&options.weft, options.flanneld.as_deref())?;
-    let etcd = command("etcd", &["--version"])?.lines().next().unwrap_or_default().trim().to_owned();
+    let etcd = first(&command("etcd", &["--version"])?);
     let at = about.iter().position(|(name, _)| name == "date").unwrap_or(about.len());
     about.insert(at, ("etcd".to_owned(), etcd));
     Ok(about)
@@ -86,7 +86,7 @@ fn flanneld(path: &Path) -> Result<String> {
     let out = std::process::Command::new(path).arg("--version").output();
     let out = out.with_context(|| format!("start {}", path.display()))?;
     let text = [out.stdout, out.stderr].concat();
-    Ok(String::from_utf8_lossy(&text).lines().next().unwrap_or_default().trim().to_owned())
+    Ok(first(&String::from_utf8_lossy(&text)))
 }
 
 /// Returns the size of the binary in MB if it was built without Kubernetes, and 0 otherwise, because the bound holds only without it.

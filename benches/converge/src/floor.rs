@@ -128,7 +128,7 @@ impl Batcher {
     /// # Errors
     /// As [`Peer::subnet`].
     pub fn entry(&mut self, peer: Peer, table: Table) -> Result<()> {
-        let v6 = matches!(table, Table::Fdb6 | Table::Neigh6 | Table::Route6);
+        let v6 = table.is_v6();
         let device = self.devices[usize::from(v6)];
         match table {
             Table::Fdb | Table::Fdb6 => encode::fdb(&mut self.writer, device, peer.mac(v6), Some(peer.outer(v6))),
@@ -170,7 +170,7 @@ impl Batcher {
     /// # Errors
     /// As [`Peer::subnet`].
     pub fn break_entry(&mut self, peer: Peer, table: Table) -> Result<()> {
-        let v6 = matches!(table, Table::Fdb6 | Table::Neigh6 | Table::Route6);
+        let v6 = table.is_v6();
         let device = self.devices[usize::from(v6)];
         match table {
             Table::Fdb | Table::Fdb6 => encode::fdb(&mut self.writer, device, peer.mac(v6), None),

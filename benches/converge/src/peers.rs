@@ -49,6 +49,13 @@ pub enum Table {
     Route6,
 }
 
+impl Table {
+    /// Returns true if its entries are those of IPv6.
+    pub fn is_v6(self) -> bool {
+        matches!(self, Table::Fdb6 | Table::Neigh6 | Table::Route6)
+    }
+}
+
 /// All tables, in the order of their numbers.
 pub const TABLES: [Table; 6] = [Table::Fdb, Table::Fdb6, Table::Neigh, Table::Neigh6, Table::Route, Table::Route6];
 
@@ -128,7 +135,8 @@ impl Peer {
         Peer { number, moved: false }
     }
 
-    fn public(self, v6: bool) -> IpAddr {
+    /// Returns its published address, to which the backend sends packets.
+    pub fn outer(self, v6: bool) -> IpAddr {
         let offset = 256 + self.number as u32 + if self.moved { 1 << 18 } else { 0 };
         match v6 {
             false => Ipv4Addr::from(u32::from(Ipv4Addr::new(172, 16, 0, 0)) + offset).into(),
@@ -159,11 +167,6 @@ impl Peer {
         Mac([2, if v6 { 6 } else { 4 }, 0, a, b, c])
     }
 
-    /// Returns its published address, to which the backend sends packets.
-    pub fn outer(self, v6: bool) -> IpAddr {
-        self.public(v6)
-    }
-
     /// Returns the last element of its key in the store.
     pub fn id(self, backend: Backend) -> String {
         let half = |v6: bool| format!("{}-{}", self.inner(v6), if v6 { 64 } else { 24 });
@@ -174,8 +177,8 @@ impl Peer {
     pub fn value(self, backend: Backend) -> String {
         let data = |v6: bool| json!({ "VNI": 1, "VtepMAC": self.mac(v6).to_string() });
         let dual = backend == Backend::VxlanDual;
-        let v6 = if dual { self.public(true).to_string().into() } else { Value::Null };
-        let mut lease = json!({ "PublicIP": self.public(false).to_string(), "PublicIPv6": v6 });
+        let v6 = if dual { self.outer(true).to_string().into() } else { Value::Null };
+        let mut lease = json!({ "PublicIP": self.outer(false).to_string(), "PublicIPv6": v6 });
         if backend != Backend::Udp {
             lease["BackendType"] = backend.wire().into();
         }
@@ -231,7 +234,7 @@ mod tests {
                 let net_conf = NetConf::parse(&backend.net_conf()).unwrap();
                 assert!(subnets.iter().all(|net| net_conf.networks.iter().any(|all| all.contains(&net))));
                 let attrs = Attrs::from_wire(peer.value(backend).as_bytes()).unwrap();
-                assert_eq!(attrs.public_ip.map(IpAddr::V4), Some(peer.public(false)));
+                assert_eq!(attrs.public_ip.map(IpAddr::V4), Some(peer.outer(false)));
                 assert_ne!(peer.value(backend), Peer { moved: true, ..peer }.value(backend));
             }
         }

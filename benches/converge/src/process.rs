@@ -223,9 +223,7 @@ impl Agent {
     /// # Errors
     /// The agent has ended.
     pub fn cpu(&self) -> Result<Duration> {
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).context("its pid")?);
-        let clock = clock_getcpuclockid(pid).context("find its CPU clock")?;
-        Ok(Duration::from(clock.now().context("read its CPU clock")?))
+        cpu_of_process(self.child.id())
     }
 
     /// Returns how often it woke up.
@@ -269,6 +267,16 @@ impl Drop for Agent {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns the CPU time of all threads of a process, including those that have ended.
+///
+/// # Errors
+/// The process has ended.
+pub fn cpu_of_process(id: u32) -> Result<Duration> {
+    let pid = Pid::from_raw(i32::try_from(id).context("a process id")?);
+    let clock = clock_getcpuclockid(pid).with_context(|| format!("find the CPU clock of process {id}"))?;
+    Ok(Duration::from(clock.now().with_context(|| format!("read the CPU clock of process {id}"))?))
 }
 
 /// Returns the CPU time of a task, which is named by its directory in /proc, such as `thread-self`.

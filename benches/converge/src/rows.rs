@@ -15,6 +15,7 @@ use crate::peers::{Backend, MOST, Peer};
 use crate::process::Program;
 use crate::site::Node;
 use crate::store::Store;
+use crate::table;
 use subject::Start;
 
 /// The number of events one after the other.
@@ -78,12 +79,7 @@ fn earlier(place: &mut Place<'_>, weft: &Program) -> Result<(Vec<Duration>, Vec<
 
 impl Place<'_> {
     fn note(&mut self, what: &str, who: Who, cell: Cell) {
-        let said = match &cell {
-            Cell::Value(value) => format!("{value:.2}"),
-            Cell::Cut(seconds) => format!("cut after {seconds} s"),
-            Cell::None(why) => why.clone(),
-        };
-        eprintln!("   {:<9} {what}: {said}", format!("{who:?}").to_lowercase());
+        eprintln!("   {:<9} {what}: {}", format!("{who:?}").to_lowercase(), table::shown(Some(&cell)));
         self.run.note((self.backend.name(), self.peers), what, who, cell);
     }
 

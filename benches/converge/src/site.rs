@@ -122,19 +122,9 @@ impl Node {
     /// # Errors
     /// A link or an address is refused.
     pub fn new(name: &str, backend: Backend) -> Result<Node> {
-        command("ip", &["netns", "add", name])?;
-        ip(FABRIC, &format!("link add {name} type veth peer name eth0 netns {name}"))?;
-        ip(FABRIC, &format!("link set {name} master br0 up"))?;
-        for words in [
-            "link set lo up".to_owned(),
-            format!("addr add {NODE}/12 dev eth0"),
-            format!("addr add {NODE6}/64 dev eth0 nodad"),
-            "link set eth0 up".to_owned(),
-            format!("route add default via {STORE}"),
-            "-6 route add default via fd16::ffff:254".to_owned(),
-        ] {
-            ip(name, &words)?;
-        }
+        add_host(name, NODE)?;
+        ip(name, &format!("addr add {NODE6}/64 dev eth0 nodad"))?;
+        ip(name, "-6 route add default via fd16::ffff:254")?;
         let (jobs, todo) = mpsc::channel::<Job>();
         let (namespace, entered) = (name.to_owned(), mpsc::sync_channel(1));
         let hand = std::thread::Builder::new().name("hand".into()).spawn(move || {

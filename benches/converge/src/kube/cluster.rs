@@ -12,13 +12,12 @@ use futures_util::future::try_join_all;
 use http::{Method, Request};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use nix::time::clock_getcpuclockid;
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::peers::{Backend, Peer, STORE};
+use crate::process::cpu_of_process;
 use crate::site::{MEMORY, command};
 use crate::store::runtime;
 
@@ -130,9 +129,7 @@ impl Cluster {
     /// # Errors
     /// It has ended.
     pub fn server_cpu(&self) -> Result<Duration> {
-        let server = self.children.last().context("no server")?;
-        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(server.id())?)).context("find its CPU clock")?;
-        Ok(Duration::from(clock.now().context("read its CPU clock")?))
+        cpu_of_process(self.children.last().context("no server")?.id())
     }
 
     /// Updates the status of one node after the other as their kubelets do.

@@ -75,8 +75,7 @@ impl Member for Bare {
                         renewals = Some(client.lease_keep_alive(etcd_lease).await.context("renew a lease")?);
                         shared.reached(Reached::Renewal);
                     }
-                    Some(Order::Leave) => break,
-                    None => break,
+                    Some(Order::Leave) | None => break,
                 },
             }
         }

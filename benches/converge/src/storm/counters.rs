@@ -8,10 +8,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::time::{ClockId, clock_getcpuclockid};
-use nix::unistd::Pid;
+use nix::time::ClockId;
 
 use crate::peers::STORE;
+use crate::process::cpu_of_process;
 
 /// Messages of a client by method. A unary call is one message, and a stream has one for each request that is sent in it.
 const RECEIVED: &str = "grpc_server_msg_received_total{";
@@ -44,8 +44,7 @@ impl Counters {
     /// etcd does not answer, or lacks a counter.
     pub fn read(etcd: u32) -> Result<Counters> {
         let mut counters = Counters::parse(&scrape()?)?;
-        let pid = Pid::from_raw(i32::try_from(etcd).context("etcd's process id")?);
-        counters.etcd_cpu = Duration::from(clock_getcpuclockid(pid)?.now().context("read etcd's CPU clock")?);
+        counters.etcd_cpu = cpu_of_process(etcd).context("etcd")?;
         counters.own_cpu = Duration::from(ClockId::CLOCK_PROCESS_CPUTIME_ID.now().context("read our CPU clock")?);
         Ok(counters)
     }
