@@ -246,6 +246,10 @@ async fn types_of_values_do_not_matter_where_they_do_not_in_flannels_chart() {
             "--set-string flannel.GBP=true,flannel.directRouting=false",
             json!({"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan", "GBP": true}}),
         ),
+        (
+            "--set-string flannel.backend=udp,flannel.backendPort=0",
+            json!({"Network": "10.244.0.0/16", "Backend": {"Type": "udp"}}),
+        ),
     ] {
         assert_eq!(net_conf(args).await, wanted, "{args}");
     }
