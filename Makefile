@@ -180,9 +180,8 @@ bench-pods: static ## compare routed pods with the bridge; needs iperf3; FLANNEL
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: bench-udp
-bench-udp: prepare-bench static ## compare the backend udp with FLANNELD=/path/to/flanneld and vxlan: packets, and many peers
+bench-udp: prepare-bench static bench-program ## compare the backend udp with FLANNELD=/path/to/flanneld and vxlan: packets, and many peers
 	@$(STEP) 1200 "udp, packets" cargo run --quiet --release --locked -p weft-udp --example throughput
-	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
 	@LAST_STEP=1 $(STEP) 1200 "udp, peers" $(TARGET_DIR)/release/weft-bench udp --weft $(STATIC)
 
 .PHONY: bench-wireguard
@@ -277,22 +276,23 @@ SOAK ?= test-all
 soak: prepare-test static test-build ## run `make test-all` RUNS=10 times in a row while LOAD=4 other processes keep the machine busy
 	@tools/soak $(RUNS) $(LOAD) env STEP_FACTOR=4 $(MAKE) --no-print-directory -j1 $(SOAK)
 
+.PHONY: bench-program
+bench-program:
+	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
+
 # This ends with an error if a promise is broken. A full run takes about 50 minutes, and with FLANNELD an hour and a half.
 # BENCH_ARGS="--sizes 1000,5000 --rows cold,event" measures a part.
 BENCH_ARGS ?=
-bench: prepare-bench static static-bare ## measure speed and memory beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold" measures a part
-	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
+bench: prepare-bench static static-bare bench-program ## measure speed and memory beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold" measures a part
 	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --bare $(BARE) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
 
 .PHONY: bench-kube
-bench-kube: prepare-bench prepare-kube static ## measure speed and memory with 5,000 Node objects of a real API server
-	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
+bench-kube: prepare-bench prepare-kube static bench-program ## measure speed and memory with 5,000 Node objects of a real API server
 	$(TARGET_DIR)/release/weft-bench kube --weft $(STATIC) --out $(TARGET_DIR)/bench \
 	  --binaries "$${XDG_CACHE_HOME:-$$HOME/.cache}/weft/kube-$$(cat tools/kube-version)" $(BENCH_ARGS)
 
 .PHONY: bench-storm
-bench-storm: prepare-bench ## measure many nodes that start, renew, reboot and leave at once, and write docs/bench/storm.md; FLANNELD=/path/to/flanneld adds flannel
-	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
+bench-storm: prepare-bench bench-program ## measure many nodes that start, renew, reboot and leave at once, and write docs/bench/storm.md; FLANNELD=/path/to/flanneld adds flannel
 	$(TARGET_DIR)/release/weft-bench storm --out $(TARGET_DIR)/bench --page docs/bench/storm.md $(BENCH_ARGS)
 
 bench-docs: ## write table and plots of the last `make bench` into docs/bench
