@@ -53,7 +53,7 @@ use weft_backends::owner;
 use weft_netlink::rtnl::{Link, Rtnl};
 
 use crate::known_links::BRIDGE;
-use crate::processes;
+use crate::processes::{self, ProcessList};
 use crate::sources::{AbsentAgent, AgentAnswer, LossyPeer, NodeSources, StoreAnswer};
 use crate::subnet_file::{self, SubnetFile};
 use crate::sysctl;
@@ -223,9 +223,10 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let subnets = subnet_file.subnets();
     let (routes, neighbours) = (kernel.main_table()?, kernel.neighbours()?);
     let policy = PolicyRules::read().context("read the policy rules")?;
+    let processes = ProcessList::read().context("read /proc")?;
     let tables = Tables { links: &links, addrs: &addrs, routes: &routes, neighbours: &neighbours, policy: &policy };
     let ways = ways::read(&tables, &subnets)?;
-    let rules = other_rules::read(&tables, &subnets, &ways.to_peers);
+    let rules = other_rules::read(&tables, &subnets, &ways.to_peers, &processes);
     let (tunnel, vxlan_port) = (Tunnel::of(sources, &ways), tunnel::vxlan_port(sources, &ways));
     // A kernel without queueing disciplines has none that matters.
     let qdiscs = kernel.qdiscs().unwrap_or_default();
@@ -239,7 +240,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         subnet_file,
         unwritable: limits::unwritable(&sources.subnet_file),
         port: ways.port().unwrap_or(sources.port),
-        port_users: port_users::read(vxlan_port).context("look for the programs that use UDP ports")?,
+        port_users: port_users::read(vxlan_port, &processes),
         bridge: pod_links::bridge(&tables),
         bridge_calls_iptables: sysctl::number("bridge/bridge-nf-call-iptables"),
         bridge_calls_ip6tables: sysctl::number("bridge/bridge-nf-call-ip6tables"),
@@ -248,7 +249,6 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         conntrack: limits::conntrack(),
         neighbours: limits::neighbour_tables(&neighbours),
         pods: pod_links::read(&tables),
-        pod_addresses: pod_addresses::read(&links, &subnets).unwrap_or_default(),
         forwarding: forwarding::read(&tables),
         duplicates,
         same_macs: duplicates::same_macs(&tables, &path_links),
@@ -276,27 +276,28 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         underlay: underlay::read(&tables, sources, tunnel).context("ask for the ways to peers")?,
         backend: sources.backend.clone(),
         not_examined,
-        ..of_the_machine(&tables, sources, &subnets)
+        ..of_the_machine(&tables, sources, &subnets, &processes)
     })
 }
 
 /// Reads what concerns the machine, the container runtime and its pods more than packets between nodes.
-fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet]) -> NodeFacts {
-    let cni = cni_files::read(&sources.cni, &sources.subnet_file);
+fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet], processes: &ProcessList) -> NodeFacts {
+    let cni = cni_files::read(&sources.cni, &sources.subnet_file, processes);
     NodeFacts {
         misplaced: runtime::read(&sources.cni, &cni),
         cni,
-        limits: limits::read(&[&sources.state_dir, &sources.cni.networks]),
+        pod_addresses: pod_addresses::read(tables.links, subnets, processes).unwrap_or_default(),
+        limits: limits::read(&[&sources.state_dir, &sources.cni.networks], processes),
         locks: locks::read(&sources.cni.networks),
-        other_pods: other_pods::read(tables, subnets),
+        other_pods: other_pods::read(tables, subnets, processes),
         // The kernel has answered such questions before.
         own_pods: own_pods::read(tables, sources, subnets).unwrap_or_default(),
-        self_assigned: self_assigned::read(tables),
+        self_assigned: self_assigned::read(tables, processes),
         on_vmware: offload::on_vmware(Path::new("/sys/class/dmi/id/sys_vendor")),
         virtual_nat: virtual_nat::read(tables, &sources.published),
         early_clock: early_clock::read(),
         module: modules::read(sources),
-        k3s_flannel: k3s_flannel::read(),
+        k3s_flannel: k3s_flannel::read(processes),
         ..NodeFacts::default()
     }
 }

@@ -72,12 +72,47 @@ pub fn all() -> io::Result<Vec<Process>> {
     Ok(all)
 }
 
-/// Returns the processes with one of these names in the network namespace of the calling thread. A node that is a container (kind, k3d) has others.
+/// The processes of our PID namespace and their names, as they were at one moment. Each of them may have ended since.
+#[derive(Debug, Default)]
+pub struct ProcessList(Vec<NamedProcess>);
+
+/// A process with the name that it had.
+#[derive(Debug)]
+struct NamedProcess {
+    process: Process,
+    name: String,
+}
+
+impl ProcessList {
+    /// Reads the list.
+    ///
+    /// # Errors
+    /// /proc cannot be read.
+    pub fn read() -> io::Result<ProcessList> {
+        let named = |process: Process| NamedProcess { name: process.name(), process };
+        Ok(ProcessList(all()?.into_iter().map(named).collect()))
+    }
+
+    /// Returns all processes.
+    pub fn all(&self) -> impl Iterator<Item = &Process> {
+        self.0.iter().map(|one| &one.process)
+    }
+
+    /// Returns the processes with one of these names.
+    pub fn named(&self, names: &[&str]) -> impl Iterator<Item = &Process> {
+        self.0.iter().filter(|one| names.contains(&one.name.as_str())).map(|one| &one.process)
+    }
+
+    /// Returns the processes with one of these names in the network namespace of the calling thread. A node that is a container (kind, k3d) has others.
+    pub fn here(&self, names: &[&str]) -> Vec<&Process> {
+        let Ok(own) = net_namespace(Path::new("/proc/thread-self")) else { return Vec::new() };
+        self.named(names).filter(|process| net_namespace(&process.dir).is_ok_and(|netns| netns == own)).collect()
+    }
+}
+
+/// Returns the same as [`ProcessList::here`], from a list that is read for this question alone.
 pub fn here(names: &[&str]) -> Vec<Process> {
-    let Ok(own) = net_namespace(Path::new("/proc/thread-self")) else { return Vec::new() };
-    let is_here = |process: &Process| net_namespace(&process.dir).is_ok_and(|netns| netns == own);
-    let all = all().unwrap_or_default().into_iter();
-    all.filter(|process| names.contains(&process.name().as_str()) && is_here(process)).collect()
+    ProcessList::read().unwrap_or_default().here(names).into_iter().cloned().collect()
 }
 
 /// Returns true if paths lead this process and the calling one to the same files. They do not if one of the two is in a container of its own, and
@@ -100,13 +135,10 @@ pub struct Processes {
     pub texts: Vec<String>,
 }
 
-/// Returns the network namespaces that have threads in them, each with a path to it.
-///
-/// # Errors
-/// /proc cannot be read.
-pub fn netns() -> io::Result<BTreeMap<Id, PathBuf>> {
+/// Returns the network namespaces that have threads of these processes in them, each with a path to it.
+pub fn netns<'a>(processes: impl IntoIterator<Item = &'a Process>) -> BTreeMap<Id, PathBuf> {
     let mut found = BTreeMap::new();
-    for process in all()? {
+    for process in processes {
         // The threads of a process may be in different namespaces.
         for task in fs::read_dir(process.dir.join("task")).into_iter().flatten().flatten() {
             let netns = task.path().join("ns/net");
@@ -115,7 +147,7 @@ pub fn netns() -> io::Result<BTreeMap<Id, PathBuf>> {
             }
         }
     }
-    Ok(found)
+    found
 }
 
 /// Reads what all processes show. One that ends meanwhile is ignored.
@@ -123,8 +155,9 @@ pub fn netns() -> io::Result<BTreeMap<Id, PathBuf>> {
 /// # Errors
 /// /proc cannot be read.
 pub fn read() -> io::Result<Processes> {
-    let mut found = Processes { netns: netns()?, ..Processes::default() };
-    for process in all()? {
+    let all = all()?;
+    let mut found = Processes { netns: netns(&all), ..Processes::default() };
+    for process in all {
         // Our own command line may contain the ID that somebody asks about.
         if process.pid != std::process::id() {
             let text = |file: &str| fs::read(process.dir.join(file)).unwrap_or_default();
@@ -176,9 +209,9 @@ fn start(stat: &str) -> Option<u64> {
     rest.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Returns true if one of these programs runs in our PID namespace.
+/// Returns true if one of these programs runs now in our PID namespace.
 pub fn is_running(names: &[&str]) -> bool {
-    all().is_ok_and(|all| all.iter().any(|process| names.contains(&process.name().as_str())))
+    ProcessList::read().is_ok_and(|list| list.named(names).next().is_some())
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ fn look_into(netns: &File, index: u32, address: IpAddr, other: IpAddr) -> Option
 
 /// Returns a path for each network namespace that has a name or a process.
 fn namespaces_of_this_machine() -> Vec<PathBuf> {
-    let mut paths: BTreeMap<processes::Id, PathBuf> = processes::netns().unwrap_or_default();
+    let mut paths: BTreeMap<processes::Id, PathBuf> = processes::netns(&processes::all().unwrap_or_default());
     paths.extend(namespaces::names(Path::new(namespaces::NAMES)).unwrap_or_default());
     paths.into_values().collect()
 }

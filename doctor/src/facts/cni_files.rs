@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::cni_plugins;
-use crate::processes;
+use crate::processes::ProcessList;
 use crate::sources::CniSources;
 
 /// Files with these endings are configurations.
@@ -71,7 +71,7 @@ pub struct CniFiles {
 }
 
 /// Reads the files. What does not exist is empty. `subnet_file` is that of the agent.
-pub(super) fn read(sources: &CniSources, subnet_file: &Path) -> CniFiles {
+pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &ProcessList) -> CniFiles {
     let names = |dir: &Path| -> Vec<String> {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -106,7 +106,7 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path) -> CniFiles {
         confs,
         path: sources.path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":"),
         reserved: names(&sources.networks).into_iter().map(reserved).collect(),
-        has_kubelet: !processes::here(&["kubelet"]).is_empty(),
+        has_kubelet: !processes.here(&["kubelet"]).is_empty(),
     }
 }
 

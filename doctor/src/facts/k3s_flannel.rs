@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::processes::{self, Process, age};
+use crate::processes::{Process, ProcessList, age};
 
 /// net-conf of the flannel in k3s.
 pub(crate) const FILE: &str = "/var/lib/rancher/k3s/agent/etc/flannel/net-conf.json";
@@ -14,9 +14,10 @@ pub(crate) const FILE: &str = "/var/lib/rancher/k3s/agent/etc/flannel/net-conf.j
 const NAMES: [&str; 3] = ["k3s-server", "k3s-agent", "k3s"];
 
 /// Returns k3s with its process ID, if it runs flannel in this network namespace.
-pub(super) fn read() -> Option<String> {
-    let runs_flannel = |process: &Process| age(process.pid).is_some_and(|age| was_written_within(Path::new(FILE), age));
-    processes::here(&NAMES).into_iter().find(runs_flannel).map(|process| process.to_string())
+pub(super) fn read(processes: &ProcessList) -> Option<String> {
+    let runs_flannel =
+        |process: &&Process| age(process.pid).is_some_and(|age| was_written_within(Path::new(FILE), age));
+    processes.here(&NAMES).into_iter().find(runs_flannel).map(ToString::to_string)
 }
 
 /// Returns true if a file was written within this time.

@@ -9,7 +9,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
 use weft_netlink::rtnl::Neigh;
 
-use crate::processes;
+use crate::processes::ProcessList;
 use crate::sysctl;
 
 /// How full a table of the kernel is.
@@ -55,10 +55,10 @@ pub struct Limits {
 }
 
 /// Reads the limits. `dirs` contains directories that are written; those that do not exist are left out.
-pub(super) fn read(dirs: &[&Path]) -> Limits {
-    let (instances, watches) = inotify().unzip();
+pub(super) fn read(dirs: &[&Path], processes: &ProcessList) -> Limits {
+    let (instances, watches) = inotify(processes);
     let max_of = |what: &str| sysctl::number_in(&Path::new("/proc/sys/fs/inotify").join(what));
-    let fill = |what: &str, entries: Option<u64>| Some(Fill { entries: entries?, max: max_of(what)? });
+    let fill = |what: &str, entries: u64| Some(Fill { entries, max: max_of(what)? });
     let text = fs::read_to_string("/proc/sys/fs/file-nr").unwrap_or_default();
     let words: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let files = match words[..] {
@@ -80,9 +80,9 @@ pub(super) fn read(dirs: &[&Path]) -> Limits {
 
 /// Counts the inotify instances of root's processes, and what they watch. Each watch is a line of `/proc/PID/fdinfo/FD`
 /// (Documentation/filesystems/proc.rst of the kernel).
-fn inotify() -> Option<(u64, u64)> {
+fn inotify(processes: &ProcessList) -> (u64, u64) {
     let (mut instances, mut watches) = (0, 0);
-    for process in processes::all().ok()? {
+    for process in processes.all() {
         if !process.dir.metadata().is_ok_and(|about| about.uid() == 0) {
             continue;
         }
@@ -92,7 +92,7 @@ fn inotify() -> Option<(u64, u64)> {
             watches += about.lines().filter(|line| line.starts_with("inotify ")).count() as u64;
         }
     }
-    Some((instances, watches))
+    (instances, watches)
 }
 
 /// Counts all threads of the machine: the fourth word of /proc/loadavg is `RUNNING/ALL`. Each needs a number up to `kernel.pid_max`.

@@ -75,14 +75,13 @@ pub(super) fn read(links: &[Link], iptables: &[SavedRules]) -> Vec<Leftover> {
     if processes::unreadable().is_some() {
         return Vec::new();
     }
-    let left = KNOWN.iter().map(|known| left_by(known, links, iptables));
-    left.filter(|left| left.rules.is_some() || !left.links.is_empty())
-        .filter(|left| {
-            let programs =
-                KNOWN.iter().find(|known| known.name == left.network).map_or(&[][..], |known| known.programs);
-            !processes::is_running(programs)
-        })
-        .collect()
+    let left = |known: &Known| {
+        let left = left_by(known, links, iptables);
+        let is_there = left.rules.is_some() || !left.links.is_empty();
+        // The processes are listed after the rules: a network that has started meanwhile must not look like one that is gone.
+        (is_there && !processes::is_running(known.programs)).then_some(left)
+    };
+    KNOWN.iter().filter_map(left).collect()
 }
 
 fn left_by(known: &Known, links: &[Link], iptables: &[SavedRules]) -> Leftover {

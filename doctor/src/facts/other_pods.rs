@@ -13,7 +13,7 @@ use weft_netlink::rtnl::{Link, Rtnl};
 
 use super::tables::Tables;
 use crate::known_links::{BRIDGE, is_of_routed_pod};
-use crate::processes::{self, Id};
+use crate::processes::{self, Id, Process, ProcessList};
 
 /// The control groups of pods contain this word.
 const OF_KUBELET: &str = "kubepods";
@@ -32,7 +32,7 @@ pub struct OtherPod {
 
 /// Looks for pods of the kubelet that are connected to a bridge of another network, and neither to that of weft nor with an address in
 /// the subnets of this node. Containers of other programs are connected to such bridges on purpose. What cannot be read is left out.
-pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> Vec<OtherPod> {
+pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet], processes: &ProcessList) -> Vec<OtherPod> {
     let candidates = candidates(tables, subnets);
     let Ok(mut host) = Rtnl::open() else { return Vec::new() };
     if candidates.is_empty() || subnets.is_empty() {
@@ -48,7 +48,7 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> Vec<OtherPod> {
         let addr = *addrs.first().filter(|_| !addrs.iter().any(is_inside))?;
         Some(OtherPod { bridge: bridge.clone(), addr })
     };
-    namespaces_of_pods().into_values().filter_map(&mut other_pod).collect()
+    namespaces_of_pods(processes).into_values().filter_map(&mut other_pod).collect()
 }
 
 /// Returns the namespaces at the other ends of links in bridges of other networks, each with the name of the bridge.
@@ -81,13 +81,13 @@ fn is_of_kubelet(groups: &str) -> bool {
 }
 
 /// Returns the network namespaces in which processes of pods are.
-fn namespaces_of_pods() -> BTreeMap<Id, PathBuf> {
-    let of_pod = |process: processes::Process| {
+fn namespaces_of_pods(processes: &ProcessList) -> BTreeMap<Id, PathBuf> {
+    let of_pod = |process: &Process| {
         let groups = fs::read_to_string(process.dir.join("cgroup")).unwrap_or_default();
         let netns = process.dir.join("ns/net");
         is_of_kubelet(&groups).then(|| Some((processes::id(&netns).ok()?, netns)))?
     };
-    processes::all().unwrap_or_default().into_iter().filter_map(of_pod).collect()
+    processes.all().filter_map(of_pod).collect()
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::kernel::ipvs;
 use crate::kernel::nft;
 use crate::kernel::rules::{Fate, Tested};
 use crate::known_links::{BRIDGE, KUBE_IPVS};
-use crate::processes;
+use crate::processes::ProcessList;
 use crate::programs::{LIMIT, run};
 use crate::saved_rules::{self, SavedRules, is_listed};
 
@@ -52,9 +52,14 @@ pub struct RuleFacts {
 }
 
 /// Reads the rules. `subnets` are those of this node.
-pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet], to_peers: &[WayToPeers]) -> RuleFacts {
+pub(super) fn read(
+    tables: &Tables<'_>,
+    subnets: &[IpNet],
+    to_peers: &[WayToPeers],
+    processes: &ProcessList,
+) -> RuleFacts {
     let mut facts = RuleFacts {
-        kube_proxy: processes::here(&["kube-proxy"]).first().map(ToString::to_string),
+        kube_proxy: processes.here(&["kube-proxy"]).first().map(ToString::to_string),
         ipvs: tables.links.iter().any(|link| link.name == KUBE_IPVS),
         ipvs_is_empty: ipvs_is_empty(tables),
         arptables: arp_tables::read(),

@@ -3,18 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
 
-use crate::processes;
+use crate::processes::{Process, ProcessList};
 
 /// Returns the programs that have a UDP socket on this port in our namespace, if there is a port. The kernel's own sockets, such as those of vxlan
 /// devices, belong to no process. A socket that several processes share, such as a program and its workers, counts for the one with the
 /// lowest number.
-///
-/// # Errors
-/// /proc cannot be read.
-pub(super) fn read(port: Option<u16>) -> io::Result<Vec<String>> {
-    let Some(port) = port else { return Ok(Vec::new()) };
+pub(super) fn read(port: Option<u16>, processes: &ProcessList) -> Vec<String> {
+    let Some(port) = port else { return Vec::new() };
     let mut sockets = BTreeSet::new();
     for file in ["udp", "udp6"] {
         // Without IPv6 in the kernel there is no second file.
@@ -22,9 +18,9 @@ pub(super) fn read(port: Option<u16>) -> io::Result<Vec<String>> {
         sockets.extend(text.lines().skip(1).filter_map(|line| socket_on(line, port)));
     }
     if sockets.is_empty() {
-        return Ok(Vec::new());
+        return Vec::new();
     }
-    let mut all = processes::all()?;
+    let mut all: Vec<&Process> = processes.all().collect();
     all.sort_unstable_by_key(|process| process.pid);
     let mut users = Vec::new();
     for process in all {
@@ -33,7 +29,7 @@ pub(super) fn read(port: Option<u16>) -> io::Result<Vec<String>> {
             users.push(process.to_string());
         }
     }
-    Ok(users)
+    users
 }
 
 /// Returns how /proc/PID/fd shows the socket of a line of /proc/net/udp, if the socket is bound to this port.

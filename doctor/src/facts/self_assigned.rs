@@ -8,7 +8,7 @@ use weft_netlink::rtnl::{Addr, Link};
 
 use super::tables::Tables;
 use crate::known_links::{bridge, is_of_routed_pod, is_ours};
-use crate::processes;
+use crate::processes::ProcessList;
 
 /// The programs that do so.
 const PROGRAMS: [&str; 3] = ["dhcpcd", "avahi-autoipd", "connmand"];
@@ -29,7 +29,7 @@ pub struct SelfAssigned {
 }
 
 /// Returns the links of weft, the bridge of pods, its ports and the links of routed pods that have such addresses, if there are any.
-pub(super) fn read(tables: &Tables<'_>) -> Option<SelfAssigned> {
+pub(super) fn read(tables: &Tables<'_>, processes: &ProcessList) -> Option<SelfAssigned> {
     let bridge = bridge(tables.links).map(|link| link.index);
     let is_watched = |link: &Link| {
         let is_port = bridge.is_some_and(|bridge| link.index == bridge || link.master == bridge);
@@ -40,6 +40,6 @@ pub(super) fn read(tables: &Tables<'_>) -> Option<SelfAssigned> {
     let all = tables.addrs.iter().filter(|addr| is_self_assigned(addr));
     let mut all = all.filter_map(|addr| Some((tables.link(addr.index).filter(|link| is_watched(link))?, addr.addr)));
     let (link, addr) = all.next()?;
-    let program = PROGRAMS.into_iter().find(|program| processes::is_running(&[program]));
+    let program = PROGRAMS.into_iter().find(|program| processes.named(&[program]).next().is_some());
     Some(SelfAssigned { link: link.name.clone(), addr, count: 1 + all.count(), program })
 }
