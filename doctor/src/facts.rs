@@ -232,7 +232,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let qdiscs = kernel.qdiscs().unwrap_or_default();
     let path_links = path_links::read(&tables, &qdiscs, &sources.published);
     let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|way| way.example).collect();
-    let mut not_examined = not_examined(sources);
+    let machine = of_the_machine(&tables, sources, &subnets, &processes);
+    let mut not_examined = not_examined(sources, &machine.cni);
     let duplicates = known("duplicate-address", OTHER_HOSTS, duplicates::read(&tables, &path_links), &mut not_examined);
     Ok(NodeFacts {
         pod_way: known("underlay", "packets for pods", pod_way::read(&tables, &subnets), &mut not_examined),
@@ -257,26 +258,17 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         // A kernel without filters has none that drop packets.
         filters: filters::read(&links, &qdiscs).unwrap_or_default(),
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
-        has_peers: sources.has_peers,
-        unreachable: sources.unreachable,
-        lossy: sources.lossy.clone(),
         dropping: tunnel_rules::read(&tables, sources, tunnel, &subnets, &rules.iptables)?,
         translations: tunnel_nat::read(&tables, sources, tunnel, &rules.iptables)?,
         leftovers: other_networks::read(&links, &rules.iptables),
-        other_agents: sources.other_agents.clone(),
         rules,
         ways,
         store: store::read(&sources.store),
-        agent: sources.agent.clone(),
-        agent_age: sources.agent_age,
         memory_kill: known("agent", KILLS, memory_kills::read(&memory_kills::AGENTS), &mut not_examined),
-        socket: sources.socket.clone(),
-        absent_agent: sources.absent_agent.clone(),
         own_device: own_device(&sources.subnet_file, &links),
         underlay: underlay::read(&tables, sources, tunnel).context("ask for the ways to peers")?,
-        backend: sources.backend.clone(),
         not_examined,
-        ..of_the_machine(&tables, sources, &subnets, &processes)
+        ..machine
     })
 }
 
@@ -298,6 +290,22 @@ fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet],
         early_clock: early_clock::read(),
         module: modules::read(sources),
         k3s_flannel: k3s_flannel::read(processes),
+        ..of_the_agent(sources)
+    }
+}
+
+/// Returns what is known of the agent.
+fn of_the_agent(sources: &NodeSources) -> NodeFacts {
+    NodeFacts {
+        agent: sources.agent.clone(),
+        agent_age: sources.agent_age,
+        socket: sources.socket.clone(),
+        absent_agent: sources.absent_agent.clone(),
+        other_agents: sources.other_agents.clone(),
+        backend: sources.backend.clone(),
+        has_peers: sources.has_peers,
+        unreachable: sources.unreachable,
+        lossy: sources.lossy.clone(),
         ..NodeFacts::default()
     }
 }
@@ -317,7 +325,7 @@ fn known<T: Default>(check: &'static str, what: &str, read: io::Result<T>, not_e
 }
 
 /// Returns what this process cannot see.
-fn not_examined(sources: &NodeSources) -> Vec<NotExamined> {
+fn not_examined(sources: &NodeSources, cni: &CniFiles) -> Vec<NotExamined> {
     let mut all = Vec::new();
     let mut add = |check: &'static str, what: String| all.push(NotExamined { check, what });
     if sources.agent == AgentAnswer::None {
@@ -332,6 +340,9 @@ fn not_examined(sources: &NodeSources) -> Vec<NotExamined> {
     }
     if let Some(text) = processes::unreadable() {
         add("port", text);
+    }
+    if let Some(path) = &cni.denied {
+        add("cni", format!("configurations of CNI: you may not read {}", path.display()));
     }
     all
 }

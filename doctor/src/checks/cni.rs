@@ -50,6 +50,10 @@ fn other_pods(facts: &NodeFacts) -> Option<NodeFinding> {
 /// The files of CNI are wrong.
 fn configurations(facts: &NodeFacts) -> Vec<NodeFinding> {
     let files = &facts.cni;
+    // The container runtime is root and may read it.
+    if files.denied.is_some() {
+        return Vec::new();
+    }
     let dir = files.conf_dir.display();
     let Some(first) = files.confs.first() else {
         let agent_works = matches!(&facts.agent, AgentAnswer::Problems(problems) if problems.is_empty());
@@ -157,4 +161,42 @@ fn other_subnet_file(facts: &NodeFacts) -> Option<NodeFinding> {
         own.display()
     );
     Some(finding(evidence, remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::cni_files::{BadConf, CniFiles, Conf};
+
+    fn conf(bad: BadConf) -> Conf {
+        Conf {
+            name: "10-flannel.conflist".to_owned(),
+            plugins: Err(bad),
+            is_link: false,
+            isolates: false,
+            subnet_files: Vec::new(),
+            reads_ours: false,
+        }
+    }
+
+    /// Many clusters let root alone read these files.
+    #[test]
+    fn a_configuration_that_only_others_may_read_is_no_finding() {
+        let agent = AgentAnswer::Problems(Vec::new());
+        let files = |confs, denied: Option<&str>| CniFiles {
+            confs,
+            denied: denied.map(Into::into),
+            has_kubelet: true,
+            ..CniFiles::default()
+        };
+        for (confs, denied, found) in [
+            (vec![conf(BadConf::NoPlugins)], None, 1),
+            (vec![conf(BadConf::Denied)], Some("/etc/cni/net.d/10-flannel.conflist"), 0),
+            (Vec::new(), None, 1),
+            (Vec::new(), Some("/etc/cni/net.d"), 0),
+        ] {
+            let facts = NodeFacts { cni: files(confs, denied), agent: agent.clone(), ..NodeFacts::default() };
+            assert_eq!(check(&facts).len(), found, "{:?}", facts.cni);
+        }
+    }
 }

@@ -16,13 +16,33 @@ use crate::sources::CniSources;
 /// Files with these endings are configurations.
 const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
 
+/// Why a configuration is not known, or cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadConf {
+    /// This process may not read it. A container runtime may, because it is root.
+    #[error("permission denied")]
+    Denied,
+    /// It is a link to a file that does not exist.
+    #[error("it is a link that leads nowhere")]
+    DeadLink,
+    /// It cannot be read, or is not JSON. The text says why.
+    #[error("{0}")]
+    Unreadable(String),
+    /// A plugin in it has no type.
+    #[error("a plugin in it has no `type`")]
+    NoType,
+    /// It has no plugins.
+    #[error("it has no plugins")]
+    NoPlugins,
+}
+
 /// A configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conf {
     /// Name of the file.
     pub name: String,
-    /// The plugins that it needs, those of delegates included; or why it cannot be used.
-    pub plugins: Result<Vec<String>, String>,
+    /// The plugins that it needs, those of delegates included; or why they are not known.
+    pub plugins: Result<Vec<String>, BadConf>,
     /// True if it is a link to another file.
     pub is_link: bool,
     /// True if it says that pods of one node must not reach each other.
@@ -58,6 +78,8 @@ pub struct CniFiles {
     pub conf_dir: PathBuf,
     /// The configurations, in the order in which runtimes use them.
     pub confs: Vec<Conf>,
+    /// The directory, or the first configuration, if this process may not read it. Then nothing is known of the plugins.
+    pub denied: Option<PathBuf>,
     /// The plugins of the first configuration that are in none of the directories. Empty if none of the directories exists.
     pub missing: Vec<String>,
     /// The plugins of the first configuration that are there and cannot run.
@@ -90,6 +112,10 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &Process
         Conf { plugins: list.and_then(|list| plugins(&list)), is_link, isolates, subnet_files, reads_ours, name }
     };
     let confs: Vec<Conf> = names(&sources.conf_dir).into_iter().filter(is_conf).map(conf).collect();
+    let is_denied = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    let denied_dir = fs::read_dir(&sources.conf_dir).is_err_and(is_denied).then(|| sources.conf_dir.clone());
+    let denied_conf = || confs.first().filter(|first| first.plugins == Err(BadConf::Denied));
+    let denied = denied_dir.or_else(|| Some(sources.conf_dir.join(&denied_conf()?.name)));
     let wanted = || confs.first().and_then(|first| first.plugins.as_ref().ok()).into_iter().flatten();
     let has_dir = sources.path.iter().any(|dir| dir.is_dir());
     let is_missing = |plugin: &&String| !sources.path.iter().any(|dir| is_program(&dir.join(plugin)));
@@ -103,6 +129,7 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &Process
         conf_dir: sources.conf_dir.clone(),
         missing: wanted().filter(|_| has_dir).filter(is_missing).cloned().collect(),
         broken: wanted().filter_map(place).filter_map(broken).collect(),
+        denied,
         confs,
         path: sources.path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":"),
         reserved: names(&sources.networks).into_iter().map(reserved).collect(),
@@ -116,12 +143,13 @@ pub(super) fn is_program(path: &Path) -> bool {
 }
 
 /// Returns the plugins of a configuration, as it describes them.
-fn plugin_list(path: &Path) -> Result<Vec<Value>, String> {
+fn plugin_list(path: &Path) -> Result<Vec<Value>, BadConf> {
     let text = fs::read(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => "it is a link that leads nowhere".to_owned(),
-        _ => error.to_string(),
+        io::ErrorKind::NotFound => BadConf::DeadLink,
+        io::ErrorKind::PermissionDenied => BadConf::Denied,
+        _ => BadConf::Unreadable(error.to_string()),
     })?;
-    let value: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let value: Value = serde_json::from_slice(&text).map_err(|error| BadConf::Unreadable(error.to_string()))?;
     Ok(match &value["plugins"] {
         Value::Array(list) => list.clone(),
         _ => vec![value],
@@ -136,10 +164,10 @@ fn isolates(plugin: &Value) -> bool {
 }
 
 /// Returns the names of these plugins, and of those that they call.
-fn plugins(list: &[Value]) -> Result<Vec<String>, String> {
+fn plugins(list: &[Value]) -> Result<Vec<String>, BadConf> {
     let mut found: Vec<String> = Vec::new();
     for plugin in list {
-        let kind = plugin["type"].as_str().filter(|kind| !kind.is_empty()).ok_or("a plugin in it has no `type`")?;
+        let kind = plugin["type"].as_str().filter(|kind| !kind.is_empty()).ok_or(BadConf::NoType)?;
         let mut add = |value: &Value, default: Option<&str>| {
             let named = value["type"].as_str().or(default).filter(|name| !name.is_empty() && !name.contains('/'));
             found.extend(named.map(str::to_owned).filter(|name| !found.contains(name)));
@@ -153,7 +181,7 @@ fn plugins(list: &[Value]) -> Result<Vec<String>, String> {
             add(&plugin["ipam"], None);
         }
     }
-    if found.is_empty() { Err("it has no plugins".to_owned()) } else { Ok(found) }
+    if found.is_empty() { Err(BadConf::NoPlugins) } else { Ok(found) }
 }
 
 /// Returns true for two paths of one file. /var/run is a link to /run.

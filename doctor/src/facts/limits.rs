@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
 use weft_netlink::rtnl::Neigh;
@@ -65,8 +66,7 @@ pub(super) fn read(dirs: &[&Path], processes: &ProcessList) -> Limits {
         [entries, _, max] => Some(Fill { entries, max }),
         _ => None,
     };
-    // Another user than root may write none of them.
-    let written = dirs.iter().filter(|dir| geteuid().is_root() && dir.is_dir());
+    let written = dirs.iter().filter(|dir| dir.is_dir());
     let unwritable =
         written.filter_map(|dir| Some(UnwritableDir { dir: dir.to_path_buf(), why: unwritable(&dir.join("file"))? }));
     Limits {
@@ -111,7 +111,10 @@ pub(super) fn unwritable(path: &Path) -> Option<String> {
     if !dir.is_dir() {
         return Some(format!("{} is not a directory", dir.display()));
     }
-    if let Err(error) = access(dir, AccessFlags::W_OK | AccessFlags::X_OK) {
+    // That another user than root may not write there says nothing about the agent.
+    if let Err(error) = access(dir, AccessFlags::W_OK | AccessFlags::X_OK)
+        && (geteuid().is_root() || error != Errno::EACCES)
+    {
         return Some(format!("{}: {}", dir.display(), error.desc()));
     }
     let space = statvfs(dir).ok()?;
