@@ -10,9 +10,10 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use nix::ifaddrs::getifaddrs;
+use nix::libc;
 use nix::sys::socket::{LinkAddr, bind};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, socket_with};
-use weft_netlink::rtnl::{Addr, Link};
+use weft_netlink::rtnl::{Addr, Link, Neigh};
 
 use super::path_links::PathLinks;
 use super::tables::Tables;
@@ -56,9 +57,12 @@ pub struct SameMac {
 /// Returns the MAC addresses of uplinks that other hosts have, too, as the neighbours of the kernel show them.
 pub(super) fn same_macs(tables: &Tables<'_>, path: &PathLinks) -> Vec<SameMac> {
     let is_own = |addr: IpAddr| tables.addrs.iter().any(|own| own.addr == addr);
+    // On a link without ARP, the kernel gives each neighbour the MAC address of the link itself (arp_constructor).
+    let was_found = |neigh: &&Neigh| neigh.state & libc::NUD_NOARP == 0;
     let same_mac = |link: &Link| {
         let mac = link.mac?;
         let of_link = tables.neighbours.iter().filter(|neigh| neigh.index == link.index && neigh.mac == mac);
+        let of_link = of_link.filter(was_found);
         let mut others = of_link.map(|neigh| neigh.addr).filter(|addr| !is_own(*addr));
         Some(SameMac { link: link.name.clone(), mac, addr: others.next()?, more: others.count() })
     };
@@ -150,7 +154,23 @@ fn sender(frame: &[u8; FRAME]) -> Option<(Ipv4Addr, Mac)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::path_links::PathLink;
+    use super::super::policy_rules::PolicyRules;
     use super::*;
+
+    #[test]
+    fn the_mac_address_that_the_kernel_gives_neighbours_of_a_link_without_arp_is_no_clone() {
+        let mac = [2, 0, 0, 0, 0, 7];
+        let links = [Link { index: 2, name: "eth0".to_owned(), mac: Some(mac), ..Link::default() }];
+        let uplink = PathLink { name: "eth0".to_owned(), is_uplink: true, ..PathLink::default() };
+        let path = PathLinks { links: vec![uplink], ..PathLinks::default() };
+        let policy = PolicyRules::default();
+        for (state, found) in [(libc::NUD_NOARP, 0), (libc::NUD_STALE, 1)] {
+            let neighbours = [Neigh { index: 2, addr: [192, 0, 2, 9].into(), mac: mac.to_vec(), state }];
+            let tables = Tables { links: &links, addrs: &[], routes: &[], neighbours: &neighbours, policy: &policy };
+            assert_eq!(same_macs(&tables, &path).len(), found, "{state:#x}");
+        }
+    }
 
     #[test]
     fn only_arp_packets_of_ipv4_name_a_sender() {
