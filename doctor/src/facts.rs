@@ -33,7 +33,7 @@ pub(crate) mod runtime;
 pub(crate) mod self_assigned;
 pub(crate) mod store;
 mod tables;
-mod tunnel;
+pub(crate) mod tunnel;
 pub(crate) mod tunnel_nat;
 pub(crate) mod tunnel_rules;
 pub(crate) mod underlay;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use weft_backends::vxlan::USUAL_VNI;
 
 use crate::facts::NodeFacts;
+use crate::facts::tunnel::may_be_vxlan;
 use crate::finding::{NodeFinding, finding};
 
 /// Another vxlan device that receives what belongs to ours: the kernel lets no two devices share a VNI and a port.
@@ -13,7 +14,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let devices = &facts.ways.vxlan;
     let mut wanted: BTreeSet<(u32, u16)> =
         devices.iter().filter(|device| device.ours).map(|device| (device.vxlan.vni, device.vxlan.port)).collect();
-    if wanted.is_empty() {
+    // Before the first start weft has no device yet. With another backend it makes none.
+    if wanted.is_empty() && may_be_vxlan(&facts.backend) {
         wanted.insert((USUAL_VNI, facts.port));
     }
     let mut findings = Vec::new();
@@ -51,6 +53,8 @@ mod tests {
             let mut facts = NodeFacts::of_a_node();
             facts.ways.vxlan.push(other.clone());
             assert_eq!(check(&facts).len(), usize::from(found), "before the first start: {other:?}");
+            let wireguard = NodeFacts { backend: "wireguard".to_owned(), ..facts.clone() };
+            assert_eq!(check(&wireguard), [], "this backend has no vxlan device: {other:?}");
             // With a device of our own, its VNI counts.
             let vxlan = Vxlan { vni: 2, port: 8472, external: false };
             facts.ways.vxlan.push(VxlanDevice { name: "flannel.2".to_owned(), vxlan, ours: true });

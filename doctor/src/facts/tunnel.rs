@@ -146,8 +146,12 @@ impl fmt::Display for Tunnel {
     }
 }
 
-/// Returns the UDP port of the vxlan device, if packets between nodes are those of such a device. They count as such where the backend is not known.
+/// Returns the UDP port of the vxlan device, if packets between nodes may be those of such a device.
 pub(super) fn vxlan_port(sources: &NodeSources, ways: &WayFacts) -> Option<u16> {
-    let has_vxlan = sources.backend.is_empty() || device_kind(&sources.backend) == Some(vxlan::DEVICE_KIND);
-    has_vxlan.then(|| ways.port().unwrap_or(sources.port))
+    may_be_vxlan(&sources.backend).then(|| ways.port().unwrap_or(sources.port))
+}
+
+/// Returns true if packets between nodes are those of a vxlan device, or if this is not known because the name of the backend is empty.
+pub(crate) fn may_be_vxlan(backend: &str) -> bool {
+    backend.is_empty() || device_kind(backend) == Some(vxlan::DEVICE_KIND)
 }
