@@ -86,8 +86,11 @@ fn cluster_cidr(facts: &NodeFacts) -> Option<NodeFinding> {
         "kube-proxy takes {range} for the addresses of pods, and Network is {network}: it replaces the source address of pods that use a \
          service, so network policies and logs see this node"
     );
+    // The setting names the networks of both families.
+    let all: Vec<String> = env.networks.iter().map(|network| network.trunc().to_string()).collect();
+    let all = all.join(",");
     let remedy =
-        format!("set `clusterCIDR: {network}` in the configuration of kube-proxy (--cluster-cidr), and restart it");
+        format!("set `clusterCIDR: {all}` in the configuration of kube-proxy (--cluster-cidr), and restart it");
     Some(finding(evidence, remedy))
 }
 
@@ -132,12 +135,26 @@ fn hairpin(facts: &NodeFacts) -> Option<NodeFinding> {
 
 #[cfg(test)]
 mod tests {
+    use weft_subnet::env::SubnetEnv;
+
     use super::*;
+    use crate::subnet_file::SubnetFile;
 
     fn facts() -> NodeFacts {
         let mut facts = NodeFacts::of_a_node();
         facts.rules.nft = Some("table ip other {\n}\n".to_owned());
         facts
+    }
+
+    #[test]
+    fn the_right_range_for_kube_proxy_has_both_families() {
+        let text = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_IPV6_NETWORK=fd00:5::/48\n\
+                    FLANNEL_IPV6_SUBNET=fd00:5:0:7::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+        let mut facts = NodeFacts { subnet_file: SubnetFile::Good(SubnetEnv::parse(text).unwrap()), ..facts() };
+        let rule = "-A KUBE-SVC-A ! -s 10.42.0.0/16 -d 10.96.0.1/32 -p tcp -j KUBE-MARK-MASQ";
+        facts.rules.iptables = vec![SavedRules::of_nat("iptables-nft", rule)];
+        let found = check(&facts);
+        assert!(found.len() == 1 && found[0].remedy.contains("`clusterCIDR: 10.5.0.0/16,fd00:5::/48`"), "{found:?}");
     }
 
     #[test]
