@@ -8,19 +8,25 @@ use crate::finding::{NodeFinding, counted, finding};
 
 /// A program that manages the devices of weft removes what it does not know.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
+    let managed = &facts.ways.managed;
+    // A second line of this kind would replace the first one, so each remedy names all links.
+    let links_of =
+        |wanted: &'static str| managed.iter().filter(move |one| one.program == wanted).map(|one| one.link.as_str());
     let one = |ManagedLink { link, program }: &ManagedLink| {
         let evidence = format!("{program} manages {link}: it may set {link} down and remove its addresses and routes");
         let remedy = match *program {
             "NetworkManager" => format!(
-                "put `unmanaged-devices=interface-name:{link}` below [keyfile] of a file in /etc/NetworkManager/conf.d, and `nmcli general reload`"
+                "put `unmanaged-devices={}` below [keyfile] of a file in /etc/NetworkManager/conf.d, and `nmcli general reload`",
+                links_of(*program).map(|link| format!("interface-name:{link}")).collect::<Vec<_>>().join(";")
             ),
             _ => format!(
-                "put `[Match] Name={link}` and `[Link] Unmanaged=yes` into /etc/systemd/network/05-weft.network, and `networkctl reload`"
+                "put `[Match] Name={}` and `[Link] Unmanaged=yes` into /etc/systemd/network/05-weft.network, and `networkctl reload`",
+                links_of(*program).collect::<Vec<_>>().join(" ")
             ),
         };
         finding(evidence, remedy)
     };
-    facts.ways.managed.iter().map(one).chain(facts.self_assigned.as_ref().map(self_assigned)).collect()
+    managed.iter().map(one).chain(facts.self_assigned.as_ref().map(self_assigned)).collect()
 }
 
 /// A program takes links of weft or of pods for links that need DHCP.
@@ -47,6 +53,20 @@ fn self_assigned(SelfAssigned { link, addr, count, program }: &SelfAssigned) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_follows_one_remedy_after_the_other_excludes_all_links() {
+        let mut facts = NodeFacts::of_a_node();
+        let both = |program| ["flannel.1", "cni0"].map(|link| ManagedLink { link: link.to_owned(), program });
+        facts.ways.managed = ["NetworkManager", "systemd-networkd"].into_iter().flat_map(both).collect();
+        let findings = check(&facts);
+        assert_eq!(findings.len(), 4, "{findings:?}");
+        let words =
+            ["`unmanaged-devices=interface-name:flannel.1;interface-name:cni0`", "`[Match] Name=flannel.1 cni0`"];
+        for (number, found) in findings.iter().enumerate() {
+            assert!(found.remedy.contains(words[number / 2]), "{found:?}");
+        }
+    }
 
     #[test]
     fn the_remedy_names_the_program_that_manages_a_device() {
