@@ -8,10 +8,11 @@ use crate::remedies::set_sysctl;
 /// The kernel drops packets of pods instead of forwarding them.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let Some(env) = facts.subnet_file.env() else { return Vec::new() };
-    let found = |name: &str, what: &str| {
+    let found_before = |before: &str, name: &str, what: &str| {
         let evidence = format!("{name} is 0: {what}");
-        finding(evidence, set_sysctl(&format!("{name}=1")) + "; then find the file there that sets it to 0")
+        finding(evidence, set_sysctl(&format!("{before}{name}=1")) + "; then find the file there that sets it to 0")
     };
+    let found = |name: &str, what: &str| found_before("", name, what);
     let mut findings = Vec::new();
     let forwarding = &facts.forwarding;
     if env.subnets.v4.is_some() && forwarding.v4 == Some(0) {
@@ -27,7 +28,10 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         }));
     }
     if env.subnets.v6.is_some() && forwarding.v6 == Some(0) {
-        findings.push(found("net.ipv6.conf.all.forwarding", "this node forwards no IPv6 packet of a pod"));
+        // Otherwise the node loses its IPv6 routes of router advertisements in that moment, the default route among them.
+        let accept = forwarding.advertised.iter().map(|link| format!("net/ipv6/conf/{link}/accept_ra=2 "));
+        let what = "this node forwards no IPv6 packet of a pod";
+        findings.push(found_before(&accept.collect::<String>(), "net.ipv6.conf.all.forwarding", what));
     }
     findings
 }

@@ -65,8 +65,13 @@ fn refused(facts: &Facts, way: &Way, errno: Errno, is_pod: bool) -> Step {
     let arrives = way.arrives.as_ref().map_or("", |device| device.name.as_str());
     match errno {
         Errno::EHOSTUNREACH | Errno::ENETUNREACH if way.arrives.is_some() && facts.forwarding == Some(false) => {
-            let name = if to.is_ipv4() { "net.ipv4.ip_forward" } else { "net.ipv6.conf.all.forwarding" };
-            step.broken(format!("this node does not forward packets: {name} is 0"), format!("sysctl -w {name}=1"))
+            let (name, remedy) = if to.is_ipv4() {
+                ("net.ipv4.ip_forward", "sysctl -w net.ipv4.ip_forward=1")
+            } else {
+                // This may end routes of router advertisements. The check names a command that prevents it.
+                ("net.ipv6.conf.all.forwarding", "`weft doctor --only forwarding` names the command")
+            };
+            step.broken(format!("this node does not forward packets: {name} is 0"), remedy)
         }
         Errno::EXDEV | Errno::EINVAL if way.arrives.is_some() => step.broken(
             format!("the kernel does not accept packets from {from} on {arrives}: its reverse path filter, or an address of this node"),

@@ -337,8 +337,16 @@ fn forwarding_that_is_off_is_found_for_the_node_and_for_single_links() {
         set("ipv4/conf/default/forwarding", "1");
         set("ipv6/conf/all/forwarding", "0");
         fs::write(file, format!("{ENV_V6}{ENV}")).unwrap();
-        only_finding(file, "forwarding", &["net.ipv6.conf.all.forwarding is 0"]);
-        set("ipv6/conf/all/forwarding", "1");
+        let remedy = only_finding(file, "forwarding", &["net.ipv6.conf.all.forwarding is 0"]);
+        assert!(remedy.starts_with("sysctl -w net.ipv6.conf.all.forwarding=1;"), "{remedy}");
+        // A router advertisement makes such a route. Forwarding ends it, unless accept_ra is 2.
+        ip("link add eth8 up type bridge");
+        set("ipv6/conf/eth8/accept_ra", "1");
+        ip("-6 route add default via fe80::9 dev eth8 proto ra expires 600");
+        let remedy = only_finding(file, "forwarding", &["net.ipv6.conf.all.forwarding is 0"]);
+        let command = "sysctl -w net/ipv6/conf/eth8/accept_ra=2 net.ipv6.conf.all.forwarding=1";
+        assert_eq!(remedy.split(';').next(), Some(command));
+        shell(command);
         assert_eq!(doctor(file, "forwarding"), []);
     });
 }
