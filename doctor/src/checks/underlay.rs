@@ -34,7 +34,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
     let who = if peers.len() == 1 { peer.to_string() } else { format!("{peer} and {}", more()) };
     let ip = ip(peer);
     match fault {
-        Fault::Own(Some(OwnAddress { link, len })) => finding(
+        Fault::Own(OwnAddress { link, len }) => finding(
             format!(
                 "{who} is the address of another node, and an address of {link} here, too: packets to that node do not leave this one"
             ),
@@ -42,10 +42,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
                 "{ip} addr del {peer}/{len} dev {link}; on kube-ipvs0, take it out of the externalIPs of the services"
             ),
         ),
-        Fault::Own(None) => finding(
-            format!("{who} is the address of another node, and a local route keeps packets to it on this one"),
-            format!("{ip} route del local {peer}; `{ip} route show table local` shows the route"),
-        ),
+        Fault::Kept { route, table } => kept(*route, *table, peer, &who),
         Fault::Refused { errno, route: Some(route) } => {
             let kind = match errno {
                 Errno::EACCES => "prohibit",
@@ -84,6 +81,15 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
             no_listener(&format!("{who} {answer}"), *port, device)
         }
     }
+}
+
+/// A route of type local keeps packets to a peer on this node. It may lead to more addresses than that one.
+fn kept(route: Option<IpNet>, table: u32, peer: IpAddr, who: &str) -> NodeFinding {
+    let (ip, route) = (ip(peer), route.unwrap_or_else(|| IpNet::from(peer)));
+    let evidence = format!(
+        "{who} is the address of another node, and a local route ({route}, table {table}) keeps packets to it on this one"
+    );
+    finding(evidence, format!("{ip} route del local {route} table {table}; then find the program that writes it"))
 }
 
 /// Returns what to do where no route leads to peers. A default route may be wrong: a node without one had none on purpose, or it leads elsewhere,

@@ -44,8 +44,15 @@ pub struct OwnAddress {
 /// Why packets to a peer cannot arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// This node has the address itself. `None` if no link has it.
-    Own(Option<OwnAddress>),
+    /// This node has the address itself.
+    Own(OwnAddress),
+    /// A local route keeps them on this node, and no link has the address.
+    Kept {
+        /// The destination of the route, if the kernel names it.
+        route: Option<IpNet>,
+        /// Its table.
+        table: u32,
+    },
     /// The kernel refuses them.
     Refused {
         /// Its answer.
@@ -157,7 +164,10 @@ impl Tables<'_> {
     fn fault(&self, peer: &PeerAddress, lookup: &Lookup, sources: &NodeSources) -> Option<Fault> {
         let to = peer.addr;
         match lookup {
-            Lookup::Route(route) if route.kind == RouteKind::Local => Some(Fault::Own(self.own(to))),
+            Lookup::Route(route) if route.kind == RouteKind::Local => {
+                let kept = || Fault::Kept { route: route.prefix, table: route.table };
+                Some(self.own(to).map_or_else(kept, Fault::Own))
+            }
             Lookup::Route(route) => match route.kind {
                 RouteKind::Unicast if !peer.reached => self.wrong_way(to, route, sources),
                 RouteKind::Refuses(kind) => {

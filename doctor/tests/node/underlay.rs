@@ -101,8 +101,10 @@ fn a_peer_whose_address_is_here_is_found() {
             let command = format!("addr del {address} dev kube-ipvs0");
             healed(&sources, &["is the address of another node", "kube-ipvs0", "externalIPs", &command]);
         }
-        ip(&format!("route add local {FAR} dev lo"));
-        healed(&sources, &[FAR, "a local route", "table local"]);
+        for route in [FAR, "198.51.100.0/24"] {
+            ip(&format!("route add local {route} dev lo"));
+            healed(&sources, &[FAR, "a local route", route, "table 255"]);
+        }
         let mut same = sources.clone();
         same.published.push(FAR.parse().unwrap());
         ip(&format!("addr add {FAR}/32 dev eth0"));
