@@ -274,11 +274,13 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
 
 /// Reads what concerns the machine, the container runtime and its pods more than packets between nodes.
 fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet], processes: &ProcessList) -> NodeFacts {
+    let reserved_before = cni_files::reserved(&sources.cni.networks);
+    let pod_addresses = pod_addresses::read(tables.links, subnets, processes).unwrap_or_default();
     let cni = cni_files::read(&sources.cni, &sources.subnet_file, processes);
     NodeFacts {
+        pod_addresses: pod_addresses::without_ending(pod_addresses, &reserved_before, &cni.reserved),
         misplaced: runtime::read(&sources.cni, &cni),
         cni,
-        pod_addresses: pod_addresses::read(tables.links, subnets, processes).unwrap_or_default(),
         limits: limits::read(&[&sources.state_dir, &sources.cni.networks], processes),
         locks: locks::read(&sources.cni.networks),
         other_pods: other_pods::read(tables, subnets, processes),

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use crate::facts::NodeFacts;
-use crate::facts::cni_files::Reserved;
+use crate::facts::cni_files::{Reserved, is_reserved};
 use crate::finding::{NodeFinding, finding, some_of};
 
 /// A network of host-local is reported from this share of its addresses, in percent.
@@ -41,10 +41,10 @@ fn shared(facts: &NodeFacts) -> Vec<NodeFinding> {
         );
         findings.push(finding(evidence, remedy));
     }
-    let is_reserved = |addr: &IpAddr| facts.cni.reserved.iter().any(|reserved| reserved.addrs.contains(addr));
     let pods = &facts.pod_addresses;
     // Where host-local reserved none of these addresses, something else gives them to pods.
-    let (kept, lost): (Vec<&IpAddr>, Vec<&IpAddr>) = pods.keys().partition(|addr| is_reserved(addr));
+    let (kept, lost): (Vec<&IpAddr>, Vec<&IpAddr>) =
+        pods.keys().partition(|addr| is_reserved(**addr, &facts.cni.reserved));
     if !kept.is_empty() && !lost.is_empty() {
         let lost: Vec<String> = lost.into_iter().map(ToString::to_string).collect();
         let evidence = format!(

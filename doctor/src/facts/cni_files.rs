@@ -94,12 +94,6 @@ pub struct CniFiles {
 
 /// Reads the files. What does not exist is empty. `subnet_file` is that of the agent.
 pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &ProcessList) -> CniFiles {
-    let names = |dir: &Path| -> Vec<String> {
-        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort_unstable();
-        names
-    };
     let is_conf =
         |name: &String| Path::new(name).extension().is_some_and(|kind| ENDINGS.iter().any(|ending| kind == *ending));
     let conf = |name: String| {
@@ -121,10 +115,6 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &Process
     let is_missing = |plugin: &&String| !sources.path.iter().any(|dir| is_program(&dir.join(plugin)));
     let place = |plugin: &String| sources.path.iter().map(|dir| dir.join(plugin)).find(|path| is_program(path));
     let broken = |path: PathBuf| cni_plugins::why_not(&path).map(|why| BrokenPlugin { path, why });
-    let reserved = |network: String| {
-        let addrs = names(&sources.networks.join(&network)).iter().filter_map(|name| name.parse().ok()).collect();
-        Reserved { network, addrs }
-    };
     CniFiles {
         conf_dir: sources.conf_dir.clone(),
         missing: wanted().filter(|_| has_dir).filter(is_missing).cloned().collect(),
@@ -132,9 +122,31 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &Process
         denied,
         confs,
         path: sources.path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":"),
-        reserved: names(&sources.networks).into_iter().map(reserved).collect(),
+        reserved: reserved(&sources.networks),
         has_kubelet: !processes.here(&["kubelet"]).is_empty(),
     }
+}
+
+/// Returns the addresses that host-local reserves in each network. `networks` is its directory.
+pub(super) fn reserved(networks: &Path) -> Vec<Reserved> {
+    let of_network = |network: String| {
+        let addrs = names(&networks.join(&network)).iter().filter_map(|name| name.parse().ok()).collect();
+        Reserved { network, addrs }
+    };
+    names(networks).into_iter().map(of_network).collect()
+}
+
+/// Returns true if host-local reserves an address in one of these networks.
+pub(crate) fn is_reserved(addr: IpAddr, networks: &[Reserved]) -> bool {
+    networks.iter().any(|network| network.addrs.contains(&addr))
+}
+
+/// Returns the sorted names of what a directory contains. A directory that cannot be read counts as empty.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_unstable();
+    names
 }
 
 /// Returns true for a file that can be executed.

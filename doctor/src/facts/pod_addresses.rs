@@ -8,6 +8,7 @@ use std::path::Path;
 use ipnet::IpNet;
 use weft_netlink::rtnl::Link;
 
+use super::cni_files::{Reserved, is_reserved};
 use crate::namespaces;
 use crate::processes::{ProcessList, Processes, netns};
 
@@ -35,4 +36,33 @@ pub(super) fn read(
         }
     }
     Ok(found)
+}
+
+/// Leaves out the addresses of pods that were just ending. host-local gives an address back before the pod loses it. So it was reserved before the
+/// pods were looked at, and is not reserved after that.
+pub(super) fn without_ending(
+    mut pods: BTreeMap<IpAddr, usize>,
+    before: &[Reserved],
+    after: &[Reserved],
+) -> BTreeMap<IpAddr, usize> {
+    pods.retain(|addr, _| !is_reserved(*addr, before) || is_reserved(*addr, after));
+    pods
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_pod_whose_address_was_given_back_meanwhile_is_left_out() {
+        let addr = |last: u8| IpAddr::from([10, 5, 7, last]);
+        let reserved = |last: &[u8]| {
+            let addrs = last.iter().copied().map(addr).collect();
+            [Reserved { network: "cbr0".to_owned(), addrs }]
+        };
+        // The second pod ends, the third one begins, and nobody has reserved the address of the fourth one.
+        let pods = (1..=4).map(|last| (addr(last), 1)).collect();
+        let left = without_ending(pods, &reserved(&[1, 2]), &reserved(&[1, 3]));
+        assert_eq!(left.into_keys().collect::<Vec<_>>(), [addr(1), addr(3), addr(4)]);
+    }
 }
