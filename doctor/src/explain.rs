@@ -16,6 +16,7 @@ mod port_steps;
 mod read;
 mod render;
 mod route_steps;
+mod route_text;
 mod rule_steps;
 pub mod rules;
 mod shared_steps;

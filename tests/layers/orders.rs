@@ -95,8 +95,8 @@ pub const ALL: &[Layers] = &[
         dir: "doctor/src/explain",
         parent_is_above: true,
         order: "
-            facts explanation pod read render rule_steps shared_steps mtu_steps pod_steps port_steps route_steps steps
-            legacy_tables rules pod_rules ipvs tests
+            facts explanation pod read render rule_steps shared_steps mtu_steps pod_steps port_steps route_text route_steps
+            steps legacy_tables rules pod_rules ipvs tests
         ",
     },
     Layers {

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use weft_backends::register::makes_routes;
@@ -13,8 +14,8 @@ use super::facts::{
 };
 use super::mtu_steps::{fits, sized};
 use super::read::leads_to_pods;
+use super::route_text::{is_usual, removal, text};
 use super::shared_steps::{REWRITE, down, no_device, planned, publics};
-use crate::kernel::entries::MAIN;
 use crate::remedies::{ask_main_first, ip, refusing_rule};
 
 /// The kernel's answer to the question for a route, and whether it is the route that should be there.
@@ -107,7 +108,7 @@ fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
             );
         }
         RouteKind::Refuses(_) => {
-            let remedy = format!("{}; then find the program that writes it", removal(route, to));
+            let remedy = format!("{}; then find the program that writes it", removal(route, None, to));
             return step.broken(format!("the route {text} drops packets to {to}"), remedy);
         }
         RouteKind::Other(kind) => {
@@ -117,15 +118,6 @@ fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
     }
     let step = sized(step, route, way.hop.device.as_ref());
     if is_pod && !route.of_weft() { foreign(facts, way, route, step) } else { step }
-}
-
-/// Returns the command that removes a route that refuses packets to this address.
-fn removal(route: &Route, to: IpAddr) -> String {
-    let (ip, text) = (ip(to), text(route, None));
-    match route.prefix {
-        Some(_) => format!("{ip} route del {text}"),
-        None => format!("`{ip} route show table all` shows it"),
-    }
 }
 
 /// Returns true if a route inside of the own subnet does not lead to the pod: its device is not the link of the pod. What is wrong with the ports
@@ -150,82 +142,46 @@ fn by_policy(facts: &Facts, way: &Way, route: &Route) -> Option<Step> {
     let (from, to) = (way.packet.from, way.packet.to);
     let subnet = facts.subnet_file.subnets().into_iter().find(|subnet| subnet.contains(&to))?.trunc();
     let text = text(route, way.hop.device.as_ref());
-    let is_usual = route.table == MAIN || route.table == 0;
     let because =
         format!("a policy rule leads packets from {from} for the pod {to} of this node away, by the route {text}");
-    let remedy =
-        format!("{}; then find the program that makes the rule: `{} rule` shows it", ask_main_first(subnet), ip(to));
-    (!is_usual).then(|| Step::ok("route", text).broken(because, remedy))
+    (!is_usual(route)).then(|| Step::ok("route", text).broken(because, ask_main(subnet, to)))
+}
+
+/// Returns what makes the kernel ask the main table first for packets to this network, to which `to` belongs.
+fn ask_main(network: IpNet, to: IpAddr) -> String {
+    format!("{}; then find the program that makes the rule: `{} rule` shows it", ask_main_first(network), ip(to))
 }
 
 fn past_pod(way: &Way, route: &Route) -> Step {
-    let (to, text) = (way.packet.to, text(route, way.hop.device.as_ref()));
-    let ip = ip(to);
+    let (to, device) = (way.packet.to, way.hop.device.as_ref());
+    let text = text(route, device);
     Step::ok("route", text.clone()).broken(
         format!("the route {text} of another program leads packets for the pod {to} of this node elsewhere"),
-        format!("{ip} route del {text}; then find the program that writes it"),
+        format!("{}; then find the program that writes it", removal(route, device, to)),
     )
 }
 
 /// A route of another program leads packets of pods away.
 fn foreign(facts: &Facts, way: &Way, route: &Route, step: Step) -> Step {
-    let to = way.packet.to;
-    let text = text(route, way.hop.device.as_ref());
+    let (to, device) = (way.packet.to, way.hop.device.as_ref());
+    let text = text(route, device);
     if let Some(own) = &way.route_of_weft {
         let own_prefix = own.prefix.map(|net| net.to_string()).unwrap_or_default();
-        let ip = ip(to);
-        let which = if route.table == MAIN { "" } else { ", chosen by a policy rule" };
+        // A VPN needs the routes of its table for other packets.
+        let (which, remedy) = if is_usual(route) {
+            ("", format!("find the program that writes it; then {}", removal(route, device, to)))
+        } else {
+            (", chosen by a policy rule", ask_main(own.prefix.unwrap_or_else(|| to.into()), to))
+        };
         return step.broken(
             format!("the route {text}{which} of another program is used instead of the route of weft for {own_prefix}"),
-            format!("find the program that writes it; then {ip} route del {text}"),
+            remedy,
         );
     }
     if let Some(device) = facts.down.first() {
         return down(step, device);
     }
     step.broken(format!("there is no route of weft to {to}, and the route {text} leads elsewhere"), REWRITE)
-}
-
-/// Returns a route in the words of `ip route`.
-fn text(route: &Route, device: Option<&Device>) -> String {
-    let mut text = match route.prefix {
-        Some(net) if net.prefix_len() == 0 => "default".to_owned(),
-        Some(net) => net.to_string(),
-        None => "(no prefix is known)".to_owned(),
-    };
-    if let RouteKind::Refuses(kind) = route.kind {
-        text = format!("{} {text}", refusal(kind));
-    }
-    if let Some(gateway) = route.gateway {
-        text.push_str(&format!(" via {gateway}"));
-    }
-    if let Some(device) = device {
-        text.push_str(&format!(" dev {}", device.name));
-    }
-    text.push_str(&format!(" proto {}", protocol(route.protocol)));
-    if route.table != MAIN && route.table != 0 {
-        text.push_str(&format!(" table {}", route.table));
-    }
-    text
-}
-
-/// Returns the word of `ip route` for a route that refuses packets.
-fn refusal(kind: u8) -> &'static str {
-    match kind {
-        libc::RTN_BLACKHOLE => "blackhole",
-        libc::RTN_UNREACHABLE => "unreachable",
-        _ => "prohibit",
-    }
-}
-
-/// Returns the protocol as `ip route` takes it. It has no name for that of weft.
-fn protocol(number: u8) -> String {
-    match number {
-        libc::RTPROT_KERNEL => "kernel".to_owned(),
-        libc::RTPROT_BOOT => "boot".to_owned(),
-        libc::RTPROT_STATIC => "static".to_owned(),
-        number => number.to_string(),
-    }
 }
 
 /// A device that is down, although a route still uses it.
@@ -364,10 +320,9 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
         (Lookup::Route(route), through) => (route, through.as_ref()),
     };
     let step = Step::ok(name, text(route, through));
-    if let (RouteKind::Refuses(kind), Some(prefix)) = (route.kind, route.prefix) {
-        let ip = ip(remote);
+    if let RouteKind::Refuses(_) = route.kind {
         let because = format!("the route {} drops the packets of the tunnel to {remote}", text(route, None));
-        return step.broken(because, format!("{ip} route del {} {prefix}", refusal(kind)));
+        return step.broken(because, removal(route, None, remote));
     }
     let Some(through) = through else {
         return step.broken(

@@ -182,6 +182,15 @@ fn a_route_that_is_missing_refused_or_of_another_program_is_named() {
         facts.ways[0].route_of_weft = Some(route("10.5.2.0/24", Some("10.5.2.0"), 3, 90));
     });
     assert!(report.remedy.unwrap().ends_with("ip route del 10.5.2.0/25 via 192.168.0.9 dev eth0 proto static"));
+    // The table of a VPN has its default route, without which the VPN does not work.
+    let report = broken("table 51820, chosen by a policy rule of another program is used instead", |facts| {
+        let hop = &mut facts.ways[0].hop;
+        hop.lookup = Lookup::Route(Route { table: 51820, ..route("0.0.0.0/0", None, 9, libc::RTPROT_BOOT) });
+        hop.device = Some(device(9, "tun9", DeviceKind::Ethernet, 1420));
+        facts.ways[0].tunnel = None;
+        facts.ways[0].route_of_weft = Some(route("10.5.2.0/24", Some("10.5.2.0"), 3, 90));
+    });
+    assert!(report.remedy.unwrap().starts_with("ip rule add to 10.5.2.0/24 lookup main pref 100; then find "));
     broken("there is no route of weft to 10.5.2.2", |facts| {
         facts.ways[0].hop.lookup = Lookup::Route(route("0.0.0.0/0", Some("192.168.0.1"), 2, libc::RTPROT_BOOT));
         facts.ways[0].tunnel = None;
