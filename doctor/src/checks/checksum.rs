@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Packets arrive with wrong checksums.
 
+use weft_netlink::ethtool::TX_CHECKSUM;
+
 use crate::facts::NodeFacts;
+use crate::facts::underlay::USUAL_DEVICE;
 use crate::facts::ways::ChecksumErrors;
 use crate::finding::{NodeFinding, finding};
 
@@ -13,14 +16,18 @@ const ONE_WRONG_IN: u64 = 1000;
 /// A network card that computes wrong checksums for tunnel packets makes the receiver drop them.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let is_bad = |wrong: u64, received: u64| wrong >= MIN_WRONG && wrong * ONE_WRONG_IN >= received;
+    // The device has the same name on all nodes.
+    let device = facts.ways.vxlan.iter().find(|device| device.ours).map_or(USUAL_DEVICE, |device| device.name.as_str());
     let bad = facts.ways.checksums.iter().filter(|errors| is_bad(errors.wrong, errors.received));
     let one = |errors: &ChecksumErrors| {
         let (protocol, wrong, received) = (errors.protocol.to_uppercase(), errors.wrong, errors.received);
         let evidence =
             format!("{wrong} of {received} received {protocol} packets had a wrong checksum, and were dropped");
-        let remedy = "on the nodes that send them: `ethtool -K flannel.1 tx-checksum-ip-generic off`, or the agent's flag --tx-checksum-off; if this helps, the \
-                      network card or its driver computes wrong checksums for tunnel packets";
-        finding(evidence, remedy.to_owned())
+        let remedy = format!(
+            "on the nodes that send them: `ethtool -K {device} {TX_CHECKSUM} off`, or the agent's flag --tx-checksum-off; if this helps, the \
+             network card or its driver computes wrong checksums for tunnel packets"
+        );
+        finding(evidence, remedy)
     };
     bad.map(one).collect()
 }

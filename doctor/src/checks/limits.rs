@@ -32,7 +32,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
             "{entries} of {max} files of this machine are open: soon no program can open a file or a connection"
         );
         let remedy = format!(
-            "find the program (`ls /proc/*/fd | wc -l`, by process) and restart it; sysctl -w fs.file-max={} helps for a while",
+            "find the program (`for p in /proc/[0-9]*; do echo $(ls $p/fd | wc -l) $(cat $p/comm) $p; done | sort -rn | head`) and restart it; \
+             sysctl -w fs.file-max={} helps for a while",
             max.saturating_mul(2)
         );
         finding(evidence, remedy)

@@ -21,7 +21,7 @@ use crate::known_links::is_ours;
 use crate::sources::{NodeSources, PeerAddress};
 
 /// The device of the tunnel, where this node has none.
-const USUAL_DEVICE: &str = "flannel.1";
+pub(crate) const USUAL_DEVICE: &str = "flannel.1";
 
 /// A peer to which packets cannot arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
