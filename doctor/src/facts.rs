@@ -279,7 +279,7 @@ fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet],
     let cni = cni_files::read(&sources.cni, &sources.subnet_file, processes);
     NodeFacts {
         pod_addresses: pod_addresses::without_ending(pod_addresses, &reserved_before, &cni.reserved),
-        misplaced: runtime::read(&sources.cni, &cni),
+        misplaced: runtime::read(&sources.cni, &cni, processes),
         cni,
         limits: limits::read(&[&sources.state_dir, &sources.cni.networks], processes),
         locks: locks::read(&sources.cni.networks),

@@ -110,11 +110,6 @@ impl ProcessList {
     }
 }
 
-/// Returns the same as [`ProcessList::here`], from a list that is read for this question alone.
-pub fn here(names: &[&str]) -> Vec<Process> {
-    ProcessList::read().unwrap_or_default().here(names).into_iter().cloned().collect()
-}
-
 /// Returns true if paths lead this process and the calling one to the same files. They do not if one of the two is in a container of its own, and
 /// this is not known to other users than root.
 pub fn has_our_root(pid: u32) -> bool {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::cni_files::{CniFiles, is_program};
-use crate::processes::{self, has_our_root};
+use crate::processes::{ProcessList, has_our_root};
 use crate::sources::CniSources;
 
 /// The socket of containerd, as a kubelet names it.
@@ -37,12 +37,10 @@ pub struct Misplaced {
 }
 
 /// Looks for the plugins of the first configuration of CNI where containerd does.
-pub(super) fn read(sources: &CniSources, files: &CniFiles) -> Option<Misplaced> {
+pub(super) fn read(sources: &CniSources, files: &CniFiles, processes: &ProcessList) -> Option<Misplaced> {
     let wanted = files.confs.first()?.plugins.as_ref().ok()?;
-    let kubelets = processes::here(&["kubelet"]);
-    let [kubelet] = kubelets.as_slice() else { return None };
-    let containerds = processes::here(&["containerd"]);
-    let [containerd] = containerds.as_slice() else { return None };
+    let [kubelet] = processes.here(&["kubelet"])[..] else { return None };
+    let [containerd] = processes.here(&["containerd"])[..] else { return None };
     let have_our_files = has_our_root(kubelet.pid) && has_our_root(containerd.pid);
     if !have_our_files || !names_containerd(&kubelet.words()) {
         return None;
