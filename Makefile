@@ -238,7 +238,7 @@ kube-demo: prepare-kube image ## run a Kubernetes cluster of three nodes with we
 
 # These are the tests that are ignored without the two programs. Each filter is a part of all their names, and of no other name.
 .PHONY: test-flannel no-flannel
-test-flannel: ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
+test-flannel: prepare-test $(if $(FLANNELD),vm-programs) ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
 	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
 	$(if $(FLANNELD),@$(STEP) 1200 "beside flanneld" \
 	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --workspace --locked --test mesh --test rules --test lab --test vm --example wg -- --ignored flanneld)
