@@ -70,9 +70,20 @@ impl Repairs {
         self.reported = Some(now);
         Count::Report
     }
+
+    /// Returns true if a repair within the window is counted.
+    fn is_recent(&self, now: Instant) -> bool {
+        self.times.back().is_some_and(|last| now - *last < WINDOW)
+    }
+
+    /// Returns true if the conflict is shown.
+    fn is_shown(&self, now: Instant) -> bool {
+        self.exceeded.is_some_and(|at| now - at < SHOWN)
+    }
 }
 
-/// The repairs of the last minute. Only entries that were repaired have a record, so the memory does not grow with the number of peers.
+/// The repairs of the last minute, and the conflicts that are shown. Only entries that were repaired have a record, so the memory does not
+/// grow with the number of peers.
 #[derive(Debug, Default)]
 pub struct Conflicts {
     repairs: HashMap<Key, Repairs>,
@@ -88,7 +99,7 @@ impl Conflicts {
         // Old records are not removed at each call: with many repairs, that would take quadratic time.
         if self.repairs.len() > 1024 && self.swept.is_none_or(|at| now - at >= SWEEP_INTERVAL) {
             self.swept = Some(now);
-            self.repairs.retain(|_, repairs| repairs.times.back().is_some_and(|last| now - *last < WINDOW));
+            self.repairs.retain(|_, repairs| repairs.is_recent(now) || repairs.is_shown(now));
         }
         let max = if matches!(key, Key::Fence(_)) { MAX_REPAIRS * PARTS_OF_A_FENCE } else { MAX_REPAIRS };
         let repairs = self.repairs.entry(key).or_default();
@@ -140,10 +151,9 @@ impl Conflicts {
     /// one and counts the others. Only entries for which `counts` returns true are looked at.
     pub fn fights(&self, now: Instant, counts: impl Fn(&Key) -> bool) -> Option<String> {
         let devices = self.devices.iter().map(|(key, (_, repairs))| (key, repairs));
-        let is_shown = |repairs: &Repairs| repairs.exceeded.is_some_and(|at| now - at < SHOWN);
         let (mut first, mut others): (Option<(&Key, &Repairs)>, usize) = (None, 0);
         for (key, repairs) in self.repairs.iter().chain(devices) {
-            if !is_shown(repairs) || !counts(key) {
+            if !repairs.is_shown(now) || !counts(key) {
                 continue;
             }
             others += usize::from(first.is_some());
@@ -172,6 +182,11 @@ mod tests {
         Key::Link(Name::new(name).unwrap())
     }
 
+    /// Returns one of many routes.
+    fn route(n: u32) -> Key {
+        Key::Route(ipnet::Ipv4Net::new((0x0a00_0000 + (n << 8)).into(), 24).unwrap().into(), 0)
+    }
+
     #[test]
     fn the_fourth_repair_within_a_minute_is_left_to_the_audit() {
         let key = link("flannel.1");
@@ -192,7 +207,6 @@ mod tests {
     /// Repairs of many entries must not take memory for ever, and none of the last minute may be forgotten.
     #[test]
     fn repairs_are_forgotten_after_a_minute_and_not_before() {
-        let route = |n: u32| Key::Route(ipnet::Ipv4Net::new((0x0a00_0000 + (n << 8)).into(), 24).unwrap().into(), 0);
         let (mut conflicts, start) = (Conflicts::default(), Instant::now());
         for n in 0..2000 {
             assert!(conflicts.allow(route(n), None, start), "route {n}");
@@ -203,6 +217,23 @@ mod tests {
         }
         assert!(!conflicts.allow(busy, None, start + WINDOW), "its repairs were a second ago");
         assert_eq!(conflicts.repairs.len(), 1);
+    }
+
+    #[test]
+    fn a_fight_is_shown_as_long_in_a_conflict_over_very_many_entries() {
+        let (mut conflicts, start) = (Conflicts::default(), Instant::now());
+        for _ in 0..=MAX_REPAIRS {
+            for n in 0..2000 {
+                conflicts.allow(route(n), None, start);
+            }
+        }
+        let second = Duration::from_secs(1);
+        for (now, is_shown) in [(start + SHOWN - second, true), (start + SHOWN, false)] {
+            // Any repair removes old records.
+            conflicts.allow(route(5000), None, now);
+            assert_eq!(conflicts.repairs.contains_key(&route(0)), is_shown);
+            assert_eq!(conflicts.fights(now, |_| true).is_some(), is_shown);
+        }
     }
 
     #[test]
