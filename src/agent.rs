@@ -362,5 +362,4 @@ fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readin
 }
 
 #[cfg(test)]
-#[path = "agent/tests.rs"]
 mod tests;
