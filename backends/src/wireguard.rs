@@ -250,7 +250,8 @@ impl Backend for Wireguard {
              node has the type wireguard"
                 .to_owned()
         });
-        let all: Vec<String> = plaintext.into_iter().chain(self.mtu.remark(&host.uplink)).collect();
+        let others = self.port_remark(host).into_iter().chain(self.mtu.remark(&host.uplink));
+        let all: Vec<String> = plaintext.into_iter().chain(others).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 
@@ -347,6 +348,19 @@ impl Backend for Wireguard {
 }
 
 impl Wireguard {
+    /// Returns a sentence for people if the flag `--wireguard-port` is given and no device takes it.
+    fn port_remark(&self, host: &Host) -> Option<String> {
+        let port = host.wireguard_port?;
+        let [first, second] = self.devices;
+        let is_used = self.tunnels().iter().any(|device| device.name == first);
+        (!is_used).then(|| {
+            format!(
+                "--wireguard-port {port} has no effect: it is for {first}, and without IPv4 the node has {second} alone; set \
+                 Backend.ListenPortV6 in net-conf, or Backend.Mode to ipv6"
+            )
+        })
+    }
+
     /// Returns the identities of the devices of the enabled families.
     fn identities_of(&self, pair: KeyPair) -> Identities {
         let pair: Arc<dyn Identity> = Arc::new(pair);

@@ -453,6 +453,25 @@ fn the_remark_names_what_is_not_encrypted_and_an_mtu_that_the_uplink_does_not_ca
     assert_eq!(remark(&format!("{plaintext}{mtu}")), Some(format!("{said}; {small}")));
 }
 
+#[test]
+fn the_remark_names_a_port_of_the_command_line_that_no_device_takes() {
+    let remark = |families: &str, mode: &str| {
+        let text = format!(r#"{{{families},"Backend":{{"Type":"wireguard","Mode":"{mode}"}}}}"#);
+        let backend = crate::register::make(&NetConf::parse(&text).unwrap()).unwrap();
+        assert_eq!(backend.remark(&node()), None, "without the flag");
+        backend.remark(&Host { wireguard_port: Some(51822), ..node() })
+    };
+    let v4 = r#""Network":"10.5.0.0/16""#;
+    let v6 = r#""EnableIPv4":false,"EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+    let both = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd05::/48""#;
+    for (families, mode) in [(v4, "separate"), (both, "separate"), (both, "auto"), (v6, "auto"), (v6, "ipv6")] {
+        assert_eq!(remark(families, mode), None, "{families} {mode}");
+    }
+    let said = remark(v6, "separate").unwrap();
+    assert!(said.starts_with("--wireguard-port 51822 has no effect"), "{said}");
+    assert!(said.contains("flannel-wg-v6 alone") && said.contains("Backend.ListenPortV6"), "{said}");
+}
+
 /// A tunnel needs an address of this family on both nodes, and the doctor looks for faults of this family.
 #[test]
 fn the_mode_says_over_which_family_the_packets_of_a_family_go() {
