@@ -243,7 +243,7 @@ impl<K: Kernel> Node<K> {
     /// Returns what the packets to this address of a peer look like on the underlay, as text for people. If the peer has both families, the
     /// text says which one is meant.
     fn outer_protocol(&self, lease: &Lease, target: &Target) -> String {
-        let outer = self.plan.outer_protocol(lease);
+        let outer = self.plan.outer_protocol(lease, target.family);
         let family = Family::of(target.published.unwrap_or(target.address));
         match self.plan.probe_targets(lease).count() {
             2 => format!("{outer} over {}", label(family)),

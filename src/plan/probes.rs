@@ -38,19 +38,32 @@ impl Plan {
         [Family::V4, Family::V6].into_iter().filter_map(|family| self.probe_target(lease, family))
     }
 
-    /// Returns what the packets to this peer look like on the underlay, as text for people: `UDP port 8472`.
-    pub fn outer_protocol(&self, lease: &Lease) -> String {
-        // With ipip, the route alone names the device.
-        let keys = self.keys(&lease.id).into_iter();
-        let devices = keys.filter_map(|key| diff::device(&key, &self.index.desired(&key)?));
-        let links = devices.filter_map(|device| match self.index.desired(&Key::Link(device)) {
-            Some(Value::Link(link)) => link.kind.outer(),
-            _ => None,
-        });
-        match links.map(|(_, outer)| outer).next() {
+    /// Returns what the packets for this family's subnet of a peer look like on the underlay, as text for people: `UDP port 8472`.
+    pub fn outer_protocol(&self, lease: &Lease, family: Family) -> String {
+        let of_kernel = self.keys(&lease.id).into_iter().find_map(|key| self.outer(&key, family));
+        let of_agent = || Some(Outer::Udp(self.backend_of_peer(lease)?.tunnel(&self.host, &self.own)?.port));
+        match of_kernel.or_else(of_agent) {
             Some(Outer::Udp(port)) => format!("UDP port {port}"),
             Some(Outer::Ipip) => "IP protocol 4 (ipip)".to_owned(),
             None => "the packets of the tunnel".to_owned(),
+        }
+    }
+
+    /// Returns what packets for a subnet of this family look like if this entry leads them into a tunnel of the kernel.
+    fn outer(&self, key: &Key, family: Family) -> Option<Outer> {
+        match (key, self.index.desired(key)?) {
+            // Each WireGuard peer has a port of its own, and each device of it may have another one.
+            (Key::AllowedIp(device, net), Value::AllowedIp(holder)) if Family::of(net.addr()) == family => {
+                match self.index.desired(&Key::WgPeer(*device, holder.id()))? {
+                    Value::WgPeer(peer) => Some(Outer::Udp(peer.endpoint?.port())),
+                    _ => None,
+                }
+            }
+            // With ipip, the route alone names the device.
+            (key, value) => match self.index.desired(&Key::Link(diff::device(key, &value)?))? {
+                Value::Link(link) => Some(link.kind.outer()?.1),
+                _ => None,
+            },
         }
     }
 

@@ -501,19 +501,25 @@ mod probes {
     /// A person looks for a firewall that drops these packets.
     #[test]
     fn the_packets_to_a_peer_are_named_by_what_carries_them() {
-        let (udp, ipip) = ("UDP port 8472", "IP protocol 4 (ipip)");
+        let (vxlan, ipip, udp) = ("UDP port 8472", "IP protocol 4 (ipip)", "UDP port 8285");
         // Our backend, that of the peer, and what a firewall would have to let pass.
-        for (ours, theirs, wanted) in
-            [("vxlan", "vxlan", udp), ("vxlan", "ipip", ipip), ("ipip", "ipip", ipip), ("ipip", "vxlan", udp)]
-        {
+        for (ours, theirs, wanted) in [
+            ("vxlan", "vxlan", vxlan),
+            ("vxlan", "ipip", ipip),
+            ("ipip", "ipip", ipip),
+            ("ipip", "vxlan", vxlan),
+            // A lease of udp names no type.
+            ("udp", "", udp),
+            ("udp", "vxlan", vxlan),
+        ] {
             let mut plan = plan_of(ours);
             let mut peer = lease(2, 1);
-            if theirs == "ipip" {
+            if theirs != "vxlan" {
                 (peer.attrs.backend_type, peer.attrs.backend_data) = (theirs.into(), None);
             }
             plan.put(Record { id: peer.id.clone(), lease: Ok(peer.clone()) });
             assert_eq!(
-                (plan.skipped(&peer.id), plan.outer_protocol(&peer).as_str()),
+                (plan.skipped(&peer.id), plan.outer_protocol(&peer, Family::V4).as_str()),
                 (None, wanted),
                 "{ours} {theirs}"
             );

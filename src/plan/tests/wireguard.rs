@@ -95,6 +95,30 @@ fn reaches_nodes_behind_one_nat(mut plan: Plan) {
     assert_eq!(entries(&plan).len(), 8);
 }
 
+/// A person looks for a firewall that drops these packets.
+#[test]
+fn the_packets_to_a_peer_are_named_by_the_port_of_its_lease() {
+    let networks = r#""Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48""#;
+    let Plan { host, own, .. } = wireguard("");
+    let uplink = Uplink { v6: "2001:db8::1".parse().ok(), ..host.uplink.clone() };
+    let host = Host { uplink, ..host };
+    let mut peer = with_key(2, 2, 2).lease.unwrap();
+    peer.subnets = Subnets::from_key("10.5.2.0-24&fd00:5:0:2::-64").unwrap();
+    peer.id = peer.subnets.to_key().into();
+    peer.attrs.public_ipv6 = "2001:db8::2".parse().ok();
+    let data = |port| Some(format!(r#"{{"PublicKey":"{}","Port":{port}}}"#, PublicKey([2; 32])).into());
+    (peer.attrs.backend_data, peer.attrs.backend_v6_data) = (data(51822), data(51823));
+    for (mode, wanted) in [("separate", ["UDP port 51822", "UDP port 51823"]), ("ipv4", ["UDP port 51822"; 2])] {
+        let text = format!(r#"{{{networks},"Backend":{{"Type":"wireguard","Mode":"{mode}"}}}}"#);
+        let net_conf = NetConf::parse(&text).unwrap();
+        let backend = make(&net_conf).unwrap();
+        let mut plan = Plan::new(net_conf, backend, host.clone(), own.clone());
+        plan.put(Record { id: peer.id.clone(), lease: Ok(peer.clone()) });
+        assert_eq!(plan.skipped(&peer.id), None, "{mode}");
+        assert_eq!([Family::V4, Family::V6].map(|family| plan.outer_protocol(&peer, family)), wanted, "{mode}");
+    }
+}
+
 #[test]
 fn this_node_listens_on_the_port_of_its_flag() {
     let mut plan = wireguard("");
