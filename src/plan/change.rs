@@ -56,16 +56,13 @@ impl Plan {
             self.clear_text.followed(&lease.id);
         }
         let mut found: Vec<(Which, Planned)> = Vec::new();
-        let mut needed = Vec::new();
+        let mut needed: Vec<u64> = Vec::new();
         for (which, at) in self.usable(lease, &ways, encrypts) {
             let Some((backend, host)) = self.backend_of(which) else { continue };
             found.push((which, backend.plan(host, &self.own, &ways[at])));
             // The peer may know this way only, or prefer it.
-            if let Which::Earlier(number) = which
-                && at == 0
-                && !follows
-            {
-                needed.push(self.extra_backends.earlier[number].number);
+            if at == 0 && !follows {
+                needed.extend(self.extra_backends.earlier_number(which));
             }
         }
         let best = found.iter().position(|(_, planned)| planned.skipped.is_empty()).unwrap_or(0);
@@ -91,9 +88,7 @@ impl Plan {
             }
         }
         wide_routes::insert(&mut planned.state, self.wide_routes().to_peer(which, lease));
-        if let Which::Earlier(at) = which {
-            needed.push(self.extra_backends.earlier[at].number);
-        }
+        needed.extend(self.extra_backends.earlier_number(which));
         self.extra_backends.need(&lease.id, needed);
         let kind = self.backend_of(which).map_or(self.backend.kind(), |(backend, _)| backend.kind());
         Some(Reached { planned, kind })
@@ -158,18 +153,16 @@ impl Plan {
     /// Iterates over all backends with the facts of the host for each, and true for the next one, which our lease does not name yet.
     /// The backend of our lease comes first.
     pub(super) fn all_backends(&self) -> impl Iterator<Item = (&dyn Backend, &Host, bool)> {
-        let earlier = self.extra_backends.earlier.iter().map(|extra| (&*extra.backend, &extra.host, false));
+        let earlier = self.extra_backends.earlier().map(|extra| (&*extra.backend, &extra.host, false));
         let next = self.extra_backends.next.iter().map(|extra| (&*extra.backend, &extra.host, true));
         std::iter::once((&*self.backend, &self.host, false)).chain(earlier).chain(next)
     }
 
     fn backend_of(&self, which: Which) -> Option<(&dyn Backend, &Host)> {
-        let extra = match which {
-            Which::Current => return Some((&*self.backend, &self.host)),
-            Which::Earlier(at) => self.extra_backends.earlier.get(at),
-            Which::Next => self.extra_backends.next.as_ref(),
-        };
-        extra.map(|extra| (&*extra.backend, &extra.host))
+        match which {
+            Which::Current => Some((&*self.backend, &self.host)),
+            Which::Earlier(_) | Which::Next => self.extra_backends.get(which).map(ExtraBackend::planned),
+        }
     }
 
     /// Returns true while there is another backend than that of our lease.
@@ -256,7 +249,7 @@ impl Plan {
 
     /// Returns the identities of an earlier backend that this one replaces, if there is one.
     pub fn earlier_identities(&self, backend: &dyn Backend) -> Option<Identities> {
-        let same = self.extra_backends.earlier.iter().find(|extra| extra.is_replaced_by(backend));
+        let same = self.extra_backends.earlier().find(|extra| extra.is_replaced_by(backend));
         same.map(|extra| extra.host.identities.clone())
     }
 
@@ -334,13 +327,12 @@ impl Plan {
 
     /// Returns the numbers of the earlier backends with the net-conf of each, in the order in which packets prefer them.
     pub fn earlier(&self) -> impl Iterator<Item = (u64, &str)> {
-        self.extra_backends.earlier.iter().map(|extra| (extra.number, extra.text.as_str()))
+        self.extra_backends.earlier().map(|extra| (extra.number, extra.text.as_str()))
     }
 
     /// Returns the type of an earlier backend.
     pub fn earlier_kind(&self, number: u64) -> &'static str {
-        let extra = self.extra_backends.earlier.iter().find(|extra| extra.number == number);
-        extra.map_or("", ExtraBackend::kind)
+        self.extra_backends.numbered(number).map_or("", ExtraBackend::kind)
     }
 
     /// Returns the leases that need an earlier backend, of which at most so many are named.
@@ -360,8 +352,7 @@ impl Plan {
     /// Returns true if this earlier backend has the type of our lease's backend, and leases of flannel do not show which of the two reaches
     /// their nodes.
     pub fn is_earlier_guessed(&self, number: u64) -> bool {
-        let extra = self.extra_backends.earlier.iter().find(|extra| extra.number == number);
-        extra.is_some_and(|extra| {
+        self.extra_backends.numbered(number).is_some_and(|extra| {
             extra.backend.kind() == self.backend.kind() && !extra.backend.knows_options_of_flannel()
         })
     }

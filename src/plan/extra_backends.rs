@@ -73,7 +73,7 @@ impl ExtraBackend {
 pub(super) struct ExtraBackends {
     pub(super) next: Option<ExtraBackend>,
     /// In the order in which packets prefer them. The latest comes first, unless peers may not know it yet.
-    pub(super) earlier: Vec<ExtraBackend>,
+    earlier: Vec<ExtraBackend>,
     /// How many of the earlier backends come before that of our lease, because peers may not know yet that our lease names it.
     preferred: usize,
     /// Our lease names another backend than before, and peers have not had the time yet to learn of that.
@@ -82,7 +82,7 @@ pub(super) struct ExtraBackends {
     needs: HashMap<Id, Vec<u64>>,
     /// The leases that need each earlier backend. The status is made after every event, so it must not search for them.
     pub(super) users: HashMap<u64, BTreeSet<Id>>,
-    pub(super) last_number: u64,
+    last_number: u64,
 }
 
 /// One of the backends of a plan.
@@ -130,8 +130,28 @@ impl ExtraBackends {
         self.users.get(&number).is_some_and(|users| !users.is_empty())
     }
 
+    /// Iterates over the earlier backends in the order in which packets prefer them.
     pub(super) fn earlier(&self) -> impl Iterator<Item = &ExtraBackend> {
         self.earlier.iter()
+    }
+
+    /// Returns the earlier backend with this number.
+    pub(super) fn numbered(&self, number: u64) -> Option<&ExtraBackend> {
+        self.earlier.iter().find(|extra| extra.number == number)
+    }
+
+    /// Returns this backend. `None` for that of our lease, which is not here.
+    pub(super) fn get(&self, which: Which) -> Option<&ExtraBackend> {
+        match which {
+            Which::Current => None,
+            Which::Earlier(at) => self.earlier.get(at),
+            Which::Next => self.next.as_ref(),
+        }
+    }
+
+    /// Returns the number of this backend, if it is an earlier one.
+    pub(super) fn earlier_number(&self, which: Which) -> Option<u64> {
+        self.get(which).filter(|_| which != Which::Next).map(|extra| extra.number)
     }
 
     /// Removes the earlier backends for which `keep` returns false.
