@@ -24,6 +24,14 @@ pub fn foreign_networks(host: &Host, backend: &dyn Backend, own: &Lease, devices
     host.connected.without(&own.subnets, &host.uplink.name.text(), is_own)
 }
 
+/// Returns true if nothing but the routes and networks of these hosts may differ.
+fn differ_in_networks_alone(one: &Host, other: &Host) -> bool {
+    let Host { uplink, public_v4, public_v6, wireguard_port, kept_ports, identities, routes: _, connected: _ } = one;
+    let addresses = (uplink, *public_v4, *public_v6) == (&other.uplink, other.public_v4, other.public_v6);
+    let ports = (*wireguard_port, kept_ports) == (other.wireguard_port, &other.kept_ports);
+    addresses && ports && *identities == other.identities
+}
+
 impl Plan {
     /// Returns these facts of the host as the plan uses them: without the networks that are this node's part of the cluster.
     pub fn without_own_networks(&self, mut host: Host) -> Host {
@@ -36,9 +44,7 @@ impl Plan {
     ///
     /// Returns `None` if the host differs in anything else. Then everything must be planned again ([`Plan::rebase`]).
     pub fn update_host_networks(&mut self, host: &Host) -> Option<Vec<Changed>> {
-        let without_connected =
-            |of: &Host| Host { routes: host.routes.clone(), connected: Connected::default(), ..of.clone() };
-        if without_connected(host) != without_connected(&self.host) {
+        if !differ_in_networks_alone(host, &self.host) {
             return None;
         }
         let routes: Vec<IpNet> = self.host.routes.difference(&host.routes);
