@@ -212,11 +212,13 @@ impl Extension {
     pub async fn stop(&mut self) {
         self.tasks.abort_all();
         while self.tasks.join_next().await.is_some() {}
-        if let Some(saving) = self.saving.take() {
-            let _ = tokio::time::timeout(STOP_LIMIT, saving).await;
-        }
+        self.wait_for_disk().await;
         self.save_at = None;
         self.save(Instant::now());
+        self.wait_for_disk().await;
+    }
+
+    async fn wait_for_disk(&mut self) {
         if let Some(saving) = self.saving.take() {
             let _ = tokio::time::timeout(STOP_LIMIT, saving).await;
         }
