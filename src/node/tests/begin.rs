@@ -23,8 +23,7 @@ fn add_stale_route(test: &TestNode) -> Key {
     let key = Key::Route("10.5.8.0/24".parse().unwrap(), 0);
     let (via, dev) = ("192.168.0.8".parse().unwrap(), Name::new("eth0").unwrap());
     let value = Value::Route(Route::Unicast { via, dev, onlink: false });
-    let protocol = weft_backends::owner::PROTOCOL;
-    test.kernel.disturb(key, Some(ObservedValue { value, protocol, mark: false }), false);
+    test.kernel.disturb(key, Some(ObservedValue { value, protocol: PROTOCOL, mark: false }), false);
     key
 }
 
@@ -58,13 +57,22 @@ async fn nothing_is_removed_before_the_store_has_sent_a_list() {
     .await;
 }
 
+/// The store may have been wiped. Then the peers come back one by one.
 #[tokio::test]
-async fn a_first_list_without_peers_removes_nothing() {
+async fn neither_a_first_list_without_peers_nor_a_short_second_one_removes_entries() {
     local(async {
-        let mut test = TestNode::new(OnLostLease::Hold);
-        let stale = add_stale_route(&test);
-        test.node.start(list(&[])).await;
-        assert!(test.kernel.entries().contains_key(&stale), "the store may have been wiped");
+        let own = stored("10.5.1.0-24", "192.168.0.1");
+        for first in [vec![], vec![own]] {
+            let mut test = TestNode::new(OnLostLease::Hold);
+            let stale = add_stale_route(&test);
+            let second = [&first[..], &[stored("10.5.2.0-24", "192.168.0.2")]].concat();
+            test.node.start(vec![Event::Snapshot { records: first, reset: false }]).await;
+            assert!(test.kernel.entries().contains_key(&stale));
+            test.node.store_changed(vec![Event::Snapshot { records: second, reset: false }]).await;
+            test.node.full_pass(Cause::Audit).await;
+            assert!(test.kernel.entries().contains_key(&stale));
+            assert!(test.via("10.5.2.0/24").is_some());
+        }
     })
     .await;
 }
@@ -124,23 +132,6 @@ async fn the_net_conf_that_is_read_after_a_start_without_the_store_comes_before_
         test.node.store_changed(reported).await;
         test.node.tick().await;
         assert_eq!((test.node.net_conf.text.as_str(), test.node.plan.is_changing()), (CONFIG, false));
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn neither_an_empty_first_list_nor_a_short_second_one_removes_entries() {
-    local(async {
-        let mut test = TestNode::new(OnLostLease::Hold);
-        let (key, dev) = (Key::Route("10.5.8.0/24".parse().unwrap(), 0), Name::new("eth0").unwrap());
-        let value = Value::Route(Route::Unicast { via: "192.168.0.8".parse().unwrap(), dev, onlink: false });
-        test.kernel.disturb(key, Some(ObservedValue { value, protocol: PROTOCOL, mark: false }), false);
-        for records in [vec![], vec![stored("10.5.2.0-24", "192.168.0.2")]] {
-            test.node.store_changed(vec![Event::Snapshot { records, reset: false }]).await;
-            test.node.full_pass(Cause::Audit).await;
-            assert!(test.via("10.5.8.0/24").is_some());
-        }
-        assert!(test.via("10.5.2.0/24").is_some());
     })
     .await;
 }

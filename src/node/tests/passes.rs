@@ -231,17 +231,6 @@ async fn passes_of_long_ago_cause_no_pause() {
     .await;
 }
 
-#[tokio::test]
-async fn no_entry_of_a_lease_is_written_before_the_first_list() {
-    local(async {
-        let mut test = TestNode::new(OnLostLease::Hold);
-        test.node.full_pass(Cause::Start).await;
-        test.node.store_changed(vec![Event::Changes(vec![put("10.5.2.0-24", "192.168.0.2")])]).await;
-        assert_eq!(test.via(PEER), None, "the list may contain another value of the lease");
-    })
-    .await;
-}
-
 fn device(kernel: &FakeKernel, name: &str) -> Option<ObservedValue> {
     kernel.entries().get(&Key::Link(Name::new(name).unwrap())).cloned()
 }
@@ -297,18 +286,17 @@ async fn a_failed_dump_is_a_problem_until_a_later_one_succeeds() {
 }
 
 #[tokio::test]
-async fn subnet_env_waits_until_our_device_is_up() {
+async fn a_device_that_the_kernel_refused_is_made_when_it_is_time_to_try_again() {
     local(async {
         let mut test = TestNode::of_vxlan(vxlan_lease(), OnLostLease::Hold);
         let dev = Key::Link(Name::new("flannel.1").unwrap());
-        test.kernel.fail(dev, Some(crate::kernel::Outcome::Retry("EADDRINUSE".into())));
+        test.kernel.fail(dev, Some(Outcome::Retry("EADDRINUSE".into())));
         test.node.full_pass(Cause::Start).await;
-        assert!(!test.file.exists(), "pods that start now would have no network");
+        assert_eq!(device(&test.kernel, "flannel.1"), None);
         test.kernel.fail(dev, None);
         tokio::time::sleep_until(test.node.passer.next_retry().expect("it is tried again")).await;
         test.node.tick().await;
         assert!(device(&test.kernel, "flannel.1").is_some(), "the retry of a device must be a full pass");
-        assert!(test.file.exists());
     })
     .await;
 }

@@ -172,30 +172,6 @@ async fn an_error_of_the_store_ends_with_its_next_answer() {
 }
 
 #[tokio::test]
-async fn subnet_env_of_an_earlier_run_stays_until_the_peers_are_known() {
-    local(async {
-        let mut test = TestNode::new(OnLostLease::Hold);
-        // The earlier run had a vxlan peer, so its MTU was smaller.
-        let then = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
-        std::fs::write(&test.file, then).unwrap();
-        test.node.start(vec![]).await;
-        assert_eq!(std::fs::read_to_string(&test.file).unwrap(), then);
-        test.node.store_changed(list(2..4)).await;
-        assert_eq!(std::fs::read_to_string(&test.file).unwrap(), then.replace("1450", "1500"));
-        // A file with another subnet than ours never stays.
-        std::fs::write(&test.file, then.replace("10.5.1.1", "10.5.8.1")).unwrap();
-        test.node.sysctls.next_check = Instant::now();
-        test.node.tick().await;
-        assert_eq!(
-            std::fs::read_to_string(&test.file).unwrap(),
-            then.replace("1450", "1500"),
-            "the file must be compared regularly"
-        );
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn rp_filter_stays_loosened_for_the_same_lease_while_it_is_planned() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! When subnet.env is written, which lets the container runtime start pods.
 
+use tokio::time::Instant;
 use weft_backends::state::{Key, Name};
 use weft_subnet::saved_peers::Saved;
 use weft_subnet::source::Event;
@@ -94,7 +95,7 @@ async fn subnet_env_of_an_earlier_run_stays_until_peers_are_known_if_it_names_ou
         test.node.start(Vec::new()).await;
         assert_eq!(std::fs::read_to_string(&test.file).unwrap(), earlier);
         test.node.store_changed(own_list()).await;
-        assert!(std::fs::read_to_string(&test.file).unwrap().contains("FLANNEL_MTU=1500"));
+        assert_eq!(std::fs::read_to_string(&test.file).unwrap(), earlier.replace("1430", "1500"));
         // With a file for another subnet, pods would get addresses of another node.
         let mut test = TestNode::new(OnLostLease::Hold);
         std::fs::write(&test.file, earlier.replace("10.5.1.1", "10.5.2.1")).unwrap();
@@ -107,6 +108,20 @@ async fn subnet_env_of_an_earlier_run_stays_until_peers_are_known_if_it_names_ou
         test.node.resume(Saved { head, peers: Vec::new() });
         test.node.start(Vec::new()).await;
         assert!(std::fs::read_to_string(&test.file).unwrap().contains("FLANNEL_MTU=1500"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_subnet_env_that_another_program_changed_is_written_again() {
+    local(async {
+        let mut test = TestNode::new(OnLostLease::Hold);
+        test.node.start(own_list()).await;
+        let written = std::fs::read_to_string(&test.file).unwrap();
+        std::fs::write(&test.file, written.replace("10.5.1.1", "10.5.8.1")).unwrap();
+        test.node.sysctls.next_check = Instant::now();
+        test.node.tick().await;
+        assert_eq!(std::fs::read_to_string(&test.file).unwrap(), written, "the file must be compared regularly");
     })
     .await;
 }
