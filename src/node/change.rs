@@ -16,12 +16,12 @@ use weft_backends::identity::Identities;
 use weft_backends::state::Key;
 
 use super::Node;
-use super::clear_text::{ClearTextTime, MAX_NAMED, names};
+use super::clear_text::ClearTextTime;
 use super::net_conf::NetConfChange;
 use super::port::Turn;
 use crate::kernel::{Kernel, MachineError};
 use crate::lease::acquire::identities;
-use crate::plan::{ExtraBackend, NextBackend, ParsedConf};
+use crate::plan::{ExtraBackend, FirstLeases, NextBackend, ParsedConf};
 
 /// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
 /// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
@@ -302,12 +302,11 @@ impl<K: Kernel> Node<K> {
         }
         let now = &self.plan.net_conf().backend_type;
         let warning = |number: u64| {
-            let (kind, users) = (self.plan.earlier_kind(number), self.plan.users(number, MAX_NAMED));
-            let (names, remark) = (names(&users), self.clear_text_remark(self.plan.refuses(kind)));
-            let count = users.count;
+            let (kind, users) = (self.plan.earlier_kind(number), self.plan.users(number, FirstLeases::NAMED));
+            let (count, remark) = (users.count, self.clear_text_remark(self.plan.refuses(kind)));
             (count > 0).then(|| {
                 format!(
-                    "net-conf changed the backend to {now}, and {count} nodes still need the earlier {kind}: {names}{remark}. They are \
+                    "net-conf changed the backend to {now}, and {count} nodes still need the earlier {kind}: {users}{remark}. They are \
                      down, cannot use {now}, or run flannel, which follows no change before its restart: see what weft status says there, \
                      replace flannel by weft, and remove the lease of a node that does not come back (weft lease rm ID)"
                 )

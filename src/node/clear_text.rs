@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::ClearText;
-use weft_subnet::text::Shown;
 
 use super::Node;
 use crate::kernel::Kernel;
@@ -15,8 +14,6 @@ use crate::plan::FirstLeases;
 /// Packets to peers that have not followed may go out in clear text for this many grace times (`--change-grace`), so for ten minutes by
 /// default. The reasons are in docs/adr/020-live-change.md.
 const CLEAR_TEXT_GRACES: u32 = 10;
-/// Number of nodes that are named in a problem.
-pub(super) const MAX_NAMED: usize = 5;
 
 /// Since when our lease names a backend that encrypts, while an earlier one that does not is still in use.
 #[derive(Debug, Clone, Copy)]
@@ -99,24 +96,15 @@ impl<K: Kernel> Node<K> {
 
     /// Names the nodes that are not reached because packets to them would not be encrypted.
     pub(super) fn refused_warning(&self) -> Option<String> {
-        let refused = self.plan.refused_clear_text(MAX_NAMED);
+        let refused = self.plan.refused_clear_text(FirstLeases::NAMED);
         let count = refused.count;
         let now = &self.plan.net_conf().backend_type;
         (count > 0).then(|| {
             format!(
-                "{count} nodes are set aside, because their leases do not name {now} and packets to them would not be encrypted: {}. \
-                 Replace flannel there by weft, or restart it and delete its earlier device (ip link del), or look why weft there does not \
-                 follow net-conf; or set Backend.AllowPlaintext in net-conf for the time of a migration",
-                names(&refused)
+                "{count} nodes are set aside, because their leases do not name {now} and packets to them would not be encrypted: \
+                 {refused}. Replace flannel there by weft, or restart it and delete its earlier device (ip link del), or look why weft there \
+                 does not follow net-conf; or set Backend.AllowPlaintext in net-conf for the time of a migration"
             )
         })
     }
-}
-
-/// Names the first of these leases with their nodes, for a problem.
-pub(super) fn names(leases: &FirstLeases<'_>) -> String {
-    let shown: Vec<String> =
-        leases.first.iter().map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner())).collect();
-    let more = if leases.count > shown.len() { ", ..." } else { "" };
-    format!("{}{more}", shown.join(", "))
 }

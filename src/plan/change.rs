@@ -2,6 +2,7 @@
 //! A plan with several backends, while net-conf changes the backend (docs/adr/020-live-change.md).
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use weft_backends::backend::{Backend, Planned};
 use weft_backends::host::Host;
@@ -12,6 +13,7 @@ use weft_backends::state::{Key, Name, Route, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::lease::{Age, Id, Lease};
+use weft_subnet::text::Shown;
 
 use super::extra_backends::{EARLIER, ExtraBackend, NEXT, Which};
 use super::parsed_conf::ParsedConf;
@@ -30,6 +32,20 @@ pub struct FirstLeases<'a> {
     pub count: usize,
     /// The first of them.
     pub first: Vec<&'a Lease>,
+}
+
+impl FirstLeases<'_> {
+    /// Number of leases that a problem names.
+    pub const NAMED: usize = 5;
+}
+
+/// Names the first leases with their nodes.
+impl fmt::Display for FirstLeases<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = self.first.iter().map(|lease| format!("{} ({})", Shown(&lease.id), lease.attrs.owner()));
+        let more = if self.count > self.first.len() { ", ..." } else { "" };
+        write!(f, "{}{more}", named.collect::<Vec<_>>().join(", "))
+    }
 }
 
 /// The next backend, which our lease does not name yet.
