@@ -282,6 +282,8 @@ impl Batch<'_> {
     pub fn send(mut self) -> Result<Result<Vec<u8>, Refused>, Error> {
         let Some((last, _)) = self.sent.last().copied() else { return Ok(Ok(Vec::new())) };
         self.writer.flag_last(NLM_F_ACK);
+        // What is left of a dump that failed would count among the answers.
+        self.rtnl.socket.discard_replies();
         let replies = self.rtnl.socket.exchange(self.writer.bytes(), last).map_err(|e| Error::io("netlink", e))?;
         let purpose = |seq: u32| self.sent.iter().find(|(sent, _)| *sent == seq).map(|(_, what)| *what);
         for refusal in replies.refused {

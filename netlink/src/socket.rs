@@ -192,7 +192,7 @@ impl Netlink {
     }
 
     /// Discards the replies to earlier messages that nobody has read, such as the rest of a dump that failed.
-    fn discard_replies(&mut self) {
+    pub(crate) fn discard_replies(&mut self) {
         let mut receive = || recv(self.socket.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_DONTWAIT);
         while matches!(receive(), Ok(_) | Err(Errno::EINTR | Errno::ENOBUFS)) {}
     }

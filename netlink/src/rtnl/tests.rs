@@ -2,7 +2,7 @@
 //! What becomes of the answers of the kernel. The requests of these tests only read, so they need no root.
 
 use super::*;
-use crate::socket::tests::faked;
+use crate::socket::tests::{faked, with_unread_dump};
 
 /// A name that no link has.
 const NOBODY: &str = "no-such-link";
@@ -38,6 +38,15 @@ fn the_refused_message_of_a_batch_is_named_wherever_it_stands() {
     let mut batch = rtnl.batch();
     batch.push("read what is there", |w| ask(w, "lo"));
     assert_eq!(links(&batch.send().unwrap().unwrap()).count(), 1);
+}
+
+/// [`Rtnl::link`] would return a link of the dump.
+#[test]
+fn replies_that_nobody_has_read_are_not_those_of_the_next_batch() {
+    let mut rtnl = Rtnl { socket: with_unread_dump() };
+    let mut batch = rtnl.batch();
+    batch.push("read what is there", |w| ask(w, "lo"));
+    assert_eq!(links(&batch.send().unwrap().unwrap()).count(), 1, "the dump has lo, too");
 }
 
 #[test]

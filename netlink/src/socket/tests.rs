@@ -220,7 +220,7 @@ fn the_explanation_of_a_refusal_is_found_in_both_forms() {
 }
 
 /// Returns a socket of which nobody has read the answers to a dump.
-fn with_unread_dump() -> Netlink {
+pub(crate) fn with_unread_dump() -> Netlink {
     let mut netlink = Netlink::open().unwrap();
     let mut dump = Writer::default();
     dump.begin(libc::RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, &ifinfomsg(0, 0, 0));
