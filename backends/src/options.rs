@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The members of the `Backend` object in net-conf, read as Go reads them: the case of names does not matter, the last of several members
-//! with one name counts, `null` counts as absent, and unknown names are ignored. A known name with an impossible value is refused, with the
-//! remedy.
+//! with one name counts, one that is `null` counts as absent, and unknown names are ignored. A known name with an impossible value is
+//! refused, with the remedy.
 
 use std::ops::RangeInclusive;
 

@@ -154,7 +154,7 @@ impl Attrs {
         let wire: Members = serde_json::from_slice(value)?;
         Ok(Attrs {
             public_ip: wire.get("PublicIP")?.filter(|ip: &Ipv4Addr| !ip.is_unspecified()),
-            public_ipv6: wire.get("PublicIPv6")?,
+            public_ipv6: wire.get_pointer("PublicIPv6")?,
             backend_type: wire.get("BackendType")?.map(|kind: String| kind_of(&kind)).unwrap_or_default(),
             backend_data: text(&wire, "BackendData"),
             backend_v6_data: text(&wire, "BackendV6Data"),

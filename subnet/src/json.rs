@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the members of a JSON object as flannel does. Names are matched without regard to case, the last of several
-//! equal names counts, and `null` means that the member is absent. These are the rules of Go's encoding/json, which
-//! flannel uses for the net-conf and for lease values.
+//! Reads the members of a JSON object as flannel does. Names are matched without regard to case, and the last of several
+//! equal names counts. `null` says nothing about a plain field, so the member before it counts, or the field is absent. It
+//! makes a pointer absent. These are the rules of Go's encoding/json, which flannel uses for the net-conf and for lease values.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -74,18 +74,16 @@ impl Members {
         self.last(name, |_| true).map(|value| value.get())
     }
 
-    /// Parses a member's value. The error names the member.
+    /// Parses the last value of this name that is not `null`. The error names the member.
     pub(crate) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
-        match self.raw(name) {
-            None | Some("null") => Ok(None),
-            Some(text) => {
-                // The cause may quote the text, too.
-                let named = |cause: serde_json::Error| {
-                    serde_json::Error::custom(format_args!("{name} = {}: {}", Shown(text), shown(&cause.to_string())))
-                };
-                serde_json::from_str(text).map(Some).map_err(named)
-            }
-        }
+        self.last(name, |value| !is_null(value)).map(|value| parse(name, value)).transpose()
+    }
+
+    /// Parses a member's value that is a pointer in flannel. If the last value of this name is `null`, it is absent. The error names the
+    /// member.
+    pub(crate) fn get_pointer<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, serde_json::Error> {
+        let last = self.last(name, |_| true).filter(|value| !is_null(value));
+        last.map(|value| parse(name, value)).transpose()
     }
 
     /// Removes the members of these names, in any case. Returns false if there were none.
@@ -95,13 +93,48 @@ impl Members {
         self.0.len() < before
     }
 
-    /// Returns each member once, with the name in lower case, so that two objects can be compared.
+    /// Returns each member once, with the name in lower case and the value that `get` parses, so that two objects can be
+    /// compared.
     pub(crate) fn canonical(&self) -> std::collections::BTreeMap<String, &str> {
-        self.0.iter().map(|(key, value)| (key.to_ascii_lowercase(), value.get())).collect()
+        let present = self.0.iter().filter(|(_, value)| !is_null(value));
+        present.map(|(key, value)| (key.to_ascii_lowercase(), value.get())).collect()
     }
 
     /// Returns a member's name as it is written in the text, fit for people.
     pub(crate) fn spelling(&self, lower: &str) -> Option<String> {
         self.0.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(lower)).map(|(key, _)| shown(key))
+    }
+}
+
+fn is_null(value: &RawValue) -> bool {
+    value.get() == "null"
+}
+
+fn parse<T: DeserializeOwned>(name: &str, value: &RawValue) -> Result<T, serde_json::Error> {
+    serde_json::from_str(value.get()).map_err(|cause| {
+        // The cause may quote the text, too.
+        let cause = shown(&cause.to_string());
+        serde_json::Error::custom(format_args!("{name} = {}: {cause}", Shown(value.get())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_says_nothing_about_a_plain_field_and_makes_a_pointer_absent() {
+        let both = |text: &str| {
+            let (raw, values): (Members, Members<Value>) =
+                (serde_json::from_str(text).unwrap(), serde_json::from_str(text).unwrap());
+            let plain: Option<u64> = raw.get("VNI").unwrap();
+            assert_eq!(values.get("VNI").and_then(Value::as_u64), plain, "{text}");
+            let pointer: Option<u64> = raw.get_pointer("VNI").unwrap();
+            (plain, pointer)
+        };
+        assert_eq!(both(r#"{"VNI":1,"vni":2,"Vni": null }"#), (Some(2), None));
+        assert_eq!(both(r#"{"VNI":null,"vni":2}"#), (Some(2), Some(2)));
+        assert_eq!(both(r#"{"VNI":null}"#), (None, None));
+        assert_eq!(both("{}"), (None, None));
     }
 }

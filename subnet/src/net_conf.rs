@@ -301,8 +301,8 @@ where
     Ok(Unchecked {
         network: conf.get(keys.network)?,
         len: conf.get(keys.len)?,
-        min: conf.get(keys.min)?,
-        max: conf.get(keys.max)?,
+        min: conf.get_pointer(keys.min)?,
+        max: conf.get_pointer(keys.max)?,
     })
 }
 

@@ -226,6 +226,11 @@ fn differences_are_named_by_key() {
         ""
     );
     assert_eq!(
+        differ(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","Port":8472,"VNI":1,"vni":null,"MTU":null}}"#),
+        "",
+        "null says nothing"
+    );
+    assert_eq!(
         differ(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan","Port":4789,"MTU":1400}}"#),
         "Backend.MTU Backend.Port Backend.VNI"
     );
