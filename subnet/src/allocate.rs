@@ -31,6 +31,27 @@ fn spans(net_conf: &NetConf) -> impl Iterator<Item = Span> {
     v4.into_iter().chain(v6)
 }
 
+/// The addresses that other nodes and this host have in one family. A look-up takes logarithmic time.
+pub(crate) struct Taken(Vec<(u128, u128)>);
+
+impl Taken {
+    pub(crate) fn of(family: Family, networks: &[Subnets]) -> Taken {
+        let networks = networks.iter().filter_map(|subnets| subnets.of(family));
+        let mut ranges: Vec<(u128, u128)> = networks.map(|net| (bits(net.network()), bits(net.broadcast()))).collect();
+        ranges.sort_unstable();
+        // Networks may be nested. Without those inside the one before, the last addresses are sorted, too.
+        ranges.dedup_by(|next, kept| next.1 <= kept.1);
+        Taken(ranges)
+    }
+
+    /// Returns true if a network of the same family has one of these addresses.
+    pub(crate) fn overlaps(&self, net: IpNet) -> bool {
+        let (first, last) = (bits(net.network()), bits(net.broadcast()));
+        let after = self.0.partition_point(|(begin, _)| *begin <= last);
+        self.0[..after].last().is_some_and(|(_, end)| *end >= first)
+    }
+}
+
 /// Chooses one of all free subnets between SubnetMin and SubnetMax, of each enabled family. Returns `None` if an enabled family has none
 /// left. (flannel chooses among the first 100 free ones. When a thousand nodes start together, nine of ten of them then lose a race.)
 ///
@@ -76,17 +97,10 @@ impl Span {
 
     /// Returns the gaps between taken subnets: the first address of each, and how many free subnets of `step` addresses it has.
     fn gaps(self, taken: &[Subnets], step: u128) -> Vec<(u128, u128)> {
-        let mut used: Vec<(u128, u128)> = taken
-            .iter()
-            .filter_map(|subnets| subnets.of(self.family))
-            .map(|net| (bits(net.network()), bits(net.broadcast())))
-            .filter(|(first, last)| *last >= self.first && *first <= self.last + (step - 1))
-            .collect();
-        used.sort_unstable();
+        let used = Taken::of(self.family, taken).0.into_iter();
         let mut gaps = Vec::new();
         let mut at = self.first;
-        // Ranges that begin later may end earlier, because taken subnets may be nested.
-        for (first, last) in used {
+        for (first, last) in used.filter(|(first, last)| *last >= self.first && *first <= self.last + (step - 1)) {
             if first > at {
                 gaps.push((at, (first - at) / step));
             }

@@ -7,13 +7,14 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use crate::allocate;
+use crate::allocate::{self, Taken};
 use crate::attrs::Attrs;
 use crate::backend_types::BackendTypes;
-use crate::cidr::Subnets;
+use crate::cidr::{Family, Subnets};
 use crate::connected::Connected;
 use crate::evidence::Evidence;
 use crate::lease::{Id, Lease, Record};
@@ -141,13 +142,13 @@ impl LeaseRequest {
             subnets.iter().any(|net| self.net_conf.networks.iter().any(|network| network.contains(&net)))
         });
         let had: Vec<Subnets> = self.previous.into_iter().chain(ours).collect();
-        let is_free = |half: &Subnets| {
-            half.iter().all(|net| allocate::fits(&self.net_conf, net))
-                && !taken.iter().any(|other| other.overlaps(half))
+        // Whoever may write leases may write many that look like ours.
+        let kept = |family: Family| {
+            let taken = Taken::of(family, &taken);
+            let is_free = |net: &IpNet| allocate::fits(&self.net_conf, *net) && !taken.overlaps(*net);
+            had.iter().filter_map(|had| had.of(family)).find(is_free).map(Subnets::from).unwrap_or_default()
         };
-        let v4 = had.iter().filter(|had| had.v4.is_some()).map(|had| Subnets { v6: None, ..*had }).find(is_free);
-        let v6 = had.iter().filter(|had| had.v6.is_some()).map(|had| Subnets { v4: None, ..*had }).find(is_free);
-        let kept = Subnets { v4: v4.and_then(|half| half.v4), v6: v6.and_then(|half| half.v6) };
+        let kept = Subnets { v4: kept(Family::V4).v4, v6: kept(Family::V6).v6 };
         allocate::complete(&self.net_conf, &kept, &taken, &mut random).ok_or_else(|| self.out_of_subnets())
     }
 
@@ -361,6 +362,26 @@ mod tests {
         assert_eq!(choose(&[]).unwrap(), "fd00:0:0:2::/64");
         assert_eq!(choose(&[&peer]).unwrap(), "fd00:0:0:3::/64", "neither our address nor that of the peer is inside");
         assert!(matches!(choose(&[&peer, &at("fd00:0:0:3::3")]), Err(Error::OutOfSubnets { .. })));
+    }
+
+    #[test]
+    fn the_first_of_the_subnets_that_this_node_had_is_kept_with_which_nothing_overlaps() {
+        let net_conf = NetConf::parse(r#"{"Network":"10.5.0.0/16","SubnetMax":"10.5.4.0"}"#).unwrap();
+        let (attrs, connected) = (Attrs::default(), Connected::default());
+        let request = LeaseRequest { net_conf, attrs, previous: None, was: None, connected };
+        let subnets = |text: &str| Subnets::from(text.parse::<IpNet>().unwrap());
+        // There are no other ones between SubnetMin and SubnetMax.
+        let ours = ["10.5.4.0/24", "10.5.2.0/24", "10.5.1.0/24", "10.5.3.0/24"].map(subnets);
+        // Some are nested, and some share their first or their last address.
+        let others = ["10.5.4.0/30", "10.5.4.0/25", "10.5.2.0/23", "10.5.2.7/32", "10.5.0.0/23", "10.5.1.128/25"];
+        let others = others.map(subnets);
+        for number in 0..1 << others.len() {
+            let numbered = others.iter().enumerate().filter(|(bit, _)| number & (1 << bit) != 0);
+            let taken: Vec<Subnets> = numbered.map(|(_, other)| *other).collect();
+            let free = ours.iter().find(|own| !taken.iter().any(|other| other.overlaps(own))).copied();
+            let kept = request.choose(taken.clone(), std::iter::empty(), ours.into_iter()).ok();
+            assert_eq!(kept, free, "{taken:?}");
+        }
     }
 
     /// A store with very many leases may send a change for each of them at once.

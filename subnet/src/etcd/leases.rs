@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which of the leases in the store are ours, whether one of them can be used as it is, and which subnet is free.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+
+use ipnet::IpNet;
 
 use crate::allocate;
 use crate::cidr::Subnets;
@@ -36,17 +38,27 @@ impl<'a> Leases<'a> {
         stored.subnets.is_some_and(|subnets| allocate::is_compatible(&self.request.net_conf, &subnets))
     }
 
-    /// Returns true if an older lease of another node overlaps this one of ours. Then ours came second in a race, and we ended before
-    /// we could delete it.
-    fn lost_a_race(&self, own: &Stored) -> bool {
-        self.others().any(|other| {
-            other.created < own.created && self.is_compatible(other) && other.lease().is_some() && overlap(own, other)
-        })
+    /// Returns the revision at which the oldest lease of another node was created, for each subnet that net-conf allows.
+    fn oldest_of_others(&self) -> HashMap<IpNet, i64> {
+        let mut oldest = HashMap::new();
+        for other in self.others().filter(|other| self.is_compatible(other) && other.lease().is_some()) {
+            for net in other.subnets.iter().flat_map(Subnets::iter) {
+                let created = oldest.entry(net).or_insert(other.created);
+                *created = other.created.min(*created);
+            }
+        }
+        oldest
     }
 
-    /// Returns a lease of ours that can be used as it is.
+    /// Returns a lease of ours that can be used as it is. If an older lease of another node has its subnet, ours came second in a race, and
+    /// we ended before we could delete it.
     pub(super) fn usable(&self) -> Option<&'a Stored> {
-        self.ours.iter().copied().find(|own| self.is_compatible(own) && !self.lost_a_race(own))
+        // Whoever may write leases may write many that look like ours. All subnets that net-conf allows have one length, so two of them
+        // overlap only if they are equal.
+        let oldest = self.oldest_of_others();
+        let is_older = |net: &IpNet, own: &Stored| oldest.get(net).is_some_and(|created| *created < own.created);
+        let lost_a_race = |own: &Stored| own.subnets.iter().flat_map(Subnets::iter).any(|net| is_older(&net, own));
+        self.ours.iter().copied().find(|own| self.is_compatible(own) && !lost_a_race(own))
     }
 
     /// Chooses a free subnet.
@@ -56,10 +68,6 @@ impl<'a> Leases<'a> {
         let ours = self.ours.iter().filter_map(|own| own.subnets);
         self.request.choose(taken, nodes, ours)
     }
-}
-
-fn overlap(one: &Stored, other: &Stored) -> bool {
-    matches!((one.subnets, other.subnets), (Some(one), Some(other)) if one.overlaps(&other))
 }
 
 #[cfg(test)]
@@ -159,6 +167,19 @@ mod tests {
         assert!(is_used(lease("10.5.2.0-24&fd00:5:0:2::-64", 2, 4)), "it shares no address with ours");
         assert!(is_used(lease("10.5.0.0-16", 2, 4)), "every node sets a lease of another length aside");
         assert!(is_used(unreadable("10.5.1.0-24&fd00:5:0:2::-64", 4)), "nobody believes what cannot be read");
+    }
+
+    #[test]
+    fn of_several_leases_of_ours_one_is_used_that_no_older_lease_has() {
+        let key = |v4: u8, v6: u8| format!("10.5.{v4}.0-24&fd00:5:0:{v6}::-64");
+        let ours = [(1, 5), (2, 5), (3, 7), (4, 5)].map(|(subnet, created)| lease(&key(subnet, subnet), 1, created));
+        // Two nodes have the IPv4 subnet of the second one, and the older of them counts.
+        let others = [(1, 11, 4), (2, 12, 9), (2, 22, 3), (3, 13, 8), (14, 4, 4)];
+        let others = others.map(|(v4, v6, created)| lease(&key(v4, v6), v6, created));
+        let mut all = [&ours[..], &others[..]].concat();
+        assert_eq!(outcome(&request(DUAL, None), &all), format!("uses {}", key(3, 3)));
+        all.reverse();
+        assert_eq!(outcome(&request(DUAL, None), &all), format!("uses {}", key(3, 3)));
     }
 
     #[test]
