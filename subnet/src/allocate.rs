@@ -52,17 +52,12 @@ impl Taken {
     }
 }
 
-/// Chooses one of all free subnets between SubnetMin and SubnetMax, of each enabled family. Returns `None` if an enabled family has none
-/// left. (flannel chooses among the first 100 free ones. When a thousand nodes start together, nine of ten of them then lose a race.)
+/// Chooses one of all free subnets between SubnetMin and SubnetMax, of each enabled family that `kept` lacks, and returns it with those of
+/// `kept`. These must be free, and fit net-conf. Returns `None` if an enabled family has none left. (flannel chooses among the first 100 free
+/// ones. When a thousand nodes start together, nine of ten of them then lose a race.)
 ///
 /// `taken` contains all leased subnets, of any length, and all other networks that the chosen subnet must not overlap. It is copied and
 /// sorted. `random` returns any 64 bits, and is called once for each family.
-pub fn choose(net_conf: &NetConf, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
-    complete(net_conf, &Subnets::default(), taken, random)
-}
-
-/// Chooses a subnet of each enabled family that `kept` lacks, as [`choose`] does, and returns it with those of `kept`. These must be free, and
-/// fit net-conf.
 pub fn complete(
     net_conf: &NetConf,
     kept: &Subnets,

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use proptest::prelude::*;
-use weft_subnet::allocate::{choose, is_compatible};
+use weft_subnet::allocate::{complete, is_compatible};
 use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::{BadNetConf, NetConf};
 
@@ -255,6 +255,11 @@ fn differences_are_named_by_key() {
         ipv6.differing_keys(&other).join(" "),
         "EnableIPv4 IPv6Network IPv6SubnetLen IPv6SubnetMin IPv6SubnetMax"
     );
+}
+
+/// Chooses a subnet for a node that has none.
+fn choose(conf: &NetConf, taken: &[Subnets], random: &mut dyn FnMut() -> u64) -> Option<Subnets> {
+    complete(conf, &Subnets::default(), taken, random)
 }
 
 fn nets(texts: &[&str]) -> Vec<Subnets> {

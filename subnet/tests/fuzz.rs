@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use bolero::check;
-use weft_subnet::allocate::{choose, is_compatible};
+use weft_subnet::allocate::{complete, is_compatible};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::env::SubnetEnv;
@@ -133,7 +133,8 @@ fn fuzz_net_conf() {
             match NetConf::parse(&conf) {
                 Ok(net_conf) => {
                     assert_eq!(net_conf.differing_keys(&net_conf), Vec::<String>::new());
-                    let picked = choose(&net_conf, &[], &mut || 7).expect("an empty network has a free subnet");
+                    let picked = complete(&net_conf, &Subnets::default(), &[], &mut || 7);
+                    let picked = picked.expect("an empty network has a free subnet");
                     assert!(is_compatible(&net_conf, &picked), "{conf}: {picked}");
                 }
                 Err(error) => assert!(!error.to_string().is_empty()),
