@@ -286,7 +286,6 @@ const WIREGUARD_FLANNEL: [&str; 12] = [
     "by_hand: n2 begins the first handshake",
     "with_weft: n2 begins the first handshake",
     "with_weft: no handshake is begun twice",
-    "packets arrive as soon with weft as with a script",
     "flannel n1 to n2",
 ];
 

