@@ -18,7 +18,7 @@ use weft_subnet::lease::Record;
 use weft_subnet::source::{Error, Source};
 
 use super::other_agents::{agents_with, flannel_agents};
-use super::{Answer, pretty, published, uplink};
+use super::{Answer, pretty};
 use crate::cli::doctor::DoctorTask;
 use crate::cli::exit::{FAILURE, FOUND};
 use crate::log::text::printable;
@@ -87,16 +87,15 @@ async fn ask_agent(sources: &mut NodeSources) {
 
 /// Takes from the status of the agent what is examined.
 fn take_status(sources: &mut NodeSources, status: Status) {
-    sources.published = published(&status);
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
     sources.lossy = lossy_peers(&status.peers);
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
     sources.tunnel_port = status.tunnel_port;
-    (sources.uplink, sources.uplink_addrs) = uplink(&status);
     sources.has_peers = !status.peers.is_empty();
-    sources.agent = AgentAnswer::Problems(problems(&status, &sources.uplink));
-    sources.backend = status.backend;
+    sources.agent = AgentAnswer::Problems(problems(&status));
+    (sources.published, sources.backend) = (status.public, status.backend);
+    (sources.uplink, sources.uplink_addrs) = (status.uplink_name, status.uplink_addresses);
 }
 
 /// Returns all addresses, of both families, of some peers that packets do not reach, and of at most `fine` others.
@@ -195,7 +194,7 @@ async fn ask_store(store: &dyn Source) -> Result<(String, Vec<Record>, Duration)
 }
 
 /// Returns the problems that the agent reports, and those of its store and its peers.
-fn problems(status: &Status, uplink: &str) -> Vec<AgentProblem> {
+fn problems(status: &Status) -> Vec<AgentProblem> {
     let hint = |problem: &Problem| match (&problem.command, problem.kind) {
         (Some(command), _) => Hint::Command(command.clone()),
         (None, ProblemKind::Unreachable) => Hint::Unreachable,
@@ -205,7 +204,7 @@ fn problems(status: &Status, uplink: &str) -> Vec<AgentProblem> {
     let reported =
         status.problems.iter().map(|problem| AgentProblem { text: problem.text.clone(), hint: hint(problem) });
     let store = store_problem(status).map(|text| AgentProblem { text, hint: Hint::Store });
-    reported.chain(store).chain(broken_peers(&status.peers, uplink)).collect()
+    reported.chain(store).chain(broken_peers(&status.peers, &status.uplink_name)).collect()
 }
 
 /// Describes a store that fails, and until when the own lease lives without it.
@@ -373,9 +372,10 @@ mod tests {
             ],
             store_trouble: Some("no answer".to_owned()),
             peers: vec![unreachable(silent), unreachable(small), failed],
+            uplink_name: "eth0".to_owned(),
             ..Status::default()
         };
-        let hints: Vec<Hint> = problems(&status, "eth0").into_iter().map(|problem| problem.hint).collect();
+        let hints: Vec<Hint> = problems(&status).into_iter().map(|problem| problem.hint).collect();
         let wanted = [
             Hint::Command("ip link set eth0 up".to_owned()),
             Hint::Unreachable,
@@ -392,15 +392,17 @@ mod tests {
     fn what_the_agent_says_of_this_node_and_of_its_peers_is_examined() {
         use PeerState::{Programmed, SetAside, Unreachable};
         let peers = [(2, Programmed), (3, Unreachable), (4, Unreachable), (5, Programmed), (6, SetAside)];
+        let ips = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
         let status = Status {
-            public: vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()],
-            uplink: "eth0 192.0.2.1 2001:db8::7 MTU 1500".to_owned(),
+            public: ips(&["192.0.2.1", "2001:db8::1"]),
+            uplink: "a text for people".to_owned(),
+            uplink_name: "eth0".to_owned(),
+            uplink_addresses: ips(&["192.0.2.1", "2001:db8::7"]),
             backend: "udp".to_owned(),
             tunnel_port: Some(8285),
             peers: peers.map(|(number, state)| peer(&format!("192.0.2.{number}"), state)).into(),
             ..Status::default()
         };
-        let ips = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
         let mut sources = NodeSources::default();
         take_status(&mut sources, status);
         assert_eq!(sources.published, ips(&["192.0.2.1", "2001:db8::1"]));

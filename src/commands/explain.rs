@@ -13,7 +13,7 @@ use weft_doctor::explain::facts::{Agent, AgentFacts, Difference, Facts, Packet, 
 use weft_doctor::explain::rules::Endpoint;
 use weft_doctor::explain::{self, Explanation, Step, Verdict, ipvs, pod_rules};
 
-use super::{Answer, pretty, published, uplink};
+use super::{Answer, pretty};
 use crate::cli::exit::{FAILURE, FOUND};
 use crate::cli::explain::ExplainTask;
 use crate::log::text::printable;
@@ -104,8 +104,8 @@ async fn ask_agent(task: &ExplainTask, packet: &Packet) -> Agent {
         peers,
         differences: None,
         tunnel_port: status.tunnel_port,
-        published: published(&status),
-        uplink_addrs: uplink(&status).1,
+        published: status.public,
+        uplink_addrs: status.uplink_addresses,
         backend: status.backend,
     })
 }

@@ -15,6 +15,7 @@ use super::other_agents::other_agents;
 use crate::cli::ReleaseTask;
 use crate::kernel::Kernel;
 use crate::log::text::printable;
+use crate::observe::status::joined;
 use crate::options::Store;
 use crate::{agent, files, saved};
 
@@ -72,10 +73,9 @@ fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow:
     let lease = lease.with_context(|| format!("no lease of {subnets} is in the store: there is nothing to release"))?;
     let published: Vec<IpAddr> = lease.attrs.published().collect();
     if !published.iter().any(|ip| ours.contains(ip)) {
-        let list: Vec<String> = published.iter().map(IpAddr::to_string).collect();
         anyhow::bail!(
             "the lease of {subnets} belongs to {}, which is no address of this machine: if it is ours anyway, give --public-ip",
-            list.join(", ")
+            joined(published, ", ")
         );
     }
     Ok(lease)
@@ -88,9 +88,8 @@ fn render(records: &[Record]) -> String {
     for record in records {
         let _ = match &record.lease {
             Ok(lease) => {
-                let public: Vec<String> = lease.attrs.published().map(|ip| ip.to_string()).collect();
                 let kind = Shown(&lease.attrs.backend_type);
-                writeln!(out, "{:24} {:40} {kind}", shown(&record.id), public.join(","))
+                writeln!(out, "{:24} {:40} {kind}", shown(&record.id), joined(lease.attrs.published(), ","))
             }
             Err(reason) => writeln!(out, "{:24} unreadable: {}", shown(&record.id), Shown(reason.as_str())),
         };

@@ -15,7 +15,7 @@ use crate::observe::mesh::cluster::{self, Cluster, KnownNode};
 use crate::observe::mesh::row::Row;
 use crate::observe::mesh::{self, Mesh, svg};
 use crate::observe::socket;
-use crate::observe::status::Status;
+use crate::observe::status::{Status, joined};
 
 /// Asks the agent, and with `--all` the other nodes, too. The exit code says whether a way is broken.
 ///
@@ -64,7 +64,7 @@ pub async fn of_status(status: Status, port: Option<u16>) -> anyhow::Result<Clus
 
 /// Returns the mesh of this node and its peers. Without a port the peers are not asked, and only the own row is known.
 pub async fn as_far_as_known(status: Status, port: Option<u16>) -> Cluster {
-    let public = status.public.join(",");
+    let public = joined(status.public.iter().copied(), ",");
     let peers = KnownNode::peers_of(&status);
     let own = Row::of(status);
     match port {

@@ -15,7 +15,7 @@ use crate::kernel::Kernel;
 use crate::observe::fault::{Fault, FaultKind};
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::report::{self, NodeState, PeerCounts, PeerList};
-use crate::observe::status::{Peer, PeerState, Status, now_ms};
+use crate::observe::status::{Peer, PeerState, Status, joined, now_ms};
 use crate::pass::Pending;
 use crate::plan::claims;
 
@@ -53,21 +53,22 @@ impl<K: Kernel> Node<K> {
         let (now, state) = (Instant::now(), self.state());
         let (ready, problems) = self.problems(&state);
         let uplink = &self.plan.host().uplink;
-        let addresses: Vec<String> = uplink.addresses().map(|ip| ip.to_string()).collect();
         let remarks = self.context.conflist.remark().into_iter().chain(self.context.recorder.remark(now_ms()));
         Status {
             ready,
             problems,
             subnet: state.subnets.to_string(),
             lease_ttl_s: self.own_lease.ttl.map(|(at, ttl)| ttl.saturating_sub(now - at).as_secs()),
-            public: self.plan.own().attrs.published().map(|ip| ip.to_string()).collect(),
+            public: self.plan.own().attrs.published().collect(),
             network: self.plan.net_conf().networks.to_string(),
             backend: state.backend,
             // Not the types in the lease, because udp and alloc have none there.
             other_ways: self.plan.earlier().map(|(number, _)| self.plan.earlier_kind(number).to_owned()).collect(),
             mtu: self.plan.mtu(),
             health_port: self.context.options.health.map(|address| address.port()),
-            uplink: format!("{} {} mtu {}", uplink.name, addresses.join(" "), uplink.mtu),
+            uplink: format!("{} {} mtu {}", uplink.name, joined(uplink.addresses(), " "), uplink.mtu),
+            uplink_name: uplink.name.to_string(),
+            uplink_addresses: uplink.addresses().collect(),
             store_silent_s: (now - self.store.last_answer).as_secs(),
             store_trouble: self.store.error.clone(),
             peers: self.shown_peers(&sessions),

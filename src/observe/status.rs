@@ -33,7 +33,7 @@ pub struct Status {
     /// Seconds until the lease ends unless it is renewed. `None` if it does not end.
     pub lease_ttl_s: Option<u64>,
     /// The addresses that the own lease names.
-    pub public: Vec<String>,
+    pub public: Vec<IpAddr>,
     /// The networks of the cluster.
     pub network: String,
     /// The type of the own backend.
@@ -46,8 +46,14 @@ pub struct Status {
     /// The port of `--healthz-port`. `None` if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_port: Option<u16>,
-    /// Name, addresses and MTU of the uplink.
+    /// Name, addresses and MTU of the uplink, for people.
     pub uplink: String,
+    /// The name of the uplink. Empty before there is a lease, and in the answer of an older agent.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub uplink_name: String,
+    /// The addresses of the uplink from which tunnels send. Empty as [`Status::uplink_name`] is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uplink_addresses: Vec<IpAddr>,
     /// The store, described for people.
     pub store: String,
     /// Seconds since the last answer of the store.
@@ -138,9 +144,9 @@ pub struct RuleStatus {
 /// One peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Its subnets, or the id of the record if it cannot be read.
+    /// Its subnets, separated by commas, or the id of the record if it cannot be read.
     pub subnet: String,
-    /// The addresses that its lease names.
+    /// The addresses that its lease names, separated by commas.
     pub public: String,
     /// The type of its backend.
     pub backend: String,
@@ -172,10 +178,9 @@ impl Peer {
 
     /// Returns a peer whose lease can be read. It has no traffic and no probe yet, and does not go in clear text.
     pub fn of(lease: &Lease, state: PeerState, reason: Option<String>) -> Peer {
-        let public: Vec<String> = lease.attrs.published().map(|ip| ip.to_string()).collect();
         Peer {
             subnet: lease.subnets.to_string(),
-            public: public.join(","),
+            public: joined(lease.attrs.published(), ","),
             backend: lease.attrs.backend_type.clone(),
             state,
             not_encrypted: false,
@@ -200,7 +205,12 @@ impl Peer {
     }
 }
 
-/// Returns what a list for people contains, such as [`Peer::public`].
+/// Returns these addresses as one text, with the separator between them.
+pub fn joined(addresses: impl IntoIterator<Item = IpAddr>, separator: &str) -> String {
+    addresses.into_iter().map(|ip| ip.to_string()).collect::<Vec<_>>().join(separator)
+}
+
+/// Returns the parts of a list in one text, such as [`Peer::public`]. What cannot be parsed is left out.
 pub fn parts<T: FromStr>(list: &str) -> impl Iterator<Item = T> {
     list.split([',', ' ']).filter_map(|part| part.parse().ok())
 }

@@ -399,7 +399,7 @@ async fn the_address_that_an_administrator_wrote_into_the_store_stays_the_publis
             // The host is looked at again.
             place.kernel.set_machine(machine(&["192.168.0.1/24"]));
             sleep(Duration::from_secs(20)).await;
-            assert_eq!(status(&requests).await.public, [chosen.to_string()]);
+            assert_eq!(status(&requests).await.public, [chosen]);
         })
         .await;
     assert_eq!(place.store.retakes.get(), 0, "the lease says what it should");

@@ -90,9 +90,11 @@ async fn the_status_says_who_the_node_is_how_long_its_lease_lives_and_how_long_t
         let status = test.node.status();
         assert_eq!((status.lease_ttl_s, status.store_silent_s), (Some(3000), 600));
         assert_eq!(status.store_trouble.as_deref(), Some("no answer"));
-        let shown = [&status.subnet, &status.network, &status.backend, &status.uplink, &status.public.join(",")];
-        let wanted = ["10.5.1.0/24", "10.5.0.0/16", "host-gw", "eth0 192.168.0.1 mtu 1500", "192.168.0.1"];
+        let shown = [&status.subnet, &status.network, &status.backend, &status.uplink, &status.uplink_name];
+        let wanted = ["10.5.1.0/24", "10.5.0.0/16", "host-gw", "eth0 192.168.0.1 mtu 1500", "eth0"];
         assert_eq!(shown, wanted.map(str::to_owned).each_ref());
+        let address = [std::net::IpAddr::from([192, 168, 0, 1])];
+        assert_eq!((status.uplink_addresses.as_slice(), status.public.as_slice()), (&address[..], &address[..]));
         assert_eq!((status.mtu, status.peers.len()), (1500, 1));
     })
     .await;

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{Peer, PeerSession, PeerState, RuleStatus, Status, TunnelCounts, TunnelStatus};
+use super::{Peer, PeerSession, PeerState, RuleStatus, Status, TunnelCounts, TunnelStatus, joined};
 use crate::log::text::{one_line, wrapped};
 
 /// Number of programmed peers that are shown. All others are shown.
@@ -35,7 +35,7 @@ pub fn render(status: &Status, now_ms: u64) -> String {
     let others: String = status.other_ways.iter().map(|kind| format!(" (still reached by {kind}, too)")).collect();
     line(&mut out, "network", &format!("{} by {}{others}, MTU {}", status.network, status.backend, status.mtu));
     line(&mut out, "uplink", &or_none(&status.uplink));
-    line(&mut out, "public", &or_none(&status.public.join(", ")));
+    line(&mut out, "public", &or_none(&joined(status.public.iter().copied(), ", ")));
     line(&mut out, "store", &format!("{}, last answer {} ago", status.store, duration(status.store_silent_s)));
     if let Some(trouble) = &status.store_trouble {
         line(&mut out, "", trouble);

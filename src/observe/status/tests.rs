@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+use weft_subnet::attrs::Attrs;
+use weft_subnet::cidr::Subnets;
+use weft_subnet::lease::{Age, Lease};
+
 use super::super::{Failure, Pass};
 use super::*;
 use crate::observe::problem::{Problem, ProblemKind};
@@ -25,7 +29,7 @@ fn status() -> Status {
         ready: true,
         subnet: "10.5.1.0/24".into(),
         lease_ttl_s: Some(86_000),
-        public: vec!["192.168.64.2".into()],
+        public: vec!["192.168.64.2".parse().unwrap()],
         network: "10.5.0.0/16".into(),
         backend: "vxlan".into(),
         other_ways: Vec::new(),
@@ -219,6 +223,38 @@ fn times_and_bytes_have_the_unit_that_fits() {
     ] {
         assert_eq!(bytes(count), text);
     }
+}
+
+#[test]
+fn the_answer_of_an_agent_that_does_not_name_its_uplink_for_programs_is_read() {
+    let new = Status {
+        uplink_name: "eth0".into(),
+        uplink_addresses: vec!["192.168.64.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+        ..status()
+    };
+    let mut json = serde_json::to_value(&new).unwrap();
+    assert_eq!(json["uplink_addresses"], serde_json::json!(["192.168.64.2", "fd00::2"]));
+    assert_eq!(json["public"], serde_json::json!(["192.168.64.2"]));
+    assert_eq!(serde_json::from_value::<Status>(json.clone()).unwrap(), new);
+    for field in ["uplink_name", "uplink_addresses"] {
+        assert!(json.as_object_mut().unwrap().remove(field).is_some(), "{field}");
+    }
+    assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status());
+}
+
+#[test]
+fn subnets_and_addresses_of_a_peer_can_be_read_from_its_texts() {
+    let subnets = Subnets::from_key("10.5.3.0-24&fd00:12:0:3::-64").unwrap();
+    let attrs = Attrs {
+        public_ip: Some([192, 0, 2, 3].into()),
+        public_ipv6: Some("2001:db8::3".parse().unwrap()),
+        ..Attrs::default()
+    };
+    let lease = Lease { id: "n3".into(), subnets, attrs, age: Age::default() };
+    let peer = Peer::of(&lease, PeerState::Programmed, None);
+    assert_eq!(peer.subnets().collect::<Vec<_>>(), subnets.iter().collect::<Vec<_>>());
+    assert_eq!(peer.addresses().collect::<Vec<_>>(), lease.attrs.published().collect::<Vec<_>>());
+    assert_eq!((peer.subnets().count(), peer.addresses().count()), (2, 2));
 }
 
 #[test]
