@@ -275,7 +275,7 @@ fn vxlan_to_wireguard() {
     run("wireguard-change.sh", "yes", &WIREGUARD_CHANGE);
 }
 
-const WIREGUARD_FLANNEL: [&str; 12] = [
+const WIREGUARD_FLANNEL: [&str; 11] = [
     "pods n1 to n2",
     "pods n2 to n3 v6",
     "lease bytes are flannel's",
