@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use weft_cni::conf_dir::is_conf;
 use weft_subnet::env::sibling_file;
 
 use self::list::{List, NotAList, is_of_multus};
@@ -106,9 +107,8 @@ impl Conflist {
         let ours = place(dir, &self.subnet_file);
         let names = fs::read_dir(dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let is_one = |name: &String| {
-            let kind = Path::new(name).extension().and_then(|kind| kind.to_str());
             Some(name.as_ref()) != ours.file_name()
-                && matches!(kind, Some("conf" | "conflist" | "json"))
+                && is_conf(name)
                 && !files::read(&dir.join(name)).is_ok_and(|text| is_of_multus(&text))
         };
         let mut others: Vec<String> = names.filter(is_one).collect();

@@ -19,6 +19,7 @@ macro_rules! note {
 pub mod attachments;
 pub mod bridge;
 pub mod conf;
+pub mod conf_dir;
 pub mod delegate;
 pub mod env;
 pub mod flannel;

@@ -2,6 +2,7 @@
 //! A list of CNI plugins, as a container runtime reads it.
 
 use serde_json::Value;
+use weft_cni::conf_dir::is_multus;
 
 /// Why a runtime would not load a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -65,12 +66,11 @@ impl List {
     }
 }
 
-/// True if this configuration, a list or a single plugin, is that of Multus. Multus calls the configurations of other programs, so it is
-/// no network of its own. `weft doctor` has the same rule.
+/// True if this configuration, a list or a single plugin, is that of Multus.
 pub(super) fn is_of_multus(text: &[u8]) -> bool {
     let Ok(value) = serde_json::from_slice::<Value>(text) else { return false };
     let plugins = value["plugins"].as_array().into_iter().flatten();
-    plugins.chain([&value]).any(|plugin| kind(plugin).contains("multus"))
+    plugins.chain([&value]).any(|plugin| is_multus(kind(plugin)))
 }
 
 fn kind(plugin: &Value) -> &str {

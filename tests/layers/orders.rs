@@ -52,8 +52,8 @@ pub const ALL: &[Layers] = &[
         dir: "cni/src",
         parent_is_above: false,
         order: "
-            spec attachments subnet_env env iptables masquerade conf plugin render bridge wait record hostlocal program
-            veth delegate status gc flannel lib main
+            conf_dir spec attachments subnet_env env iptables masquerade conf plugin render bridge wait record hostlocal
+            program veth delegate status gc flannel lib main
         ",
     },
     Layers {

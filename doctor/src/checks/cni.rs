@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! CNI configurations or plugins are missing, broken, or not those of weft.
 
+use weft_cni::conf_dir::is_multus;
+
 use crate::facts::NodeFacts;
 use crate::facts::cni_files::BrokenPlugin;
 use crate::facts::cni_plugins::OURS;
@@ -17,7 +19,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 /// Returns true if these plugins call other configurations, among them weft's.
 fn calls_others(plugins: &[String]) -> bool {
-    plugins.iter().any(|plugin| plugin.contains("multus"))
+    plugins.iter().any(|plugin| is_multus(plugin))
 }
 
 /// Pods are connected to another network. With Multus somebody may have chosen that.

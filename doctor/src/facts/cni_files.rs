@@ -8,13 +8,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use weft_cni::conf_dir::is_conf;
 
 use super::cni_plugins;
 use crate::processes::ProcessList;
 use crate::sources::CniSources;
-
-/// Files with these endings are configurations.
-const ENDINGS: [&str; 3] = ["conf", "conflist", "json"];
 
 /// Why a configuration is not known, or cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -94,8 +92,6 @@ pub struct CniFiles {
 
 /// Reads the files. What does not exist is empty. `subnet_file` is that of the agent.
 pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &ProcessList) -> CniFiles {
-    let is_conf =
-        |name: &String| Path::new(name).extension().is_some_and(|kind| ENDINGS.iter().any(|ending| kind == *ending));
     let conf = |name: String| {
         let path = sources.conf_dir.join(&name);
         let list = plugin_list(&path);
@@ -105,7 +101,7 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &Process
         let is_link = fs::symlink_metadata(&path).is_ok_and(|about| about.is_symlink());
         Conf { plugins: list.and_then(|list| plugins(&list)), is_link, isolates, subnet_files, reads_ours, name }
     };
-    let confs: Vec<Conf> = names(&sources.conf_dir).into_iter().filter(is_conf).map(conf).collect();
+    let confs: Vec<Conf> = names(&sources.conf_dir).into_iter().filter(|name| is_conf(name)).map(conf).collect();
     let is_denied = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     let denied_dir = fs::read_dir(&sources.conf_dir).is_err_and(is_denied).then(|| sources.conf_dir.clone());
     let denied_conf = || confs.first().filter(|first| first.plugins == Err(BadConf::Denied));
