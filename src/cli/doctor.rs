@@ -13,7 +13,7 @@ use weft_doctor::sources::CniSources;
 
 use super::build::{self, Env};
 use super::duration::duration;
-use super::flags::{FormFlags, InstanceFlags, StoreFlags};
+use super::flags::{CniDirFlag, FormFlags, PlaceFlags, StoreFlags};
 use super::{Exit, Task};
 use crate::options::Store;
 
@@ -45,27 +45,18 @@ pub struct DoctorFlags {
     /// What to do instead of examining this node.
     #[command(subcommand)]
     pub command: Option<DoctorCommand>,
-    /// Which agent.
     #[command(flatten)]
-    pub instance: InstanceFlags,
+    place: PlaceFlags,
     /// Checks to run, separated by commas, as `weft doctor list` names them [default: all].
     #[arg(long, value_delimiter = ',', value_parser = CHECKS.map(|check| check.name), value_name = "CHECKS")]
     pub only: Vec<String>,
     /// UDP port of the vxlan device.
     #[arg(long, default_value_t = LINUX_PORT, value_name = "PORT")]
     pub port: u16,
-    /// Directory of CNI configurations.
-    #[arg(long, default_value = "/etc/cni/net.d", value_name = "DIR")]
-    cni_conf_dir: PathBuf,
-    /// Directories of CNI plugins, separated by colons.
-    #[arg(long, default_value = "/opt/cni/bin:/usr/lib/cni", value_name = "DIRS")]
-    cni_path: String,
-    /// host-local's directory.
-    #[arg(long, default_value = "/var/lib/cni/networks", value_name = "DIR")]
-    networks: PathBuf,
-    /// Directory in which the agent keeps its peers and its history.
-    #[arg(long, default_value = "/var/lib/weft", value_name = "DIR")]
-    state_dir: PathBuf,
+    #[command(flatten)]
+    conf_dir: CniDirFlag,
+    #[command(flatten)]
+    plugins: PluginFlags,
     /// Also examine the store that the flags of the store name: its answers, net-conf and certificates.
     #[arg(long, action = ArgAction::SetTrue)]
     pub check_store: bool,
@@ -73,6 +64,17 @@ pub struct DoctorFlags {
     pub(super) store: StoreFlags,
     #[command(flatten)]
     form: FormFlags,
+}
+
+/// Flags that say where CNI plugins are, and where host-local keeps its addresses.
+#[derive(Args, Debug, Clone)]
+struct PluginFlags {
+    /// Directories of CNI plugins, separated by colons.
+    #[arg(long, default_value = "/opt/cni/bin:/usr/lib/cni", value_name = "DIRS")]
+    cni_path: String,
+    /// host-local's directory.
+    #[arg(long, default_value = "/var/lib/cni/networks", value_name = "DIR")]
+    networks: PathBuf,
 }
 
 /// The subcommands of `weft doctor`.
@@ -93,9 +95,8 @@ pub struct PodsFlags {
     /// Age from which a file counts as left behind: a younger one may belong to a pod that is being started.
     #[arg(long, default_value = "10m", value_parser = duration, value_name = "TIME")]
     older_than: Duration,
-    /// host-local's directory.
-    #[arg(long, default_value = "/var/lib/cni/networks", value_name = "DIR")]
-    networks: PathBuf,
+    #[command(flatten)]
+    plugins: PluginFlags,
     /// Directory of the CNI plugin's records.
     #[arg(long, default_value = "/var/lib/cni/flannel", value_name = "DIR")]
     records: PathBuf,
@@ -105,9 +106,6 @@ pub struct PodsFlags {
     /// Directory of named network namespaces.
     #[arg(long, default_value = "/run/netns", value_name = "DIR")]
     netns: PathBuf,
-    /// Directories of CNI plugins, separated by colons: the plugins remove what a record describes.
-    #[arg(long, default_value = "/opt/cni/bin:/usr/lib/cni", value_name = "DIRS")]
-    cni_path: String,
 }
 
 impl DoctorFlags {
@@ -123,15 +121,15 @@ impl DoctorFlags {
             }
             Some(DoctorCommand::List) => Task::DoctorList,
             None => Task::Doctor(Box::new(DoctorTask {
-                socket: self.instance.socket(),
-                subnet_file: self.instance.subnet_file,
+                socket: self.place.instance.socket(),
+                subnet_file: self.place.instance.subnet_file,
                 only: self.only,
                 port: self.port,
-                state_dir: self.state_dir,
+                state_dir: PathBuf::from(self.place.state_dir),
                 cni: CniSources {
-                    conf_dir: self.cni_conf_dir,
-                    path: std::env::split_paths(&self.cni_path).collect(),
-                    networks: self.networks,
+                    conf_dir: self.conf_dir.cni_conf_dir,
+                    path: std::env::split_paths(&self.plugins.cni_path).collect(),
+                    networks: self.plugins.networks,
                 },
                 store: if self.check_store { Some(build::store(self.store, env)?) } else { None },
                 json: self.form.is_json(),
@@ -143,11 +141,11 @@ impl DoctorFlags {
 impl From<PodsFlags> for Sources {
     fn from(flags: PodsFlags) -> Sources {
         Sources {
-            networks: flags.networks,
+            networks: flags.plugins.networks,
             records: flags.records,
             results: flags.results,
             netns: flags.netns,
-            plugins: flags.cni_path,
+            plugins: flags.plugins.cni_path,
             min_age: flags.older_than,
         }
     }
