@@ -147,7 +147,7 @@ enum Command {
     Status(questions::StatusFlags),
     /// Show what the agent's next full pass would write, without writing it; the exit code is 2 if there is anything.
     Plan(questions::PlanFlags),
-    /// Show what the agent changed in the kernel, when and why; also what it did before its last restart.
+    /// Show what the agent changed in the kernel, when and why; also what it did before its last restart. JSON has one record a line.
     History(questions::HistoryFlags),
     /// Show which peers packets reach, from this node or between all nodes, with loss, round trip and path MTU, the worst first; the exit
     /// code is 2 if a way is broken.

@@ -147,9 +147,8 @@ impl From<UiFlags> for UiTask {
 pub(super) struct HistoryFlags {
     #[command(flatten)]
     instance: InstanceFlags,
-    /// Form of the answer; json = one record a line.
-    #[arg(long, short = 'o', default_value = "text", value_parser = ["text", "json"], value_name = "FORM")]
-    output: String,
+    #[command(flatten)]
+    form: FormFlags,
     /// Go on, and show new records when they come.
     #[arg(long, short = 'f', action = ArgAction::SetTrue)]
     follow: bool,
@@ -183,7 +182,7 @@ impl From<HistoryFlags> for HistoryTask {
     fn from(flags: HistoryFlags) -> HistoryTask {
         HistoryTask {
             socket: flags.instance.socket(),
-            json: flags.output == "json",
+            json: flags.form.is_json(),
             follow: flags.follow,
             since: flags.since,
         }
