@@ -114,15 +114,10 @@ pub fn render(mesh: &Mesh) -> String {
     let widest =
         |of: fn(&Way) -> &str| shown.iter().map(|way| one_line(of(way)).chars().count()).max().unwrap_or(0).max(6);
     let (to, public) = (widest(|way| &way.to), widest(|way| &way.public));
-    let _ = writeln!(
-        out,
-        "\n{:to$}  {:public$}  {:11}  {:>5}  {:>9}  {:>5}",
-        "TO", "PUBLIC", "STATE", "LOSS", "RTT", "MTU"
-    );
+    let _ = writeln!(out, "\n{:to$}  {:public$}  {}", "TO", "PUBLIC", quality::headings());
     for way in shown {
-        let [loss, trip, mtu] = way.quality().cells();
-        let (subnet, address, state) = (one_line(&way.to), one_line(&way.public), way.state.word());
-        let _ = writeln!(out, "{subnet:to$}  {address:public$}  {state:11}  {loss:>5}  {trip:>9}  {mtu:>5}");
+        let (subnet, address) = (one_line(&way.to), one_line(&way.public));
+        let _ = writeln!(out, "{subnet:to$}  {address:public$}  {}", way.quality().columns());
         if let (PeerState::Unreachable, Some(reason)) = (way.state, &way.reason) {
             wrapped(&mut out, "    ", "    ", reason);
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::ser::SerializeStruct;
 
 use crate::log::text::wrapped;
-use crate::observe::mesh::quality::Quality;
+use crate::observe::mesh::quality::{self, Quality};
 use crate::observe::mesh::row::{Row, RowWay};
 use crate::observe::status::{PeerState, Status};
 
@@ -294,12 +294,9 @@ fn list(out: &mut String, cluster: &Cluster, pairs: &[Pair<'_>]) {
     let rows: Vec<(String, String)> = shown.iter().map(|pair| (pair.from.label(), cluster.label(pair.to))).collect();
     let from = rows.iter().map(|(from, _)| from.chars().count()).max().unwrap_or(0);
     let to = rows.iter().map(|(_, to)| to.chars().count()).max().unwrap_or(0);
-    let _ =
-        writeln!(out, "\n{:from$}  {:to$}  {:11}  {:>5}  {:>9}  {:>5}", "FROM", "TO", "STATE", "LOSS", "RTT", "MTU");
+    let _ = writeln!(out, "\n{:from$}  {:to$}  {}", "FROM", "TO", quality::headings());
     for (pair, (from_label, to_label)) in shown.iter().zip(&rows) {
-        let [loss, trip, mtu] = pair.way.cells();
-        let state = pair.way.state.word();
-        let _ = writeln!(out, "{from_label:from$}  {to_label:to$}  {state:11}  {loss:>5}  {trip:>9}  {mtu:>5}");
+        let _ = writeln!(out, "{from_label:from$}  {to_label:to$}  {}", pair.way.columns());
         if let (false, Some(reason)) = (pair.way.is_healthy(), pair.from.reasons.get(&pair.to)) {
             wrapped(out, "    ", "    ", reason);
         }

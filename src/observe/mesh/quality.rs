@@ -49,6 +49,21 @@ impl Quality {
             self.mtu.map_or_else(unknown, |mtu| mtu.to_string()),
         ]
     }
+
+    /// Returns the state, the loss, the round trip and the MTU as columns of a table.
+    pub fn columns(&self) -> String {
+        let [loss, trip, mtu] = self.cells();
+        aligned([self.state.word(), &loss, &trip, &mtu])
+    }
+}
+
+/// Returns the headings of [`Quality::columns`].
+pub fn headings() -> String {
+    aligned(["STATE", "LOSS", "RTT", "MTU"])
+}
+
+fn aligned([state, loss, trip, mtu]: [&str; 4]) -> String {
+    format!("{state:11}  {loss:>5}  {trip:>9}  {mtu:>5}")
 }
 
 /// Returns how many of a hundred requests were not answered.
