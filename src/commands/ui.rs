@@ -28,7 +28,7 @@ use crate::observe::clients_by_age::ClientsByAge;
 use crate::observe::history::Query;
 use crate::observe::http::{self, RequestLimits};
 use crate::observe::mesh::cluster::Cluster;
-use crate::observe::mesh::svg;
+use crate::observe::mesh::svg::{LOOKS, WayClass};
 use crate::observe::socket;
 use crate::observe::status::now_ms;
 
@@ -218,14 +218,14 @@ impl Ui {
 }
 
 /// Returns the mesh as JSON for the page. Each way is five numbers, because there may be a million: the place of the node that receives,
-/// the class of the way ([`svg::class`]), the loss, the round trip in microseconds and the path MTU. -1: unknown.
+/// the class of the way ([`WayClass`]), the loss, the round trip in microseconds and the path MTU. -1: unknown.
 fn compact(cluster: &Cluster, notice: &str) -> anyhow::Result<Bytes> {
     let nodes = cluster.nodes.iter().map(|node| {
         let numbers = node.ways.iter().flat_map(|(to, way)| {
             let or_unknown = |number: Option<i64>| number.unwrap_or(-1);
             [
                 i64::from(*to),
-                i64::try_from(svg::class(Some(way))).unwrap_or(-1),
+                WayClass::of(Some(way)) as i64,
                 or_unknown(way.loss.map(i64::from)),
                 or_unknown(way.rtt_us.map(i64::from)),
                 or_unknown(way.mtu.map(i64::from)),
@@ -237,7 +237,8 @@ fn compact(cluster: &Cluster, notice: &str) -> anyhow::Result<Bytes> {
         serde_json::value::to_raw_value(&value)
     });
     let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
-    let value = serde_json::json!({ "at_ms": now_ms(), "notice": notice, "classes": svg::meanings() });
+    let meanings = LOOKS.map(|look| look.meaning);
+    let value = serde_json::json!({ "at_ms": now_ms(), "notice": notice, "classes": meanings });
     let head = serde_json::to_string(&value)?;
     let nodes = serde_json::to_string(&nodes)?;
     Ok(format!("{},\"nodes\":{nodes}}}", head.trim_end_matches('}')).into())
@@ -355,6 +356,19 @@ mod tests {
     fn the_files_are_small_and_name_no_other_site() {
         assert!(FILES.iter().map(|file| file.content.len()).sum::<usize>() <= 150 * 1024);
         assert!(FILES.iter().all(|file| !file.content.contains("://") && !file.content.contains("innerHTML")));
+    }
+
+    #[test]
+    fn the_page_has_the_numbers_and_the_colours_of_the_classes_of_ways() {
+        let content = |name: &str| FILES.iter().find(|file| file.name == name).unwrap().content;
+        let names = LOOKS.map(|look| format!("{:?}", look.class).to_uppercase());
+        let numbers = format!("const [{}] = Array({}).keys();", names.join(", "), names.len());
+        assert!(content("page.js").contains(&numbers), "page.js must have the line\n{numbers}");
+        for (number, look) in LOOKS.iter().enumerate() {
+            let count = |colour: &str| content("page.css").matches(&format!(" --c{number}: {colour};")).count();
+            // Dark is chosen by the browser, or by the user.
+            assert_eq!((count(look.light), count(look.dark)), (1, 2), "{:?}", look.class);
+        }
     }
 
     #[tokio::test]

@@ -5,9 +5,10 @@
 const $ = (id) => document.getElementById(id);
 const root = document.documentElement;
 const VIEWS = ['mesh', 'space', 'nodes', 'history', 'explain'];
-const UNKNOWN = 8;
-// The classes of ways in the order of their urgency.
-const URGENCY = [0, 1, 2, 3, 6, 8, 7, 4, 5];
+// The numbers of the classes of ways, as `weft ui` sends them.
+const [FASTEST, FAST, SLOW, SLOWEST, LOSSY, BROKEN, UNWRITTEN, UNASKED, UNKNOWN] = Array(9).keys();
+// These classes in the order of their urgency.
+const URGENCY = [FASTEST, FAST, SLOW, SLOWEST, UNWRITTEN, UNKNOWN, UNASKED, LOSSY, BROKEN];
 const SPACE = [['free', '--c7'], ['own', '--own'], ['taken', '--c1'], ['held', '--c4'], ['conflicting', '--c5'], ['not reached', '--c6']];
 
 // What is an address, and what is a prefix.
@@ -216,8 +217,8 @@ function drawMesh() {
     for (let from = 0; from < count; from += 1) {
       for (let to = 0; to < count; to += 1) {
         if (from === to) continue;
-        const urgency = URGENCY.indexOf(classes[from * count + to]);
-        const weight = urgency >= 7 ? 1000 * (urgency - 6) : urgency;
+        const number = classes[from * count + to];
+        const weight = number === BROKEN ? 2000 : number === LOSSY ? 1000 : URGENCY.indexOf(number);
         bad[from] += weight; bad[to] += weight;
       }
     }
@@ -231,9 +232,9 @@ function drawMesh() {
   const counts = new Array(mesh.classes.length).fill(0);
   classes.forEach((number, cell) => { if (cell % (count + 1) !== 0) counts[number] += 1; });
   const answered = mesh.nodes.filter((node) => !node.error).length;
-  $('mesh-sum').textContent = `${count} nodes, ${answered} answered; ${counts[5]} broken ways, ${counts[4]} lose packets`;
+  $('mesh-sum').textContent = `${count} nodes, ${answered} answered; ${counts[BROKEN]} broken ways, ${counts[LOSSY]} lose packets`;
   legend($('mesh-legend'), mesh.classes.map((meaning, number) => [`${meaning} (${counts[number]})`, `--c${number}`]));
-  root.dataset.broken = counts[5];
+  root.dataset.broken = counts[BROKEN];
   root.dataset.nodes = count;
   root.dataset.paint = Math.round(performance.now() - begin);
 }
@@ -371,7 +372,7 @@ function describeSubnet(x, y) {
 
 function faults(node) {
   let bad = 0;
-  for (let at = 0; at < node.ways.length; at += 5) bad += node.ways[at + 1] === 5 ? 1 : 0;
+  for (let at = 0; at < node.ways.length; at += 5) bad += node.ways[at + 1] === BROKEN ? 1 : 0;
   return bad;
 }
 
@@ -411,8 +412,8 @@ function openNode(place) {
   for (let other = 0; other < count; other += 1) {
     if (other === place) continue;
     for (const [from, to] of [[place, other], [other, place]]) {
-      const urgency = URGENCY.indexOf(classes[from * count + to]);
-      if (urgency >= 7 || classes[from * count + to] === 6) ways.push([urgency, wayText(from, to)]);
+      const number = classes[from * count + to];
+      if ([UNWRITTEN, LOSSY, BROKEN].includes(number)) ways.push([URGENCY.indexOf(number), wayText(from, to)]);
     }
   }
   if (node.subnet !== status.subnet) {

@@ -26,48 +26,76 @@ const LEGEND: usize = 56;
 /// Width of a character of a label in pixels.
 const CHARACTER: usize = 7;
 
-/// A class of cells.
-#[derive(Clone, Copy)]
-struct Class {
+/// The class of a way. The page of `weft ui` has the same numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WayClass {
+    /// The round trip takes less than 0.5 ms.
+    Fastest,
+    /// It takes less than 2 ms.
+    Fast,
+    /// It takes less than 10 ms.
+    Slow,
+    /// It takes 10 ms or more.
+    Slowest,
+    /// Some packets get lost.
+    Lossy,
+    /// Packets do not reach the peer.
+    Broken,
+    /// The entries of the peer are not in the kernel, or only for the grace time.
+    Unwritten,
+    /// The peer was not asked yet.
+    Unasked,
+    /// Nothing is known of the way.
+    Unknown,
+}
+
+/// How the cells of a class look.
+#[derive(Debug, Clone, Copy)]
+pub struct Look {
+    /// The class.
+    pub class: WayClass,
     /// Name of the CSS class.
     name: &'static str,
     /// Colour on white.
-    light: &'static str,
+    pub light: &'static str,
     /// Colour on black.
-    dark: &'static str,
-    meaning: &'static str,
+    pub dark: &'static str,
+    /// What the legend says.
+    pub meaning: &'static str,
 }
 
-const CLASSES: [Class; 9] = [
-    Class { name: "a", light: "#c6e7d8", dark: "#1d4a3a", meaning: "below 0.5 ms" },
-    Class { name: "b", light: "#8fd0b5", dark: "#256b51", meaning: "below 2 ms" },
-    Class { name: "c", light: "#4faf8c", dark: "#339170", meaning: "below 10 ms" },
-    Class { name: "d", light: "#247a5c", dark: "#5fc39d", meaning: "10 ms and more" },
-    Class { name: "l", light: "#f2b134", dark: "#d99a1c", meaning: "loses packets" },
-    Class { name: "x", light: "#d1313d", dark: "#f0525e", meaning: "broken" },
-    Class { name: "w", light: "#8a63c9", dark: "#a685dd", meaning: "not in the kernel" },
-    Class { name: "n", light: "#e3e6ea", dark: "#30353c", meaning: "not asked yet" },
-    Class { name: "u", light: "#b4bac2", dark: "#555c66", meaning: "unknown" },
+/// The looks of all classes, in the order of [`WayClass`].
+pub const LOOKS: [Look; 9] = [
+    Look { class: WayClass::Fastest, name: "a", light: "#c6e7d8", dark: "#1d4a3a", meaning: "below 0.5 ms" },
+    Look { class: WayClass::Fast, name: "b", light: "#8fd0b5", dark: "#256b51", meaning: "below 2 ms" },
+    Look { class: WayClass::Slow, name: "c", light: "#4faf8c", dark: "#339170", meaning: "below 10 ms" },
+    Look { class: WayClass::Slowest, name: "d", light: "#247a5c", dark: "#5fc39d", meaning: "10 ms and more" },
+    Look { class: WayClass::Lossy, name: "l", light: "#f2b134", dark: "#d99a1c", meaning: "loses packets" },
+    Look { class: WayClass::Broken, name: "x", light: "#d1313d", dark: "#f0525e", meaning: "broken" },
+    Look { class: WayClass::Unwritten, name: "w", light: "#8a63c9", dark: "#a685dd", meaning: "not in the kernel" },
+    Look { class: WayClass::Unasked, name: "n", light: "#e3e6ea", dark: "#30353c", meaning: "not asked yet" },
+    Look { class: WayClass::Unknown, name: "u", light: "#b4bac2", dark: "#555c66", meaning: "unknown" },
 ];
 
-/// Returns the number of the class of a way in [`CLASSES`]. `None` is a way of which nothing is known.
-pub fn class(way: Option<&Quality>) -> usize {
-    let Some(Quality { state, loss, rtt_us, .. }) = way else { return 8 };
-    match (state, loss, rtt_us) {
-        (PeerState::Unreachable, ..) => 5,
-        (PeerState::Programmed, Some(1..), _) => 4,
-        (PeerState::Programmed, _, None) => 7,
-        (PeerState::Programmed, _, Some(0..500)) => 0,
-        (PeerState::Programmed, _, Some(500..2000)) => 1,
-        (PeerState::Programmed, _, Some(2000..10_000)) => 2,
-        (PeerState::Programmed, ..) => 3,
-        _ => 6,
+impl WayClass {
+    /// Returns the class of a way. `None` is a way of which nothing is known.
+    pub fn of(way: Option<&Quality>) -> WayClass {
+        let Some(Quality { state, loss, rtt_us, .. }) = way else { return WayClass::Unknown };
+        match (state, loss, rtt_us) {
+            (PeerState::Unreachable, ..) => WayClass::Broken,
+            (PeerState::Programmed, Some(1..), _) => WayClass::Lossy,
+            (PeerState::Programmed, _, None) => WayClass::Unasked,
+            (PeerState::Programmed, _, Some(0..500)) => WayClass::Fastest,
+            (PeerState::Programmed, _, Some(500..2000)) => WayClass::Fast,
+            (PeerState::Programmed, _, Some(2000..10_000)) => WayClass::Slow,
+            (PeerState::Programmed, ..) => WayClass::Slowest,
+            _ => WayClass::Unwritten,
+        }
     }
-}
 
-/// Returns the meanings of the classes, by their number.
-pub fn meanings() -> [&'static str; CLASSES.len()] {
-    CLASSES.map(|class| class.meaning)
+    fn look(self) -> Look {
+        LOOKS[self as usize]
+    }
 }
 
 /// Returns the picture.
@@ -109,9 +137,9 @@ fn head(cluster: &Cluster, width: usize, height: usize) -> String {
         "<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}' role='img'>\n"
     );
     out.push_str("<style>\ntext{font:12px ui-monospace,monospace;fill:#222}.h{font-size:16px}.bg{fill:#fff}\n");
-    out.extend(CLASSES.iter().map(|Class { name, light, .. }| format!(".{name}{{fill:{light}}}")));
+    out.extend(LOOKS.iter().map(|Look { name, light, .. }| format!(".{name}{{fill:{light}}}")));
     out.push_str("\n@media(prefers-color-scheme:dark){text{fill:#ddd}.bg{fill:#14171a}");
-    out.extend(CLASSES.iter().map(|Class { name, dark, .. }| format!(".{name}{{fill:{dark}}}")));
+    out.extend(LOOKS.iter().map(|Look { name, dark, .. }| format!(".{name}{{fill:{dark}}}")));
     out.push_str("}\n</style>\n<rect class='bg' width='100%' height='100%'/>\n");
     let answered = cluster.nodes.iter().filter(|node| node.error.is_none()).count();
     let ways =
@@ -127,15 +155,15 @@ fn head(cluster: &Cluster, width: usize, height: usize) -> String {
 
 /// Writes the cells of a node. Neighbours of the same class are one rectangle.
 fn row(out: &mut String, (from, node): (u32, &ClusterNode), count: usize) {
-    let classes: Vec<Option<usize>> =
-        (0..).take(count).map(|to| (to != from).then(|| class(node.ways.get(&to)))).collect();
+    let classes: Vec<Option<WayClass>> =
+        (0..).take(count).map(|to| (to != from).then(|| WayClass::of(node.ways.get(&to)))).collect();
     let mut begin = 0;
     for same in classes.chunk_by(|a, b| a == b) {
         if let Some(Some(class)) = same.first() {
             let _ = writeln!(
                 out,
                 "<rect class='{}' x='{begin}' y='{from}' width='{}' height='1'/>",
-                CLASSES[*class].name,
+                class.look().name,
                 same.len()
             );
         }
@@ -147,7 +175,7 @@ fn row(out: &mut String, (from, node): (u32, &ClusterNode), count: usize) {
 fn titled_row(out: &mut String, cluster: &Cluster, (from, node): (u32, &ClusterNode), labels: &[String]) {
     for (to, label) in (0_u32..).zip(labels).filter(|(to, _)| *to != from) {
         let way = node.ways.get(&to);
-        let Class { name, meaning, .. } = CLASSES[class(way)];
+        let Look { name, meaning, .. } = WayClass::of(way).look();
         let mut title = format!("{} to {label}: {meaning}", cluster.label(from));
         if let Some(way) = way {
             let _ = write!(title, "; {}", way.describe());
@@ -164,7 +192,7 @@ fn titled_row(out: &mut String, cluster: &Cluster, (from, node): (u32, &ClusterN
 
 fn legend(out: &mut String, y: usize) {
     let mut x = MARGIN;
-    for Class { name, meaning, .. } in CLASSES {
+    for Look { name, meaning, .. } in LOOKS {
         let _ = writeln!(out, "<rect class='{name}' x='{x}' y='{}' width='10' height='10'/>", y - 9);
         let _ = writeln!(out, "<text x='{}' y='{y}' style='font-size:10px'>{meaning}</text>", x + 13);
         x += 20 + meaning.len() * 6;
@@ -225,8 +253,9 @@ mod tests {
             (trip(9_999), "below 10 ms"),
             (trip(10_000), "10 ms and more"),
         ] {
-            assert_eq!(meanings()[class(way.as_ref())], meaning, "{way:?}");
+            assert_eq!(WayClass::of(way.as_ref()).look().meaning, meaning, "{way:?}");
         }
+        assert!(LOOKS.iter().all(|look| look.class.look().class == look.class));
     }
 
     #[test]
