@@ -19,7 +19,7 @@ let mesh = null, status = null, records = [];
 let order = [];          // places of the nodes, as they are shown
 let classes = null;      // one byte for each pair
 let view = 'mesh';
-let selected = -1;
+let selected = null;     // the subnet of the node whose details are shown
 
 window.addEventListener('error', (event) => { root.dataset.error = event.message; });
 window.addEventListener('unhandledrejection', (event) => { root.dataset.error = String(event.reason); });
@@ -391,19 +391,27 @@ function drawNodes() {
     row.tabIndex = 0;
     row.dataset.place = place;
     row.className = `${node.error || !node.ready ? 'bad' : ''} ${bad ? 'broken' : ''}`;
-    row.setAttribute('aria-selected', String(place === selected));
+    row.setAttribute('aria-selected', String(node.subnet === selected));
     const problem = node.error || node.problems[0] || '';
     const ways = node.error ? '' : `${node.known}${bad ? `, ${bad} broken` : ''}`;
     for (const text of [node.name, node.subnet, node.public, stateText(node), ways, problem]) row.append(element('td', text));
     return row;
   }));
   $('nodes-sum').textContent = `${shown.length} of ${mesh.nodes.length} nodes`;
+  const parts = details(mesh.nodes.findIndex((node) => node.subnet === selected));
+  // If nothing has changed, the button keeps the focus, and nothing is read out again.
+  if (parts.map((part) => part.textContent).join('') !== $('details').textContent) $('details').replaceChildren(...parts);
 }
 
 function openNode(place) {
-  selected = place;
+  selected = mesh.nodes[place].subnet;
   show('nodes');
+}
+
+// Returns the elements that describe the node at a place. Without a node there are none.
+function details(place) {
   const node = mesh.nodes[place];
+  if (!node) return [];
   const parts = [element('h2', label(node)), element('p', `${node.public}; ${node.backend} ${node.version}; MTU ${node.mtu}; ${stateText(node)}`)];
   if (node.error) parts.push(element('p', node.error));
   if (node.problems.length) parts.push(element('h2', 'Problems'), list(node.problems));
@@ -416,7 +424,7 @@ function openNode(place) {
       if ([UNWRITTEN, LOSSY, BROKEN].includes(number)) ways.push([URGENCY.indexOf(number), wayText(from, to)]);
     }
   }
-  if (node.subnet !== status.subnet) {
+  if (status.subnet && node.subnet !== status.subnet) {
     const button = element('button', 'Explain a packet of this page\'s node to it');
     button.addEventListener('click', () => {
       [$('from').value, $('to').value, $('port').value] = [podOf(status.subnet), podOf(node.subnet), ''];
@@ -427,8 +435,7 @@ function openNode(place) {
   }
   ways.sort((a, b) => b[0] - a[0]);
   if (ways.length) parts.push(element('h2', `Ways with a fault (${ways.length})`), list(ways.slice(0, 50).map(([, text]) => text)));
-  $('details').replaceChildren(...parts);
-  for (const row of $('rows').children) row.setAttribute('aria-selected', String(Number(row.dataset.place) === place));
+  return parts;
 }
 
 function list(texts) {
