@@ -18,11 +18,12 @@ mod thread;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use weft_lab::netns::checked;
 use weft_lab::{Lab, LabOptions, wait_for};
 
@@ -148,8 +149,8 @@ async fn checked_any(command: &mut tokio::process::Command) -> Result<String> {
     Ok(String::from_utf8(command.output().await?.stdout)?)
 }
 
-/// The mesh of 1,000 nodes, in the form that `weft ui` sends.
-fn large_mesh() -> String {
+/// The mesh of some nodes, in the form that `weft ui` sends.
+fn mesh_of(count: usize) -> String {
     let subnet = |number: usize| format!("10.{}.{}.0/24", number / 250, number % 250);
     let node = |from: usize| {
         let way = |to: usize| {
@@ -159,20 +160,58 @@ fn large_mesh() -> String {
                 [to as i64, (to % 4) as i64, 0, 300, 1450]
             }
         };
-        let ways: Vec<i64> = (0..1000).filter(|to| *to != from).flat_map(way).collect();
+        let ways: Vec<i64> = (0..count).filter(|to| *to != from).flat_map(way).collect();
         serde_json::json!({ "subnet": subnet(from), "public": "192.168.0.1", "name": format!("n{from}"), "version": "1", "backend": "vxlan",
-            "mtu": 1450, "ready": true, "problems": [], "known": 999, "ways": ways, "reasons": {} })
+            "mtu": 1450, "ready": true, "problems": [], "known": count - 1, "ways": ways, "reasons": {} })
     };
     let classes = ["a", "b", "c", "d", "loses packets", "broken", "not in the kernel", "not asked yet", "unknown"];
-    let nodes: Vec<_> = (0..1000).map(node).collect();
+    let nodes: Vec<_> = (0..count).map(node).collect();
     serde_json::json!({ "at_ms": 1, "notice": "", "classes": classes, "nodes": nodes }).to_string()
 }
 
-/// Serves the files of the page with this mesh. Returns the address.
-async fn large_cluster() -> Result<String> {
+/// What a browser gets in a test instead of the answers of an agent.
+struct Site {
+    mesh: String,
+    status: String,
+    /// A script that runs after those of the page.
+    script: &'static str,
+}
+
+impl Site {
+    /// Returns the content type and the text of a file.
+    fn file(&self, path: &str) -> (&'static str, String) {
+        let file = |name: &str| fs::read_to_string(format!("src/commands/ui/{name}")).unwrap_or_default();
+        match path.trim_start_matches('/') {
+            "" => {
+                let with_script = "<script src=\"test.js\"></script>\n</body>";
+                ("text/html", file("page.html").replace("</body>", with_script))
+            }
+            "test.js" => ("text/javascript", self.script.to_owned()),
+            name if name.ends_with(".js") => ("text/javascript", file(name)),
+            "page.css" => ("text/css", file("page.css")),
+            "mesh.json" => ("application/json", self.mesh.clone()),
+            "status.json" => ("application/json", self.status.clone()),
+            _ => ("application/json", "[]".to_owned()),
+        }
+    }
+
+    async fn answer(&self, mut stream: TcpStream) {
+        let mut request = [0; 4096];
+        let length = stream.read(&mut request).await.unwrap_or(0);
+        let text = String::from_utf8_lossy(&request[..length]).into_owned();
+        let (kind, body) = self.file(text.split(' ').nth(1).unwrap_or_default());
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+            body.len()
+        );
+        let _ = stream.write_all((head + &body).as_bytes()).await;
+    }
+}
+
+/// Serves the files of the page with a mesh of some nodes, and with a script that runs after those of the page. Returns the address.
+async fn page_of(count: usize, script: &'static str) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}/", listener.local_addr()?);
-    let mesh = large_mesh();
     let peer = |subnet: &str| serde_json::json!({ "subnet": subnet, "public": "192.168.0.2", "state": "programmed" });
     // Anybody who may write to the store may write the last ones, and they must not harm the page.
     let subnets =
@@ -180,26 +219,13 @@ async fn large_cluster() -> Result<String> {
     let status = serde_json::json!({ "version": "1", "node": "n0", "subnet": "10.0.0.0/24", "network": "10.0.0.0/8",
         "peers": subnets.map(peer) })
     .to_string();
+    let site = Arc::new(Site { mesh: mesh_of(count), status, script });
     tokio::spawn(async move {
         loop {
-            let Ok((mut stream, _)) = listener.accept().await else { continue };
-            let mut request = [0; 4096];
-            let length = stream.read(&mut request).await.unwrap_or(0);
-            let text = String::from_utf8_lossy(&request[..length]).into_owned();
-            let file = |name: &str| fs::read_to_string(format!("src/commands/ui/{name}")).unwrap_or_default();
-            let (kind, body) = match text.split(' ').nth(1) {
-                Some("/") => ("text/html", file("page.html")),
-                Some("/page.js") => ("text/javascript", file("page.js")),
-                Some("/page.css") => ("text/css", file("page.css")),
-                Some("/mesh.json") => ("application/json", mesh.clone()),
-                Some("/status.json") => ("application/json", status.clone()),
-                _ => ("application/json", "[]".to_owned()),
-            };
-            let head = format!(
-                "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-                body.len()
-            );
-            let _ = stream.write_all((head + &body).as_bytes()).await;
+            let Ok((stream, _)) = listener.accept().await else { continue };
+            let site = site.clone();
+            // A browser may open a connection and ask nothing on it.
+            tokio::spawn(async move { site.answer(stream).await });
         }
     });
     Ok(url)
@@ -209,7 +235,7 @@ async fn large_cluster() -> Result<String> {
 fn a_thousand_nodes_are_drawn() {
     on_this_thread(async {
         let dir = tempfile::tempdir()?;
-        let url = large_cluster().await?;
+        let url = page_of(1000, "").await?;
         let dom = open(Command::new("chromium"), dir.path(), &url).await?;
         ensure!(data(&dom, "nodes") == Some("1000"), "{dom}");
         println!("a million cells were prepared in {} ms", data(&dom, "paint").unwrap_or("?"));
@@ -220,5 +246,17 @@ fn a_thousand_nodes_are_drawn() {
         let space = open(Command::new("chromium"), dir.path(), &format!("{url}#space")).await?;
         ensure!(data(&space, "taken") == Some("2"), "this node and the one peer with a subnet: {space}");
         picture(Command::new("chromium"), dir.path(), &url, "mesh-1000").await
+    });
+}
+
+/// The cells, the node or the lease that somebody has just looked at may be gone when the page is refreshed.
+#[test]
+fn inputs_do_no_harm_while_nodes_and_the_lease_come_and_go() {
+    on_this_thread(async {
+        let dir = tempfile::tempdir()?;
+        let url = page_of(3, include_str!("page/inputs.js")).await?;
+        let dom = open(Command::new("chromium"), dir.path(), &url).await?;
+        ensure!(data(&dom, "inputs") == Some("done"), "the script did not come to its end: {dom}");
+        Ok(())
     });
 }

@@ -342,6 +342,8 @@ function drawSpace() {
   space = spreadSpace();
   if (!space) {
     $('space-sum').textContent = 'The node has no lease yet.';
+    $('space-cell').textContent = '';
+    $('space-legend').replaceChildren();
     spaceMap.fill(0, 0);
     return;
   }
