@@ -41,11 +41,18 @@ struct PageFile {
 }
 
 /// The files of the page.
-const FILES: [PageFile; 3] = [
+const FILES: [PageFile; 5] = [
     PageFile { name: "", kind: "text/html; charset=utf-8", content: include_str!("ui/page.html") },
-    PageFile { name: "page.js", kind: "text/javascript; charset=utf-8", content: include_str!("ui/page.js") },
+    script("map.js", include_str!("ui/map.js")),
+    script("addresses.js", include_str!("ui/addresses.js")),
+    script("page.js", include_str!("ui/page.js")),
     PageFile { name: "page.css", kind: "text/css; charset=utf-8", content: include_str!("ui/page.css") },
 ];
+
+const fn script(name: &'static str, content: &'static str) -> PageFile {
+    PageFile { name, kind: "text/javascript; charset=utf-8", content }
+}
+
 /// What a browser may do with an answer. The page needs nothing from elsewhere, and nothing may show it in a frame.
 const HEADERS: [(&str, &str); 6] = [
     (
