@@ -15,6 +15,7 @@ pub mod tables;
 
 use std::io;
 
+use tokio::time::Instant;
 use weft_backends::traffic_rules::Rules;
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::Family;
@@ -23,6 +24,7 @@ use weft_subnet::source::Local;
 use super::error::FirewallError;
 use super::packet_filter::{EnsureError, Ensured, PacketFilter};
 use crate::instance::Instance;
+use crate::log::Reminder;
 use batch::{Batch, remove_table};
 use generation::{Cached, generation};
 use notifications::{Notifications, is_about};
@@ -36,6 +38,8 @@ pub struct Nft {
     sockets: Option<Sockets>,
     /// The rules that were found in place.
     in_place: Cached<Rules>,
+    /// Limits how often it is logged that notifications cannot be read.
+    logged: Reminder,
 }
 
 #[derive(Debug)]
@@ -47,7 +51,7 @@ struct Sockets {
 impl Nft {
     /// Returns the tables of this agent. Sockets are opened at the first use, in the network namespace of the thread that uses them.
     pub fn new(instance: &Instance) -> Nft {
-        Nft { instance: instance.clone(), sockets: None, in_place: Cached::default() }
+        Nft { instance: instance.clone(), sockets: None, in_place: Cached::default(), logged: Reminder::default() }
     }
 
     fn bring(&mut self, rules: &Rules) -> io::Result<Result<Ensured, Refusal>> {
@@ -160,7 +164,10 @@ impl PacketFilter for Nft {
             };
             self.in_place = Cached::default();
             if let Err(error) = notified {
-                tracing::warn!(%error, "read the notifications of nftables: changes are found at the next resync");
+                // The caller waits again after each resync.
+                if self.logged.due(&error.to_string(), Instant::now()) {
+                    tracing::warn!(%error, "read the notifications of nftables: changes are found at the next resync");
+                }
                 std::future::pending::<()>().await;
             }
         })
