@@ -65,23 +65,29 @@ impl LinuxKernel {
         if matches!(exit, Exit::Any) {
             return Err(errno::fatal(op, "not a route that weft writes"));
         }
+        let protocol = self.options.protocol;
+        // This may fail, so it comes before the messages that remove the old routes.
+        let (nexthop, old) = match exit {
+            Exit::Gateway { via, index, onlink } if self.nexthops && net.addr().is_ipv4() => {
+                let bound = self.index.borrow_mut().bind(*key);
+                let Some(Bound { id, before }) = bound else { return Err(errno::retry(op, "no free nexthop id")) };
+                (Some(NewNexthop { id, protocol, via, index, onlink }), before)
+            }
+            _ => (None, self.index.borrow().of(key)),
+        };
         let doubled = self.doubled.remove(key).unwrap_or(0);
         for _ in 0..doubled.min(PER_OP - 2) {
             encode::route(&mut batch.writer, net, metric, Exit::Any, None);
             batch.push(&mut self.netlink, i, Step::Clear);
         }
-        let protocol = self.options.protocol;
-        let (mut new, mut old) = (None, self.index.borrow().of(key));
-        if let (true, Exit::Gateway { via, index, onlink }) = (self.nexthops && net.addr().is_ipv4(), exit) {
-            let bound = self.index.borrow_mut().bind(*key);
-            let Some(Bound { id, before }) = bound else { return Err(errno::retry(op, "no free nexthop id")) };
-            encode::new_nexthop(&mut batch.writer, &NewNexthop { id, protocol, via, index, onlink });
+        if let Some(nexthop) = &nexthop {
+            encode::new_nexthop(&mut batch.writer, nexthop);
             batch.push(&mut self.netlink, i, Step::Nexthop);
-            exit = Exit::Nexthop(id);
-            (new, old) = (Some(id), before);
+            exit = Exit::Nexthop(nexthop.id);
         }
         encode::new_route(&mut batch.writer, net, metric, exit, protocol);
         batch.push(&mut self.netlink, i, Step::Main);
+        let new = nexthop.map(|nexthop| nexthop.id);
         if new.is_some() || old.is_some() {
             batch.moves.push(Move { op: i, key: *key, new, old });
         }
@@ -294,12 +300,15 @@ mod tests {
     use super::super::socket::Netlink;
     use super::*;
 
+    fn kernel() -> LinuxKernel {
+        let (nexthop_objects, instance, alias) = (false, 0, "weft test".to_owned());
+        LinuxKernel::open(LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias }).unwrap()
+    }
+
     /// It is not known what the kernel has done. A route that counts as written would be missing until the next audit.
     #[test]
     fn an_operation_whose_answer_is_lost_is_tried_again() {
-        let (nexthop_objects, instance, alias) = (false, 0, "weft test".to_owned());
-        let mut kernel =
-            LinuxKernel::open(LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias }).unwrap();
+        let mut kernel = kernel();
         let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
         // Nobody listens to the first one of these protocols. The kernel reads the messages of the second one, and acknowledges none.
         for (protocol, cause) in [(NETLINK_USERSOCK, "refused"), (NETLINK_FIB_LOOKUP, "acknowledgement lost")] {
@@ -308,5 +317,24 @@ mod tests {
             let is_tried_again = matches!(&outcome, Outcome::Retry(text) if text.contains(cause));
             assert!(is_tried_again, "{protocol}: {outcome:?}");
         }
+    }
+
+    /// The old routes carry packets until the new one can be written.
+    #[test]
+    fn a_doubled_route_stays_while_no_nexthop_id_is_free() {
+        let mut kernel = kernel();
+        kernel.nexthops = true;
+        let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+        kernel.doubled.insert(key, 2);
+        let (via, dev) = ("192.0.2.1".parse().unwrap(), Name::new("lo").unwrap());
+        let ops = [Op::Ensure(key, Value::Route(Route::Unicast { via, dev, onlink: true }))];
+        let first = kernel.index.borrow_mut().bind(key).unwrap().id;
+        let ids: Vec<u32> = (first..).take_while(|id| kernel.index.borrow().in_range(*id)).collect();
+        ids.into_iter().for_each(|id| kernel.index.borrow_mut().reserve(id));
+        let mut batch = Batch::new(&ops);
+        let outcome = kernel.queue(&mut batch, 0);
+        assert!(matches!(&outcome, Err(Outcome::Retry(text)) if text.contains("no free nexthop id")), "{outcome:?}");
+        assert!(batch.owners.is_empty() && batch.moves.is_empty(), "no message is queued");
+        assert_eq!(kernel.doubled.get(&key), Some(&2), "the next attempt removes them");
     }
 }
