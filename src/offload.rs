@@ -29,19 +29,22 @@ pub struct ChecksumOffload {
     /// What the file says.
     saved: BTreeMap<Name, u32>,
     read: bool,
+    /// Why the file cannot be used. It stays as it is until the operator removes it.
+    damaged: Option<String>,
 }
 
 impl ChecksumOffload {
     /// Returns a value that uses the file beside this subnet file. `off` is true with `--tx-checksum-off`.
     pub fn new(subnet_file: &Path, off: bool) -> ChecksumOffload {
         let file = subnet_file.with_added_extension("tx_checksum");
-        ChecksumOffload { off, file, turned_off: BTreeMap::new(), saved: BTreeMap::new(), read: false }
+        ChecksumOffload { off, file, turned_off: BTreeMap::new(), saved: BTreeMap::new(), read: false, damaged: None }
     }
 
     /// Turns the feature off on these devices, or on again on those where this agent turned it off. Returns what the operator should
     /// do.
     pub fn ensure(&mut self, devices: impl Iterator<Item = Name>) -> Vec<Problem> {
-        let mut problems: Vec<Problem> = Problem::each(ProblemKind::Offload, self.read_file()).collect();
+        self.read_file();
+        let mut problems: Vec<Problem> = Problem::each(ProblemKind::Offload, self.damaged.clone()).collect();
         let mut turn_on = std::mem::take(&mut self.turned_off);
         if self.off {
             turn_on.retain(|name, index| is_same(*name, *index));
@@ -85,29 +88,36 @@ impl ChecksumOffload {
         }
     }
 
-    /// Reads the file once. If it is damaged, the node still works: a device stays as it is until it is made again.
-    fn read_file(&mut self) -> Option<String> {
-        if std::mem::replace(&mut self.read, true) {
-            return None;
+    /// Reads the file once. While it is damaged, it is read again each time.
+    fn read_file(&mut self) {
+        if self.read && self.damaged.is_none() {
+            return;
         }
-        let text = match files::read(&self.file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => {
-                let file = self.file.display();
-                return Some(format!(
-                    "read {file}: {error}: transmit checksum offload may stay off on a tunnel device"
-                ));
-            }
+        self.read = true;
+        let file = self.file.display();
+        let parsed = match files::read(&self.file) {
+            Ok(text) => parse(&text).ok_or_else(|| "it is damaged".to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(error) => Err(error.to_string()),
         };
-        self.turned_off = text.split(|byte| *byte == b'\n').filter_map(line).collect();
-        self.saved.clone_from(&self.turned_off);
-        None
+        self.damaged = match parsed {
+            Ok(found) => {
+                self.saved.clone_from(&found);
+                for (name, index) in found {
+                    self.turned_off.entry(name).or_insert(index);
+                }
+                None
+            }
+            Err(why) => Some(format!(
+                "{file}: {why}: the agent does not know where an earlier run turned transmit checksum offload off; see \
+                 `ethtool -k` for each tunnel device, turn {TX_CHECKSUM} on where it should be on, then remove {file}"
+            )),
+        };
     }
 
     /// Writes the file, if it says something else.
     fn save(&mut self) -> Option<String> {
-        if self.saved == self.turned_off {
+        if self.damaged.is_some() || self.saved == self.turned_off {
             return None;
         }
         let saved = if self.turned_off.is_empty() {
@@ -130,6 +140,11 @@ impl ChecksumOffload {
             "write {file}: {error}: transmit checksum offload will stay off when --tx-checksum-off is taken away"
         ))
     }
+}
+
+/// Parses the file. Returns `None` if it is damaged.
+fn parse(text: &[u8]) -> Option<BTreeMap<Name, u32>> {
+    text.strip_suffix(b"\n")?.split(|byte| *byte == b'\n').map(line).collect()
 }
 
 /// Parses a line of the file: an index and a name.
@@ -173,10 +188,25 @@ mod tests {
 
     #[test]
     fn a_line_of_the_file_is_an_index_and_a_name() {
-        let name = Name::new("flannel.1").unwrap();
-        assert_eq!(line(b"7 flannel.1"), Some((name, 7)));
-        for damaged in [&b""[..], b"7", b"x flannel.1", b"7 ", b"7 a name that is too long"] {
-            assert_eq!(line(damaged), None, "{damaged:?}");
+        let [one, other] = ["flannel.1", "flannel-v6.1"].map(|name| Name::new(name).unwrap());
+        assert_eq!(parse(b"7 flannel.1\n8 flannel-v6.1\n"), Some(BTreeMap::from([(one, 7), (other, 8)])));
+        for damaged in ["", "7 flannel.1", "\n", "7\n", "x flannel.1\n", "7 \n", "7 flannel.1\n7\n"] {
+            assert_eq!(parse(damaged.as_bytes()), None, "{damaged:?}");
         }
+    }
+
+    #[test]
+    fn a_damaged_file_is_a_problem_until_it_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut offload = ChecksumOffload::new(&dir.path().join("subnet.env"), true);
+        let file = offload.file.clone();
+        std::fs::write(&file, "damaged").unwrap();
+        for _ in 0..2 {
+            let problems = offload.ensure(std::iter::empty());
+            assert!(problems.len() == 1 && problems[0].text.contains(": it is damaged: "), "{problems:?}");
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), "damaged", "a person may read it");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(offload.ensure(std::iter::empty()), []);
     }
 }
