@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use crate::instance::Instance;
 use choice::{Choice, Chosen, Mode, Survey};
+use error::FirewallError;
 use iptables::Iptables;
 use nft::Nft;
 use other_programs::OtherPrograms;
@@ -68,16 +69,16 @@ impl Task {
 ///
 /// # Errors
 /// One error for each part that could not be removed; the other parts are removed anyway.
-pub async fn remove_rules(instance: &Instance) -> Result<bool, Vec<error::FirewallError>> {
+pub async fn remove_rules(instance: &Instance) -> Result<bool, Vec<FirewallError>> {
     let (mut removed, mut errors) = (false, Vec::new());
-    let mut note = |done: Result<bool, error::FirewallError>| match done {
+    let mut note = |done: Result<bool, FirewallError>| match done {
         Ok(some) => removed |= some,
         Err(error) => errors.push(error),
     };
     let forward = iptables_forward::remove(instance);
     // A kernel without nftables has no rules in it.
-    if !forward.as_ref().is_err_and(nft::connection::is_unsupported) {
-        note(forward.map_err(error::FirewallError::Nftables));
+    if !forward.as_ref().is_err_and(FirewallError::is_unsupported) {
+        note(forward);
         note(Nft::new(instance).remove().await);
     }
     note(Iptables::new(instance).remove().await);
@@ -88,9 +89,9 @@ pub async fn remove_rules(instance: &Instance) -> Result<bool, Vec<error::Firewa
 ///
 /// # Errors
 /// The kernel refused.
-pub fn remove_guard(instance: &Instance) -> Result<bool, error::FirewallError> {
+pub fn remove_guard(instance: &Instance) -> Result<bool, FirewallError> {
     match guard::table::remove(instance) {
-        Err(error) if nft::connection::is_unsupported(&error) => Ok(false),
-        done => done.map_err(error::FirewallError::Nftables),
+        Err(error) if error.is_unsupported() => Ok(false),
+        done => done,
     }
 }

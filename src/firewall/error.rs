@@ -4,6 +4,7 @@
 use std::io;
 
 use nix::errno::Errno;
+use weft_netlink::nftables;
 use weft_netlink::socket::Refusal;
 
 /// What a packet filter could not do.
@@ -11,9 +12,9 @@ use weft_netlink::socket::Refusal;
 pub enum FirewallError {
     /// The netlink socket of nftables cannot be opened, or a request got no complete answer.
     #[error("read the rules in nftables: {0}{remedy}", remedy = nftables_remedy(.0))]
-    Nftables(io::Error),
+    Nftables(#[from] io::Error),
     /// The kernel refused the transaction, so nothing was changed.
-    #[error("write the rules in nftables: {}", refusal(.0))]
+    #[error("change the rules in nftables: {}", refusal(.0))]
     Refused(Refusal),
     /// Rules are wanted, and no program of iptables is installed.
     #[error(
@@ -24,6 +25,13 @@ pub enum FirewallError {
     /// A program of iptables did not do its work.
     #[error(transparent)]
     Program(#[from] ProgramError),
+}
+
+impl FirewallError {
+    /// Returns true if the kernel has no nftables, so that no rule can be there.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, FirewallError::Nftables(error) if nftables::is_unsupported(error))
+    }
 }
 
 /// What became of a program of iptables that did not do its work.
@@ -158,5 +166,12 @@ mod tests {
             assert!(error.to_string().contains(wanted), "{error}");
         }
         assert!(refused(Errno::ENOSPC, "").to_string().ends_with("(os error 28)"), "no remedy is made up");
+    }
+
+    /// A kernel that refuses to remove a rule has nftables.
+    #[test]
+    fn only_a_question_that_fails_shows_a_kernel_without_nftables() {
+        let refused = FirewallError::Refused(Refusal { seq: 0, errno: Errno::EINVAL, text: String::new() });
+        assert!(FirewallError::Nftables(Errno::EINVAL.into()).is_unsupported() && !refused.is_unsupported());
     }
 }

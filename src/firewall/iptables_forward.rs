@@ -7,13 +7,12 @@
 //! Invariant: this module writes only rules with our comment, only into chain FORWARD of the tables `ip filter` and `ip6 filter`, and
 //! only when that chain exists. It removes only rules with our comment. It does not change policies, chains or tables.
 
-use std::io;
-
 use weft_backends::traffic_rules::FamilyRules;
 use weft_cni::iptables::value;
 use weft_netlink::socket::Netlink;
 use weft_subnet::cidr::Family;
 
+use super::error::FirewallError;
 use super::forward_chain::Ending;
 use super::nft::accept::{self, Accept};
 use super::nft::batch::{Batch, InTable, NewRule};
@@ -49,7 +48,7 @@ pub fn ensure(
     family: Family,
     rules: Option<&FamilyRules>,
     instance: &Instance,
-) -> io::Result<bool> {
+) -> Result<bool, FirewallError> {
     if !table::has_chain(netlink, family, TABLE, CHAIN)? {
         return Ok(false);
     }
@@ -82,7 +81,7 @@ pub fn ensure(
         batch.insert_rule(family, FORWARD, &NewRule { exprs: &accept.exprs, comment: &comment, before });
     }
     surplus.iter().for_each(|handle| batch.delete_rule(family, FORWARD, *handle));
-    batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
+    batch.send()?.map_err(FirewallError::Refused)?;
     Ok(true)
 }
 
@@ -90,7 +89,7 @@ pub fn ensure(
 ///
 /// # Errors
 /// The kernel has no nftables, or refused.
-pub fn remove(instance: &Instance) -> io::Result<bool> {
+pub fn remove(instance: &Instance) -> Result<bool, FirewallError> {
     let mut netlink = connection::open()?;
     let v4 = ensure(&mut netlink, Family::V4, None, instance)?;
     let v6 = ensure(&mut netlink, Family::V6, None, instance)?;

@@ -185,7 +185,7 @@ pub fn is_absent() -> bool {
 ///
 /// # Errors
 /// The kernel has no nftables, or refused.
-pub fn remove_flannel_tables() -> io::Result<Vec<String>> {
+pub fn remove_flannel_tables() -> Result<Vec<String>, FirewallError> {
     let mut netlink = connection::open()?;
     let mut removed = Vec::new();
     for (family, kind, name) in [(Family::V4, "ip", FLANNEL_TABLES[0]), (Family::V6, "ip6", FLANNEL_TABLES[1])] {

@@ -53,13 +53,13 @@ enum Warning {
     #[error("the traffic rules in the packet filter that is not in use could not be removed: {0}")]
     OtherMode(FirewallError),
     #[error("the tables of flannel in nftables could not be removed: {0}")]
-    FlannelTables(io::Error),
+    FlannelTables(FirewallError),
     #[error("the chains of flannel in iptables could not be removed: {0}")]
     FlannelChains(FirewallError),
     #[error("{0} runs beside weft, so its rules are not removed; stop it")]
     FlannelRuns(AgentProcess),
     #[error("chains of nftables may drop packets of pods, and cannot be read or written: {0}")]
-    Nftables(io::Error),
+    Nftables(FirewallError),
     #[error(
         "a rule of chain FORWARD drops all packets before pods are accepted, and is not changed; see: {program} -S FORWARD"
     )]
@@ -120,7 +120,7 @@ impl OtherPrograms {
     fn settle_nftables(&mut self, rules: &Rules) -> Vec<Problem> {
         let netlink = match connection::open_once(&mut self.netlink) {
             Ok(netlink) => netlink,
-            Err(error) => return unread(error),
+            Err(error) => return unread(error.into()),
         };
         let generation = generation(netlink);
         if let Some((then, warnings)) = self.nftables.at(generation)
@@ -135,7 +135,7 @@ impl OtherPrograms {
         let chains = present.and_then(|_| if is_needed { base_chains(netlink, Hook::Forward) } else { Ok(Vec::new()) });
         let chains = match chains {
             Ok(chains) => chains,
-            Err(error) => return unread(error),
+            Err(error) => return unread(error.into()),
         };
         let (mut warnings, mut is_complete) = (Vec::new(), true);
         for family in [Family::V4, Family::V6] {
@@ -219,9 +219,9 @@ async fn remove_rules_of_flannel() -> Vec<Warning> {
     }
     let (mut removed, mut warnings) = (Vec::new(), Vec::new());
     let tables = tokio::task::spawn_blocking(nft::remove_flannel_tables).await;
-    match tables.unwrap_or_else(|error| Err(io::Error::other(error))) {
+    match tables.unwrap_or_else(|error| Err(io::Error::other(error).into())) {
         Ok(tables) => removed.extend(tables),
-        Err(error) if connection::is_unsupported(&error) => {}
+        Err(error) if error.is_unsupported() => {}
         Err(error) => warnings.push(Warning::FlannelTables(error)),
     }
     match iptables::remove_flannel_chains().await {
@@ -240,7 +240,7 @@ fn settle_family(
     (family, part): (Family, Option<&FamilyRules>),
     chains: &[BaseChain],
     (mode, instance): (Mode, &Instance),
-) -> io::Result<Vec<Warning>> {
+) -> Result<Vec<Warning>, FirewallError> {
     // In the other mode a chain of our own, written by iptables, accepts the packets.
     let wanted = part.filter(|_| mode == Mode::Nft);
     if iptables_forward::ensure(netlink, family, wanted, instance)? {
@@ -254,8 +254,8 @@ fn settle_family(
 }
 
 /// Returns no problem for a kernel without nftables, because it drops nothing there.
-fn unread(error: io::Error) -> Vec<Problem> {
-    if connection::is_unsupported(&error) { Vec::new() } else { vec![Problem::from(&Warning::Nftables(error))] }
+fn unread(error: FirewallError) -> Vec<Problem> {
+    if error.is_unsupported() { Vec::new() } else { vec![Problem::from(&Warning::Nftables(error))] }
 }
 
 /// Returns the networks whose packets the forward rules accept.

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 
+use weft::firewall::error::FirewallError;
 use weft::firewall::foreign_chains::{self, DroppingChain};
 use weft::firewall::iptables_forward;
 use weft::firewall::nft::batch::{Batch, InTable, NewRule};
@@ -338,7 +339,7 @@ fn dropping(netlink: &mut Netlink, rules: &FamilyRules) -> std::io::Result<Vec<D
     foreign_chains::dropping(netlink, &chains, rules, &instance())
 }
 
-fn ensure(netlink: &mut Netlink, rules: Option<&FamilyRules>) -> std::io::Result<bool> {
+fn ensure(netlink: &mut Netlink, rules: Option<&FamilyRules>) -> Result<bool, FirewallError> {
     iptables_forward::ensure(netlink, Family::V4, rules, &instance())
 }
 

@@ -15,6 +15,7 @@ use weft_backends::state::{Guard, Key, ObservedValue, Value};
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_subnet::cidr::{Family, family};
 
+use crate::firewall::error::FirewallError;
 use crate::firewall::nft::batch::{Batch, InTable, remove_table};
 use crate::firewall::nft::connection;
 use crate::firewall::nft::expr::{self, Expr};
@@ -253,7 +254,7 @@ fn table_name(instance: &Instance) -> String {
 ///
 /// # Errors
 /// The kernel has no nftables, or refused.
-pub fn remove(instance: &Instance) -> io::Result<bool> {
+pub fn remove(instance: &Instance) -> Result<bool, FirewallError> {
     let name = table_name(instance);
     let mut netlink = connection::open()?;
     let mut removed = false;

@@ -9,6 +9,7 @@ use weft_subnet::cidr::Family;
 
 use super::expr::{Expr, be32};
 use super::table::{Position, REQUEST, Set, Table, head, nfgen};
+use crate::firewall::error::FirewallError;
 use weft_netlink::nftables::attributes::{
     CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, ELEMENT, ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, HOOK_NUMBER,
     HOOK_PRIORITY, POLICY_ACCEPT, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_POSITION, RULE_USERDATA, SET_FLAGS,
@@ -222,13 +223,13 @@ impl<'a> Batch<'a> {
 ///
 /// # Errors
 /// The kernel has no nftables, or refused.
-pub fn remove_table(netlink: &mut Netlink, family: Family, name: &str) -> io::Result<bool> {
+pub fn remove_table(netlink: &mut Netlink, family: Family, name: &str) -> Result<bool, FirewallError> {
     if head(netlink, family, name)?.is_none() {
         return Ok(false);
     }
     let mut batch = Batch::new(netlink);
     batch.delete(family, name);
-    batch.send()?.map_err(|refusal| io::Error::from(refusal.errno))?;
+    batch.send()?.map_err(FirewallError::Refused)?;
     Ok(true)
 }
 
