@@ -65,11 +65,9 @@ impl Task {
     }
 }
 
-/// Removes all traffic rules of an agent from nftables and iptables. Returns true if there were some. For `weft cleanup`.
-///
-/// # Errors
-/// One error for each part that could not be removed; the other parts are removed anyway.
-pub async fn remove_rules(instance: &Instance) -> Result<bool, Vec<FirewallError>> {
+/// Removes all traffic rules of an agent from nftables and iptables. Returns true if some were removed, and an error for each part that
+/// could not be removed. The other parts are removed anyway. For `weft cleanup`.
+pub async fn remove_rules(instance: &Instance) -> (bool, Vec<FirewallError>) {
     let (mut removed, mut errors) = (false, Vec::new());
     let mut note = |done: Result<bool, FirewallError>| match done {
         Ok(some) => removed |= some,
@@ -82,7 +80,7 @@ pub async fn remove_rules(instance: &Instance) -> Result<bool, Vec<FirewallError
         note(Nft::new(instance).remove().await);
     }
     note(Iptables::new(instance).remove().await);
-    if errors.is_empty() { Ok(removed) } else { Err(errors) }
+    (removed, errors)
 }
 
 /// Removes the tunnel guard of an agent. Returns true if there was one. For `weft cleanup`.

@@ -141,13 +141,11 @@ impl CleanupReport {
         }
     }
 
-    /// Removes the traffic rules. Returns true if there were some.
+    /// Removes the traffic rules. Returns true if some were removed.
     async fn remove_rules(&mut self, task: &CleanupTask) -> bool {
-        let done = firewall::remove_rules(&Instance::new(&task.subnet_file)).await;
-        done.unwrap_or_else(|errors| {
-            self.failed.extend(errors.iter().map(ToString::to_string));
-            false
-        })
+        let (removed, errors) = firewall::remove_rules(&Instance::new(&task.subnet_file)).await;
+        self.failed.extend(errors.iter().map(ToString::to_string));
+        removed
     }
 
     /// Removes the tunnel guard. Returns true if there was one.
