@@ -224,6 +224,8 @@ fn failed(state: &mut State, rules: &Rules, error: &str) {
         state.in_place = Some(rules.clone());
         return;
     }
+    // Nobody looks for them again before the rules are in place.
+    state.warnings.clear();
     if state.error.as_deref() != Some(error) {
         tracing::warn!("rules: {error}");
     }

@@ -116,6 +116,7 @@ async fn rules_that_cannot_be_read_count_as_in_place_for_a_while() {
         handle.state.changed().await.unwrap();
         let state = handle.state.borrow_and_update().clone();
         assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
+        assert_eq!(state.warnings, [], "it is an error now");
         assert!(unread.elapsed() >= UNREAD && unread.elapsed() < UNREAD + RESYNC * 2, "{:?}", unread.elapsed());
         fake.fail_reads(None);
         handle.state.changed().await.unwrap();
