@@ -103,8 +103,8 @@ pub struct OtherPrograms {
     netlink: Option<Netlink>,
     /// The warnings about chains of nftables, for these rules.
     nftables: Cached<(Rules, Vec<Problem>)>,
-    /// The warnings about iptables-legacy, and when it was read.
-    legacy: Option<(Instant, Vec<Problem>)>,
+    /// The warnings about iptables-legacy, for these forward rules, and when it was read.
+    legacy: Option<(Instant, Vec<FamilyRules>, Vec<Problem>)>,
     /// The warnings about rules of the other mode and of flannel that could not be removed, and when that was tried. Once all of them
     /// are removed, nobody writes them again.
     removal: Option<(Instant, Vec<Problem>)>,
@@ -156,13 +156,16 @@ impl OtherPrograms {
 
     /// Warns of chains of iptables-legacy that drop packets of pods. Rules of nftables do not take effect there.
     async fn check_legacy(&mut self, rules: &Rules) -> Vec<Problem> {
-        if let Some((at, warnings)) = &self.legacy
+        // The masquerade rules do not matter here, and may change with every node that joins.
+        let forward = forward_rules_of(rules);
+        if let Some((at, then, warnings)) = &self.legacy
             && at.elapsed() < LEGACY_VALID
+            && *then == forward
         {
             return warnings.clone();
         }
         let mut warnings = Vec::new();
-        for part in rules.families.iter().filter(|part| !part.forward.is_empty()) {
+        for part in &forward {
             if !iptables::has_legacy_table(part.family, "filter") {
                 continue;
             }
@@ -175,7 +178,7 @@ impl OtherPrograms {
             };
             warnings.extend(warning.iter().map(Problem::from));
         }
-        self.legacy = Some((Instant::now(), warnings.clone()));
+        self.legacy = Some((Instant::now(), forward, warnings.clone()));
         warnings
     }
 
@@ -256,6 +259,15 @@ fn settle_family(
 /// Returns no problem for a kernel without nftables, because it drops nothing there.
 fn unread(error: FirewallError) -> Vec<Problem> {
     if error.is_unsupported() { Vec::new() } else { vec![Problem::from(&Warning::Nftables(error))] }
+}
+
+/// Returns the forward rules of each family that has some.
+fn forward_rules_of(rules: &Rules) -> Vec<FamilyRules> {
+    let of = |part: &FamilyRules| {
+        let forward = part.forward.clone();
+        (!forward.is_empty()).then_some(FamilyRules { family: part.family, masquerade: Vec::new(), forward })
+    };
+    rules.families.iter().filter_map(of).collect()
 }
 
 /// Returns the networks whose packets the forward rules accept.
