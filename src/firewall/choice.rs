@@ -266,7 +266,8 @@ fn log(mode: Mode, why: &str) {
 
 async fn survey() -> Snapshot {
     let mut node = Snapshot::default();
-    match tables().await {
+    let nftables = tables().await;
+    match &nftables {
         Ok(tables) => {
             node.nftables = true;
             if tables.iter().any(|table| table.name == KUBE_TABLE) {
@@ -277,7 +278,7 @@ async fn survey() -> Snapshot {
     }
     for flavour in iptables::installed() {
         for family in [Family::V4, Family::V6] {
-            match iptables::save(flavour, family).await {
+            match iptables::save_among(flavour, family, nftables.as_deref().ok()).await {
                 Ok(saved) => node.add(&saved),
                 Err(error) => debug!("{flavour}: {}", error.stderr()),
             }

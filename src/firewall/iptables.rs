@@ -7,7 +7,7 @@ mod program;
 pub mod render;
 
 pub use meaning::{forward_drops, forward_ending};
-pub use program::{Flavour, has_legacy_table, has_tables, installed, legacy_tables, save};
+pub use program::{Flavour, has_legacy_table, has_tables, installed, legacy_tables, save, save_among};
 
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use weft_subnet::cidr::Family;
 use weft_subnet::source::Local;
 
 use super::error::{FirewallError, ProgramError};
+use super::nft::tables::tables;
 use super::packet_filter::{EnsureError, Ensured, PacketFilter};
 use crate::instance::Instance;
 use program::restore;
@@ -102,8 +103,10 @@ impl Iptables {
     async fn choose(&mut self) -> Result<(), FirewallError> {
         self.installed = installed();
         let mut found = Vec::new();
+        let nftables = tables().await.ok();
         for flavour in &self.installed {
-            found.push((*flavour, traces(save(*flavour, Family::V4).await)?));
+            let saved = save_among(*flavour, Family::V4, nftables.as_deref()).await;
+            found.push((*flavour, traces(saved)?));
         }
         let settled = found.len() < 2 || found.iter().any(|(_, traces)| traces.kube);
         self.choose_again = (!settled).then(|| Instant::now() + CHOOSE_AGAIN);
@@ -171,9 +174,10 @@ pub async fn remove_flannel_chains() -> Result<Vec<String>, FirewallError> {
 
 async fn remove_all(chains: &HookedChains) -> Result<Vec<String>, FirewallError> {
     let mut removed = Vec::new();
+    let nftables = tables().await.ok();
     for flavour in installed() {
         for family in FAMILIES {
-            let saved = match save(flavour, family).await {
+            let saved = match save_among(flavour, family, nftables.as_deref()).await {
                 Ok(saved) => saved,
                 Err(error @ ProgramError::NotRun { .. }) => return Err(error.into()),
                 // The kernel does not have this family, so there are no rules.

@@ -211,8 +211,9 @@ impl OtherPrograms {
 /// Removes the rules of flannel, unless it runs.
 async fn remove_rules_of_flannel() -> Vec<Warning> {
     // All processes are examined only where flannel can have left rules.
-    let has_no_tables = tables().await.is_ok_and(|tables| !tables.iter().any(TableName::is_of_flannel));
-    if has_no_tables && !iptables::has_tables().await {
+    let nftables = tables().await.ok();
+    let has_no_tables = nftables.as_ref().is_some_and(|tables| !tables.iter().any(TableName::is_of_flannel));
+    if has_no_tables && !iptables::has_tables(nftables.as_deref()) {
         return Vec::new();
     }
     if let Ok(Ok(agents)) = tokio::task::spawn_blocking(agent_processes).await

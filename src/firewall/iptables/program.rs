@@ -13,7 +13,7 @@ use weft_cni::iptables::{Saved, legacy_tables_file};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;
-use crate::firewall::nft::tables::tables;
+use crate::firewall::nft::tables::{TableName, tables};
 
 /// The time limit for one program. For up to [`LOCK`] of this time it may wait for another writer.
 const LIMIT: Duration = Duration::from_secs(15);
@@ -50,8 +50,22 @@ fn is_in_path(program: &str) -> bool {
 /// # Errors
 /// The program is missing, failed, or did not end in time.
 pub async fn save(flavour: Flavour, family: Family) -> Result<Saved, ProgramError> {
+    // iptables-legacy has no tables in nftables.
+    let nftables = if flavour == Flavour::Legacy { None } else { tables().await.ok() };
+    save_among(flavour, family, nftables.as_deref()).await
+}
+
+/// Reads the same, when the tables of nftables are listed already. They are `None` where nftables cannot be read.
+///
+/// # Errors
+/// As [`save`].
+pub async fn save_among(
+    flavour: Flavour,
+    family: Family,
+    nftables: Option<&[TableName]>,
+) -> Result<Saved, ProgramError> {
     let program = program(flavour, family, "save");
-    if has_no_tables(flavour, family).await {
+    if has_no_tables(flavour, family, nftables) {
         return if is_in_path(&program) { Ok(Saved::default()) } else { Err(ProgramError::Missing { program }) };
     }
     let text = run(&program, &[], None).await?;
@@ -69,20 +83,19 @@ pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(),
     run(&program, &["--noflush", "-w", LOCK], Some(text)).await.map(drop)
 }
 
-/// Returns true if the kernel has a table of iptables, of any flavour and family.
-pub async fn has_tables() -> bool {
-    !has_no_tables(Flavour::Plain, Family::V4).await || !has_no_tables(Flavour::Plain, Family::V6).await
+/// Returns true if the kernel has a table of iptables, of any flavour and family. The tables of nftables are as for [`save_among`].
+pub fn has_tables(nftables: Option<&[TableName]>) -> bool {
+    [Family::V4, Family::V6].into_iter().any(|family| !has_no_tables(Flavour::Plain, family, nftables))
 }
 
-async fn has_no_tables(flavour: Flavour, family: Family) -> bool {
-    let legacy = legacy_tables(family).trim().is_empty();
+fn has_no_tables(flavour: Flavour, family: Family, nftables: Option<&[TableName]>) -> bool {
+    let has_no_legacy = || legacy_tables(family).trim().is_empty();
+    // Where nftables cannot be read, the program is run, and says why.
+    let has_no_nft = || nftables.is_some_and(|tables| !tables.iter().any(|table| table.is_of_iptables(family)));
     match flavour {
-        Flavour::Legacy => legacy,
-        Flavour::Plain if !legacy => false,
-        // Where nftables cannot be read, the program is run, and says why.
-        Flavour::Plain | Flavour::Nft => {
-            tables().await.is_ok_and(|tables| !tables.iter().any(|table| table.is_of_iptables(family)))
-        }
+        Flavour::Legacy => has_no_legacy(),
+        Flavour::Plain => has_no_legacy() && has_no_nft(),
+        Flavour::Nft => has_no_nft(),
     }
 }
 
