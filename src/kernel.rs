@@ -58,7 +58,7 @@ pub struct Session {
     pub sent: u64,
 }
 
-/// How an operation ended. Only `kernel/errno.rs` decides what an errno means.
+/// How an operation ended. `kernel/errno.rs` decides what an errno means, and `kernel/wireguard_peers.rs` for WireGuard devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The entry is in place; or it is gone, if it was to be removed.

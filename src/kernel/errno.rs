@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an errno means for an operation. Only this file decides it.
+//! What an errno means for an operation. For WireGuard devices, [`super::wireguard::WireGuardError`] names what their errnos mean, and
+//! `super::wireguard_peers` decides what follows for an operation.
 
 use std::fmt::Write;
 
