@@ -4,6 +4,8 @@
 //! The kernel also notifies of the agent's own writes. They cannot be recognised by the port id, which is 0 for FDB entries and links.
 //! The agent compares them with the desired values instead.
 
+mod changes;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -28,6 +30,7 @@ use super::socket::{Netlink, force_buffer};
 use super::wire::{Message, messages};
 use super::{Monitor, Notice};
 use crate::async_socket::wait_on;
+use changes::Changes;
 
 /// RTNLGRP_LINK, NEIGH, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE.
 const GROUPS: [u32; 8] = [1, 3, 5, 7, 8, 9, 11, 19];
@@ -93,25 +96,6 @@ pub struct LinuxMonitor {
     buffer: Vec<u8>,
     more: bool,
     guard: Option<GuardMonitor>,
-}
-
-/// What changed, according to the notifications that were read at once. Each entry is listed once with its last state, at the position
-/// of its first notification.
-#[derive(Debug, Default)]
-struct Changes {
-    entries: Vec<(Key, Option<ObservedValue>)>,
-    at: HashMap<Key, usize>,
-    links: bool,
-    tables: Tables,
-    lost: bool,
-}
-
-/// The routing tables that changed, apart from the entries that are listed one by one.
-#[derive(Debug, Default)]
-struct Tables {
-    /// Routes of other programs; if they matter, also those of other tables, and policy rules.
-    foreign: bool,
-    fence: bool,
 }
 
 impl LinuxMonitor {
@@ -334,44 +318,6 @@ fn forget_mac(link: &mut LinkFacts) {
 /// Returns true for link-local and multicast routes, which every IPv6 link has.
 fn is_local(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local() || net.addr().is_multicast())
-}
-
-impl Tables {
-    /// Notes that a rule, or a route outside the main table, changed. It is one of our fence, or else it matters only if `foreign` is true.
-    fn note(&mut self, ours: bool, foreign: bool) {
-        self.fence |= ours;
-        self.foreign |= foreign && !ours;
-    }
-}
-
-impl Changes {
-    fn put(&mut self, key: Key, now: Option<ObservedValue>) {
-        match self.at.get(&key) {
-            Some(at) => self.entries[*at].1 = now,
-            None => {
-                self.at.insert(key, self.entries.len());
-                self.entries.push((key, now));
-            }
-        }
-    }
-
-    fn notices(self) -> Vec<Notice> {
-        let mut notices = Vec::new();
-        if self.lost {
-            notices.push(Notice::Lost);
-        }
-        if self.links {
-            notices.push(Notice::Links);
-        }
-        if self.tables.foreign {
-            notices.push(Notice::Routes);
-        }
-        if self.tables.fence {
-            notices.push(Notice::Fence);
-        }
-        notices.extend(self.entries.into_iter().map(|(key, now)| Notice::Entry(key, now)));
-        notices
-    }
 }
 
 impl Monitor for LinuxMonitor {
