@@ -140,7 +140,7 @@ pub fn remarks(choice: &UplinkChoice, candidates: &Candidates<'_>, now: &Uplink)
         ))
     };
     let link = candidates.links().find(|link| link.name == now.name);
-    [Family::V4, Family::V6].map(|family| of_link(link?, family))
+    Family::BOTH.map(|family| of_link(link?, family))
 }
 
 /// Chooses an uplink as flannel does at its start. The uplink that was in use before comes first, if the flags allow it.

@@ -241,7 +241,7 @@ struct Tables {
 
 impl Tables {
     fn names(&mut self) -> Names {
-        (self.of_nftables().unwrap_or_default(), [Family::V4, Family::V6].map(iptables::legacy_tables))
+        (self.of_nftables().unwrap_or_default(), Family::BOTH.map(iptables::legacy_tables))
     }
 
     fn of_nftables(&mut self) -> io::Result<Vec<TableName>> {
@@ -277,7 +277,7 @@ async fn survey() -> Snapshot {
         Err(error) => debug!("list the tables of nftables: {error}"),
     }
     for flavour in iptables::installed() {
-        for family in [Family::V4, Family::V6] {
+        for family in Family::BOTH {
             match iptables::save_among(flavour, family, nftables.as_deref().ok()).await {
                 Ok(saved) => node.add(&saved),
                 Err(error) => debug!("{flavour}: {}", error.stderr()),

@@ -29,7 +29,6 @@ use render::HookedChains;
 const ATTEMPTS: usize = 3;
 /// When nothing showed which flavour the node uses, the choice is made again after this time.
 const CHOOSE_AGAIN: Duration = Duration::from_secs(30);
-const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// The chains of one agent.
 #[derive(Debug)]
@@ -76,7 +75,7 @@ impl Iptables {
         // When our rules are in place, those that an earlier run left in the other flavour, or in a family that is no longer wanted,
         // are removed. In the other flavour the forward rules are needed too, if its FORWARD drops packets.
         for other in self.installed.clone() {
-            for family in FAMILIES {
+            for family in Family::BOTH {
                 let part = rules.of(family);
                 if other == flavour && part.is_some() {
                     continue;
@@ -176,7 +175,7 @@ async fn remove_all(chains: &HookedChains) -> Result<Vec<String>, FirewallError>
     let mut removed = Vec::new();
     let nftables = tables().await.ok();
     for flavour in installed() {
-        for family in FAMILIES {
+        for family in Family::BOTH {
             let saved = match save_among(flavour, family, nftables.as_deref()).await {
                 Ok(saved) => saved,
                 Err(error @ ProgramError::NotRun { .. }) => return Err(error.into()),

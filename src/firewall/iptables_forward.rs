@@ -53,7 +53,7 @@ pub fn ensure(
         return Ok(false);
     }
     let comment = comment(instance);
-    let present = table::rules_of(netlink, table::number(family), TABLE, CHAIN)?;
+    let present = table::rules_of(netlink, family.number(), TABLE, CHAIN)?;
     let mut missing = rules.map(Accept::all).unwrap_or_default();
     let mut surplus = Vec::new();
     for rule in present.iter().filter(|rule| rule.comment == comment) {

@@ -81,7 +81,7 @@ impl Nft {
         let instance = self.instance.clone();
         let (name, netlink) = (&instance.name, self.netlink()?);
         let (mut replace, mut change, mut delete) = (Vec::new(), Vec::new(), Vec::new());
-        for family in [Family::V4, Family::V6] {
+        for family in Family::BOTH {
             let Some(wanted) = rules.of(family).map(|part| Table::of(part, name)) else {
                 if table::head(netlink, family, name)?.is_some() {
                     delete.push(family);

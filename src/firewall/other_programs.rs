@@ -138,7 +138,7 @@ impl OtherPrograms {
             Err(error) => return unread(error.into()),
         };
         let (mut warnings, mut is_complete) = (Vec::new(), true);
-        for family in [Family::V4, Family::V6] {
+        for family in Family::BOTH {
             let part = rules.of(family).filter(|part| !part.forward.is_empty());
             match settle_family(netlink, (family, part), &chains, (self.mode, &self.instance)) {
                 Ok(found) => warnings.extend(found.iter().map(Problem::from)),

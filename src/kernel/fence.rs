@@ -134,7 +134,7 @@ impl FenceTable {
     /// A dump failed. Its entries then do not count as missing.
     pub fn observe(&self, netlink: &mut Netlink) -> io::Result<Vec<(Key, ObservedValue)>> {
         let mut found = Vec::new();
-        for family in [Family::V4, Family::V6] {
+        for family in Family::BOTH {
             let present = self.present(netlink, family)?;
             found.extend(present.open.iter().map(|ip| (Key::Open(*ip), Value::Open.into())));
             if !present.rules.is_empty() || !present.routes.is_empty() {
@@ -146,7 +146,7 @@ impl FenceTable {
 
     /// Reads the rules and routes of one family.
     fn present(&self, netlink: &mut Netlink, family: Family) -> io::Result<Present> {
-        let number = messages::number_of(family);
+        let number = family.number();
         let mut present = Present::default();
         // A kernel may lack the family, or policy routing.
         let data = empty_if_absent(

@@ -14,6 +14,7 @@ use weft_backends::host::Reach;
 use weft_backends::owner::{KERNEL_PROTOCOL, PROTOCOL};
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_backends::wireguard::WireGuardLink;
+use weft_subnet::cidr::Family;
 
 use super::decode::{self, Nexthop, RouteFacts};
 use super::encode::{self, dump};
@@ -209,7 +210,7 @@ impl LinuxKernel {
     /// Reads the routes of both families. Routes through nexthop objects get the gateway of the object.
     fn dump_routes(&mut self) -> io::Result<Vec<RouteFacts>> {
         let mut routes: Vec<RouteFacts> = Vec::new();
-        for family in [2, 10] {
+        for family in Family::BOTH.map(Family::number) {
             let dump = self.netlink.dump(libc::RTM_GETROUTE, |w, _, flags| dump::routes(w, flags, family));
             let data = empty_if_absent(dump)?;
             let replies =

@@ -11,6 +11,7 @@ use nix::libc;
 use weft_backends::diff::Op;
 use weft_backends::owner::KERNEL_PROTOCOL;
 use weft_backends::state::{Key, Value};
+use weft_subnet::cidr::Family;
 
 use super::batch::{Batch, Step};
 use super::encode::{self, Exit, dump};
@@ -107,7 +108,7 @@ impl LinuxKernel {
     /// Returns the keys of the routes that the kernel itself created. They come and go with the addresses of this host.
     fn kernels_routes(&mut self) -> io::Result<HashSet<Key>> {
         let mut keys = HashSet::new();
-        for family in [2, 10] {
+        for family in Family::BOTH.map(Family::number) {
             let build = |w: &mut Writer, _: u16, flags: u16| dump::routes_by(w, flags, family, KERNEL_PROTOCOL);
             let data = empty_if_absent(self.netlink.dump(libc::RTM_GETROUTE, build))?;
             let replies = messages(&data).filter(|m| m.kind == libc::RTM_NEWROUTE);

@@ -45,7 +45,7 @@ pub fn replace(kernel: &mut impl Kernel, subnet_file: &Path, wanted: Fences) {
 /// Returns the operations that add the wanted fences and then remove the routes. Only routes that are there get a fence.
 fn operations(routes: impl Iterator<Item = (Key, Value)>, env: &SubnetEnv, wanted: Fences) -> Vec<Op> {
     let mut removals = Vec::new();
-    let mut fences = [Family::V4, Family::V6].map(|family| (family, Fence { whole: true, ..Fence::default() }));
+    let mut fences = Family::BOTH.map(|family| (family, Fence { whole: true, ..Fence::default() }));
     for (key, value) in routes {
         let (Key::Route(net, _), Value::Route(route)) = (&key, &value) else { continue };
         let (net, route) = (*net, *route);

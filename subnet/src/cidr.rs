@@ -18,6 +18,9 @@ pub enum Family {
 }
 
 impl Family {
+    /// Both families, IPv4 first.
+    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
+
     /// Returns the family of an address.
     pub fn of(address: IpAddr) -> Family {
         match address {
@@ -31,6 +34,14 @@ impl Family {
         match self {
             Family::V4 => Family::V6,
             Family::V6 => Family::V4,
+        }
+    }
+
+    /// Returns the number of the family in Linux: `AF_INET` or `AF_INET6`, which netfilter calls `NFPROTO_IPV4` and `NFPROTO_IPV6`.
+    pub fn number(self) -> u8 {
+        match self {
+            Family::V4 => 2,
+            Family::V6 => 10,
         }
     }
 }

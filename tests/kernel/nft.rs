@@ -10,7 +10,7 @@ use weft::firewall::error::FirewallError;
 use weft::firewall::foreign_chains::{self, DroppingChain};
 use weft::firewall::iptables_forward;
 use weft::firewall::nft::batch::{Batch, InTable, NewRule};
-use weft::firewall::nft::table::{Table, number, rules_of};
+use weft::firewall::nft::table::{Table, rules_of};
 use weft::firewall::nft::{self, Nft};
 use weft::firewall::packet_filter::{Ensured, PacketFilter};
 use weft::instance::Instance;
@@ -326,7 +326,7 @@ fn a_comparison_does_not_read_the_rules_of_other_programs() {
         let mut netlink = nft::connection::open().unwrap();
         let read = |_| {
             let start = cpu_time();
-            assert_eq!(rules_of(&mut netlink, number(Family::V4), "kube-proxy", "services").unwrap().len(), 10_000);
+            assert_eq!(rules_of(&mut netlink, Family::V4.number(), "kube-proxy", "services").unwrap().len(), 10_000);
             cpu_time() - start
         };
         let reads: Duration = (0..20).map(read).sum();

@@ -65,7 +65,7 @@ pub(super) fn read(
         arptables: arp_tables::read(),
         ..RuleFacts::default()
     };
-    for family in [Family::V4, Family::V6] {
+    for family in Family::BOTH {
         let legacy = fs::read_to_string(legacy_tables_file(family)).unwrap_or_default();
         for tables in [None, Some(legacy.as_str())] {
             match saved_rules::read(family, tables) {

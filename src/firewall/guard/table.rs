@@ -27,7 +27,6 @@ const PEERS: &str = "peers";
 const CHAIN: &str = "input";
 const UDP: u8 = 17;
 const IPIP: u8 = 4;
-const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// The tables of the tunnel guard of one agent, one for each family.
 #[derive(Debug)]
@@ -60,7 +59,7 @@ impl GuardTable {
         let name = self.name.clone();
         let netlink = connection::open_once(&mut self.netlink)?;
         let mut found = Vec::new();
-        for family in FAMILIES {
+        for family in Family::BOTH {
             let Some(Head { flags, .. }) = table::head(netlink, family, &name)? else { continue };
             match table::elements(netlink, family, &name, PEERS) {
                 Ok(peers) => found.extend(peers.into_iter().map(|ip| (Key::Peer(ip), Value::Peer.into()))),
@@ -99,7 +98,7 @@ impl GuardTable {
                 present.push(family);
             }
         }
-        let bare = FAMILIES.map(|family| Table { chains: Vec::new(), ..table_of(name, family, Guard::default()) });
+        let bare = Family::BOTH.map(|family| Table { chains: Vec::new(), ..table_of(name, family, Guard::default()) });
         let mut batch = Batch::new(netlink);
         for table in &bare {
             for (adds, wanted) in [(true, true), (false, false)] {
@@ -258,7 +257,7 @@ pub fn remove(instance: &Instance) -> Result<bool, FirewallError> {
     let name = table_name(instance);
     let mut netlink = connection::open()?;
     let mut removed = false;
-    for family in FAMILIES {
+    for family in Family::BOTH {
         removed |= remove_table(&mut netlink, family, &name)?;
     }
     Ok(removed)

@@ -85,7 +85,7 @@ pub async fn restore(flavour: Flavour, family: Family, text: &str) -> Result<(),
 
 /// Returns true if the kernel has a table of iptables, of any flavour and family. The tables of nftables are as for [`save_among`].
 pub fn has_tables(nftables: Option<&[TableName]>) -> bool {
-    [Family::V4, Family::V6].into_iter().any(|family| !has_no_tables(Flavour::Plain, family, nftables))
+    Family::BOTH.into_iter().any(|family| !has_no_tables(Flavour::Plain, family, nftables))
 }
 
 fn has_no_tables(flavour: Flavour, family: Family, nftables: Option<&[TableName]>) -> bool {

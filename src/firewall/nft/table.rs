@@ -118,7 +118,7 @@ fn read_present(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Table
         if !in_position {
             return Ok(None);
         }
-        let rules = rules_of(netlink, number(*family), name, chain.name)?;
+        let rules = rules_of(netlink, family.number(), name, chain.name)?;
         let rules = rules.into_iter().map(|rule| rule.exprs).collect();
         found.chains.push(Chain { name: chain.name, position: chain.position, rules });
     }
@@ -161,7 +161,7 @@ pub fn chain(netlink: &mut Netlink, shape: &Table) -> io::Result<Option<Vec<Vec<
     if is_in_position(netlink, shape, chain)? != Some(true) {
         return Ok(None);
     }
-    let rules = rules_of(netlink, number(shape.family), &shape.name, chain.name)?;
+    let rules = rules_of(netlink, shape.family.number(), &shape.name, chain.name)?;
     Ok(Some(rules.into_iter().map(|rule| rule.exprs).collect()))
 }
 
@@ -192,8 +192,8 @@ pub struct ReadRule {
     pub handle: u64,
 }
 
-/// Returns the rules of a chain. `number` is the family as [`number`] gives it. The request names table and chain, so the rules of other
-/// chains cost nothing.
+/// Returns the rules of a chain. `number` is that of the family ([`Family::number`]). The request names table and chain, so the rules of
+/// other chains cost nothing.
 ///
 /// # Errors
 /// There is no such chain (ENOENT), or it could not be read.
@@ -306,12 +306,7 @@ fn get(
 
 /// Returns `struct nfgenmsg` of a family.
 pub(super) fn nfgen(family: Family) -> [u8; NFGENMSG] {
-    [number(family), 0, 0, 0]
-}
-
-/// Returns a family as the kernel numbers it.
-pub fn number(family: Family) -> u8 {
-    if family == Family::V4 { 2 } else { 10 }
+    [family.number(), 0, 0, 0]
 }
 
 /// Returns the comment in the user data of a rule: entries of type, length and value.

@@ -3,12 +3,10 @@
 
 use std::io;
 
-use weft_subnet::cidr::Family;
-
-use super::table;
 use weft_netlink::nftables::{GETTABLE, NFGENMSG, TABLE_NAME};
 use weft_netlink::socket::Netlink;
 use weft_netlink::wire::{attr_after, messages, text};
+use weft_subnet::cidr::Family;
 
 /// `struct nfgenmsg` with AF_UNSPEC: all families.
 const ALL_FAMILIES: [u8; NFGENMSG] = [0; NFGENMSG];
@@ -30,7 +28,7 @@ pub struct TableName {
 impl TableName {
     /// Returns true if iptables-nft reads this table.
     pub fn is_of_iptables(&self, family: Family) -> bool {
-        self.family == table::number(family) && IPTABLES.contains(&self.name.as_str())
+        self.family == family.number() && IPTABLES.contains(&self.name.as_str())
     }
 
     /// Returns true for a table of flannel.

@@ -4,7 +4,6 @@
 
 use ipnet::IpNet;
 use netlink_packet_core::Parseable;
-use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::RouteProtocol;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleHeader, RuleMessage};
 use nix::libc;
@@ -49,23 +48,15 @@ pub(super) struct Route {
     pub(super) kind: u8,
 }
 
-/// Returns the family as netlink numbers it.
-pub(super) fn number_of(family: Family) -> u8 {
-    match family {
-        Family::V4 => AddressFamily::Inet.into(),
-        Family::V6 => AddressFamily::Inet6.into(),
-    }
-}
-
 /// Asks for all rules of a family.
 pub(super) fn dump_rules(w: &mut Writer, kind: u16, flags: u16, family: Family) {
-    typed::begin(w, kind, flags, &message(RuleHeader { family: number_of(family).into(), ..RuleHeader::default() }));
+    typed::begin(w, kind, flags, &message(RuleHeader { family: family.number().into(), ..RuleHeader::default() }));
 }
 
 /// Adds a rule that carries this protocol number.
 pub(super) fn add_rule(w: &mut Writer, rule: &Rule, family: Family, protocol: u8) {
     let mut message = message(RuleHeader {
-        family: number_of(family).into(),
+        family: family.number().into(),
         dst_len: rule.to.map_or(0, |net| net.prefix_len()),
         action: RuleAction::ToTable,
         flags: if rule.not_own { RuleFlags::Invert } else { RuleFlags::empty() },

@@ -84,7 +84,7 @@ pub(super) fn in_families_of(networks: &Subnets, lease: Lease) -> Lease {
 
 /// Returns true if these networks have the same families as the others, and contain them.
 fn is_wider(networks: &Subnets, than: &Subnets) -> bool {
-    [Family::V4, Family::V6].into_iter().all(|family| match (networks.of(family), than.of(family)) {
+    Family::BOTH.into_iter().all(|family| match (networks.of(family), than.of(family)) {
         (Some(network), Some(than)) => network.contains(&than),
         (None, None) => true,
         _ => false,
@@ -93,7 +93,7 @@ fn is_wider(networks: &Subnets, than: &Subnets) -> bool {
 
 /// Checks that every network of net-conf contains a pod CIDR of the Node.
 fn check_pod_cidrs(name: &str, subnets: &Subnets, net_conf: &NetConf) -> Result<(), Error> {
-    for family in [Family::V4, Family::V6] {
+    for family in Family::BOTH {
         let Some(within) = net_conf.networks.of(family) else { continue };
         match subnets.of(family) {
             None => {
