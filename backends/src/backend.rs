@@ -262,7 +262,7 @@ pub trait Backend {
 
 /// Returns the families that this net-conf enables.
 pub(crate) fn families(net_conf: &NetConf) -> Vec<Family> {
-    [Family::V4, Family::V6].into_iter().filter(|f| net_conf.networks.of(*f).is_some()).collect()
+    Family::BOTH.into_iter().filter(|f| net_conf.networks.of(*f).is_some()).collect()
 }
 
 /// Checks that the lease has this type, because its data have another meaning otherwise.

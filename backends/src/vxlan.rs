@@ -172,7 +172,7 @@ impl Vxlan {
 
     /// Returns the MACs of our devices that exist and for which `wanted` returns true.
     fn standing_macs(&self, found: &Found<'_>, wanted: impl Fn(&StandingLink) -> bool) -> [Option<Mac>; 2] {
-        [Family::V4, Family::V6].map(|family| {
+        Family::BOTH.map(|family| {
             let name = self.families.contains(&family).then(|| device_name(self.vni, family).ok())??;
             found.link(name).filter(|link| wanted(link))?.mac
         })

@@ -191,7 +191,7 @@ fn pair(host: &Host) -> Option<&KeyPair> {
 }
 
 fn pair_of(identities: &Identities) -> Option<&KeyPair> {
-    [Family::V4, Family::V6].into_iter().find_map(|family| identities.of(family)?.of::<KeyPair>())
+    Family::BOTH.into_iter().find_map(|family| identities.of(family)?.of::<KeyPair>())
 }
 
 impl Backend for Wireguard {
@@ -294,7 +294,7 @@ impl Backend for Wireguard {
 
     fn ports(&self, host: &Host) -> PublicPorts {
         let is_on = |family: &Family| self.families.contains(family);
-        [Family::V4, Family::V6].map(|family| is_on(&family).then(|| self.published_port(host, family)))
+        Family::BOTH.map(|family| is_on(&family).then(|| self.published_port(host, family)))
     }
 
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
@@ -364,7 +364,7 @@ impl Wireguard {
     /// Returns the identities of the devices of the enabled families.
     fn identities_of(&self, pair: KeyPair) -> Identities {
         let pair: Arc<dyn Identity> = Arc::new(pair);
-        let [v4, v6] = [Family::V4, Family::V6].map(|family| self.families.contains(&family).then(|| pair.clone()));
+        let [v4, v6] = Family::BOTH.map(|family| self.families.contains(&family).then(|| pair.clone()));
         Identities::new(v4, v6)
     }
 }

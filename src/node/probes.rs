@@ -289,8 +289,7 @@ impl<K: Kernel> Node<K> {
             return Vec::new();
         }
         let not_sent = prober.problem.iter().map(|problem| format!("probes: {problem}"));
-        let families =
-            [Family::V4, Family::V6].into_iter().filter(|family| self.plan.own().subnets.of(*family).is_some());
+        let families = Family::BOTH.into_iter().filter(|family| self.plan.own().subnets.of(*family).is_some());
         let silent = families.clone().filter_map(|family| Some((family, prober.silence(family)?)));
         let of_family =
             |family| if families.clone().count() > 1 { format!(" over {}", label(family)) } else { String::new() };

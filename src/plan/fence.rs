@@ -100,7 +100,7 @@ impl Fence {
 
     fn state(&self, networks: &Subnets, own: &Subnets) -> State {
         let mut state = State::new();
-        for family in [Family::V4, Family::V6] {
+        for family in Family::BOTH {
             // A fence around a prefix of length 0 would have no effect, because every route leads into that prefix.
             let fenced = |wanted: bool, net: Option<ipnet::IpNet>| net.filter(|net| wanted && net.prefix_len() > 0);
             let unreachable = fenced(self.wanted.fail_closed, networks.of(family));

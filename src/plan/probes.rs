@@ -35,7 +35,7 @@ impl Plan {
 
     /// Returns where this believed peer is in each of its families, IPv4 first.
     pub fn probe_targets(&self, lease: &Lease) -> impl Iterator<Item = Target> {
-        [Family::V4, Family::V6].into_iter().filter_map(|family| self.probe_target(lease, family))
+        Family::BOTH.into_iter().filter_map(|family| self.probe_target(lease, family))
     }
 
     /// Returns what the packets for this family's subnet of a peer look like on the underlay, as text for people: `UDP port 8472`.

@@ -225,7 +225,7 @@ fn read_guard(name: &str) -> Vec<Option<(BTreeSet<IpAddr>, usize)>> {
         let rules = table::rules_of(&mut netlink, table::number(family), name, "input").ok()?;
         Some((peers, rules.len()))
     };
-    [Family::V4, Family::V6].map(one).to_vec()
+    Family::BOTH.map(one).to_vec()
 }
 
 /// Builds a site in which n2 publishes addresses that it does not send from, as a node behind a 1:1 address translation does.

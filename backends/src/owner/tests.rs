@@ -129,7 +129,7 @@ fn routes_with_our_protocol_inside_our_network_are_ours() {
 fn what_was_read_from_our_own_tables_is_ours() {
     let (us, ip): (Ownership, IpAddr) = (us(), "192.168.64.9".parse().unwrap());
     assert!(plain(&us, Key::Peer(ip), Value::Peer) && plain(&us, Key::Open(ip), Value::Open));
-    for family in [Family::V4, Family::V6] {
+    for family in Family::BOTH {
         assert!(plain(&us, Key::Guard(family), Value::Guard(Guard::default())));
         assert!(plain(&us, Key::Fence(family), Value::fence(Fence::default())));
     }

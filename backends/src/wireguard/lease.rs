@@ -44,7 +44,7 @@ pub(super) fn data(attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
 
 /// Returns the ports that a lease names.
 pub(super) fn ports(attrs: &Attrs) -> PublicPorts {
-    [Family::V4, Family::V6].map(|family| data(attrs, family).ok()?.port)
+    Family::BOTH.map(|family| data(attrs, family).ok()?.port)
 }
 
 /// Returns the public keys that a lease names. One that no node can have is left out.
