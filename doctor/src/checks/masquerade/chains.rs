@@ -55,7 +55,7 @@ pub fn masquerading_rule(nat: &Table, packet: &PodPacket<'_>) -> Option<String> 
 
 fn follow(nat: &Table, chain: &str, packet: &PodPacket<'_>, depth: u8) -> Outcome {
     for rule in nat.get(chain).into_iter().flat_map(|chain| &chain.rules) {
-        let (matches, target) = judge(rule, packet);
+        let Judged { matches, target, is_goto } = judge(rule, packet);
         match (target.as_str(), matches) {
             (_, Match::None) => {}
             ("MASQUERADE" | "SNAT", Match::Some | Match::All) => {
@@ -66,20 +66,32 @@ fn follow(nat: &Table, chain: &str, packet: &PodPacket<'_>, depth: u8) -> Outcom
             ("ACCEPT" | "DROP", Match::Unknown | Match::All) => return Outcome::Done,
             (target, Match::Some | Match::All) if depth > 0 && nat.contains_key(target) => {
                 match follow(nat, target, packet, depth - 1) {
+                    // The end of a chain that a goto leads to is the end of this one, too.
+                    Outcome::Return if is_goto && matches == Match::All => return Outcome::Return,
                     Outcome::Return => {}
                     outcome => return outcome,
                 }
             }
+            (_, Match::Unknown | Match::All) if is_goto => return Outcome::Return,
             _ => {}
         }
     }
     Outcome::Return
 }
 
-/// Returns how far a rule matches, and its target.
-fn judge(rule: &str, packet: &PodPacket<'_>) -> (Match, String) {
+/// What a rule does with the packet.
+struct Judged {
+    /// How far it matches.
+    matches: Match,
+    /// Its target; empty if it has none.
+    target: String,
+    /// The packet does not come back from the target to the rules behind this one.
+    is_goto: bool,
+}
+
+fn judge(rule: &str, packet: &PodPacket<'_>) -> Judged {
     let words = words(rule);
-    let (mut all, mut target) = (Match::All, String::new());
+    let (mut all, mut target, mut is_goto) = (Match::All, String::new(), false);
     let (mut at, mut negated) = (0, false);
     while let Some(word) = words.get(at) {
         let value = words.get(at + 1).map(String::as_str).unwrap_or_default();
@@ -90,6 +102,7 @@ fn judge(rule: &str, packet: &PodPacket<'_>) -> (Match, String) {
             }
             "-j" | "-g" => {
                 value.clone_into(&mut target);
+                is_goto = word == "-g";
                 break;
             }
             "-s" => (net(value).map_or(Match::Unknown, |net| of_net(net, packet.from, negated)), 2),
@@ -101,7 +114,7 @@ fn judge(rule: &str, packet: &PodPacket<'_>) -> (Match, String) {
         };
         (all, at, negated) = (all.min(matches), at + taken, false);
     }
-    (all, target)
+    Judged { matches: all, target, is_goto }
 }
 
 fn of_net(net: IpNet, range: IpNet, negated: bool) -> Match {
@@ -144,6 +157,16 @@ mod tests {
         ] {
             assert_eq!(found(rule).as_deref(), Some(rule));
         }
+        for (rules, rule) in [
+            ("-A POSTROUTING -g A\n-A A -j MASQUERADE", "-A A -j MASQUERADE"),
+            // The pods to which the goto does not apply come to the next rule.
+            (
+                "-A POSTROUTING -s 10.5.7.9/32 -g A\n-A POSTROUTING -j MASQUERADE\n-A A -d 192.0.2.0/24 -j ACCEPT",
+                "-A POSTROUTING -j MASQUERADE",
+            ),
+        ] {
+            assert_eq!(found(rules).as_deref(), Some(rule), "{rules}");
+        }
         // The bridge plugin of CNI with ipMasq.
         let plugin = "-A POSTROUTING -s 10.5.7.9/32 -m comment --comment \"name: \\\"cbr0\\\"\" -j CNI-1\n\
                       -A CNI-1 -d 10.5.7.0/24 -j ACCEPT\n-A CNI-1 ! -d 224.0.0.0/4 -j MASQUERADE";
@@ -163,6 +186,9 @@ mod tests {
             // flannel's own rules.
             "-A POSTROUTING -j FLANNEL-POSTRTG\n-A FLANNEL-POSTRTG -s 10.5.0.0/16 -d 10.5.0.0/16 -j RETURN\n\
              -A FLANNEL-POSTRTG -s 10.5.0.0/16 ! -d 224.0.0.0/4 -j MASQUERADE",
+            // A goto does not come back.
+            "-A POSTROUTING -g A\n-A POSTROUTING -j MASQUERADE\n-A A -d 192.0.2.0/24 -j ACCEPT",
+            "-A POSTROUTING -m mark --mark 0x1 -g A\n-A POSTROUTING -j MASQUERADE\n-A A -j ACCEPT",
             // A chain that calls itself ends.
             "-A POSTROUTING -j A\n-A A -j A",
         ] {
