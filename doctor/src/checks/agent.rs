@@ -62,7 +62,11 @@ fn remedy(hint: &Hint) -> String {
             "weft doctor --only firewall on both nodes names the rule; if there is none, let {packets} pass between the nodes (security group, switch)"
         ),
         Hint::SmallMtu { uplink, mtu } => {
-            format!("ip link set {uplink} mtu {mtu} on every node; or raise the MTU of the link between them")
+            // The uplink of another node may have another name.
+            format!(
+                "ip link set {uplink} mtu {mtu} on this node, and the same with its own uplink on every other one; or raise the MTU of the \
+                 link between them"
+            )
         }
     }
 }
