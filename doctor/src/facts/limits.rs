@@ -119,8 +119,9 @@ pub(super) fn unwritable(path: &Path) -> Option<String> {
     }
     let space = statvfs(dir).ok()?;
     // A file system without a limit, such as overlayfs on some hosts, reports no blocks and no files at all.
-    let is_full = space.blocks() > 0 && space.blocks_available() == 0;
-    let lacks_files = space.files() > 0 && space.files_available() == 0;
+    // The agent runs as root, which may also use what is reserved for it.
+    let is_full = space.blocks() > 0 && space.blocks_free() == 0;
+    let lacks_files = space.files() > 0 && space.files_free() == 0;
     (is_full || lacks_files).then(|| format!("{}: the file system is full", dir.display()))
 }
 
