@@ -12,6 +12,7 @@
 mod facts;
 mod findings;
 
+use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -87,16 +88,30 @@ impl Report {
 fn command(leak: &Leak, sources: &Sources) -> String {
     match leak {
         Leak::Record { network, container, ifname, .. } => {
-            let program = sources.plugins.split(':').next().unwrap_or_default();
+            let program = format!("{}/flannel", sources.plugins.split(':').next().unwrap_or_default());
+            let conf = Value::Object(conf(network, &sources.records)).to_string();
+            // `echo` of some shells changes backslashes.
             format!(
-                "echo '{}' | CNI_COMMAND=DEL CNI_CONTAINERID={container} CNI_IFNAME={ifname} CNI_PATH={} {program}/flannel",
-                Value::Object(conf(network, &sources.records)),
-                sources.plugins
+                "printf %s {} | CNI_COMMAND=DEL CNI_CONTAINERID={} CNI_IFNAME={} CNI_PATH={} {}",
+                quoted(&conf),
+                quoted(container),
+                quoted(ifname),
+                quoted(&sources.plugins),
+                quoted(&program)
             )
         }
-        Leak::VethPair { name, .. } => format!("ip link del {name}"),
-        Leak::Address { path, .. } => format!("rm {}", path.display()),
+        Leak::VethPair { name, .. } => format!("ip link del {}", quoted(name)),
+        Leak::Address { path, .. } => format!("rm {}", quoted(&path.display().to_string())),
     }
+}
+
+/// Returns a word that a shell takes for exactly this text. Names of files and of networks come from other programs.
+fn quoted(word: &str) -> Cow<'_, str> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=,".contains(&byte);
+    if !word.is_empty() && word.bytes().all(is_plain) {
+        return word.into();
+    }
+    format!("'{}'", word.replace('\'', r"'\''")).into()
 }
 
 /// Why a leak was not removed.
@@ -151,4 +166,32 @@ fn remove(leak: &Leak, sources: &Sources) -> Result<(), weft_cni::spec::Error> {
 fn conf(network: &str, records: &Path) -> Map<String, Value> {
     let conf = json!({"cniVersion": "0.4.0", "name": network, "type": "flannel", "dataDir": records});
     conf.as_object().cloned().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(plugins: &str) -> Sources {
+        let [networks, records, results, netns] = ["/networks", "/records", "/results", "/netns"].map(Into::into);
+        let plugins = plugins.to_owned();
+        Sources { networks, records, results, netns, plugins, min_age: std::time::Duration::ZERO }
+    }
+
+    #[test]
+    fn a_shell_takes_names_of_files_for_what_they_are() {
+        for (word, wanted) in [
+            ("/var/lib/cni/networks/cbr0/10.5.7.2", "/var/lib/cni/networks/cbr0/10.5.7.2"),
+            ("", "''"),
+            ("a b", "'a b'"),
+            ("$(reboot)", "'$(reboot)'"),
+            ("it's;", r"'it'\''s;'"),
+        ] {
+            assert_eq!(quoted(word), wanted);
+        }
+        let leak = Leak::VethPair { name: "veth0;id".to_owned(), index: 7 };
+        assert_eq!(command(&leak, &sources("/opt/cni/bin")), "ip link del 'veth0;id'");
+        let address = Leak::Address { path: "/networks/a b/10.5.7.2".into(), container: "c".to_owned() };
+        assert_eq!(command(&address, &sources("/opt/cni/bin")), "rm '/networks/a b/10.5.7.2'");
+    }
 }
