@@ -172,8 +172,10 @@ pub fn decide(facts: &NodeFacts, only: &[String]) -> NodeReport {
     }
     let not_examined = facts.not_examined.iter().filter(|one| wanted(one.check));
     report.not_examined = not_examined.map(|one| one.what.clone()).collect();
-    let of_rules = facts.rules.unreadable.iter().filter(|_| OF_RULES.iter().any(|check| wanted(check)));
-    report.not_examined.extend(of_rules.map(|why| format!("rules of other programs: {why}")));
+    let unreadable = &facts.rules.unreadable;
+    if !unreadable.is_empty() && OF_RULES.iter().any(|check| wanted(check)) {
+        report.not_examined.push(format!("rules of other programs: {}", unreadable.join("; ")));
+    }
     report
 }
 
@@ -237,8 +239,9 @@ mod tests {
     #[test]
     fn each_check_of_rules_says_which_rules_were_not_read() {
         let mut facts = NodeFacts::default();
-        facts.rules.unreadable = Some("iptables-nft-save is not installed".to_owned());
-        let text = ["rules of other programs: iptables-nft-save is not installed"];
+        facts.rules.unreadable =
+            ["iptables-nft-save", "nft"].map(|program| format!("{program} is not installed")).into();
+        let text = ["rules of other programs: iptables-nft-save is not installed; nft is not installed"];
         for check in ["masquerade", "services", "firewall", "leftovers"] {
             assert_eq!(decide(&facts, &[check.to_owned()]).not_examined, text, "{check}");
         }

@@ -27,7 +27,7 @@ fn flushed(facts: &NodeFacts) -> Option<NodeFinding> {
         chain.is_some_and(|chain| chain.rules.iter().any(|rule| rule.ends_with("-j KUBE-SERVICES")))
     };
     let in_nft = nft.lines().any(|line| line.starts_with("table ") && line.ends_with(" kube-proxy {"));
-    if in_nft || rules.unreadable.is_some() || rules.iptables.iter().any(in_iptables) {
+    if in_nft || !rules.unreadable.is_empty() || rules.iptables.iter().any(in_iptables) {
         return None;
     }
     let evidence = format!(
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(check(&facts).len(), 1);
         for change in [
             (|facts: &mut NodeFacts| facts.rules.ipvs = true) as fn(&mut NodeFacts),
-            |facts| facts.rules.unreadable = Some("nft: no".to_owned()),
+            |facts| facts.rules.unreadable = vec!["nft: no".to_owned()],
             |facts| facts.rules.nft = Some("table ip kube-proxy {\n}\n".to_owned()),
             |facts| facts.rules.nft = None,
             |facts| {

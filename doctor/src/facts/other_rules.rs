@@ -47,8 +47,16 @@ pub struct RuleFacts {
     pub ipvs: bool,
     /// True if services have addresses for IPVS, and its table is empty.
     pub ipvs_is_empty: bool,
-    /// What could not be read.
-    pub unreadable: Option<String>,
+    /// What could not be read, each once.
+    pub unreadable: Vec<String>,
+}
+
+impl RuleFacts {
+    fn could_not_read(&mut self, what: String) {
+        if !self.unreadable.contains(&what) {
+            self.unreadable.push(what);
+        }
+    }
 }
 
 /// Reads the rules. `subnets` are those of this node.
@@ -70,19 +78,19 @@ pub(super) fn read(
         for tables in [None, Some(legacy.as_str())] {
             match saved_rules::read(family, tables) {
                 Ok(saved) => facts.iptables.push(saved),
-                Err(error) => facts.unreadable = Some(error.to_string()),
+                Err(error) => facts.could_not_read(error.to_string()),
             }
         }
     }
     match run("nft", &["--stateless", "list", "ruleset"], LIMIT) {
         Ok(text) => facts.nft = Some(text),
-        Err(error) => facts.unreadable = Some(error.to_string()),
+        Err(error) => facts.could_not_read(error.to_string()),
     }
     match nft_masquerades(subnets, to_peers, &facts.iptables) {
         Ok(rules) => facts.nft_masquerades = rules,
         // A kernel without nftables has no such rules.
         Err(error) if weft_netlink::socket::absent(&error) => {}
-        Err(error) => facts.unreadable = Some(format!("nftables cannot be read: {error}")),
+        Err(error) => facts.could_not_read(format!("nftables cannot be read: {error}")),
     }
     facts
 }
