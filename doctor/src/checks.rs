@@ -128,7 +128,7 @@ pub const CHECKS: [Check; 36] = [
 ];
 
 /// The checks that look at rules of other programs.
-const OF_RULES: [&str; 4] = ["masquerade", "services", "firewall", "leftovers"];
+const OF_RULES: [&str; 5] = ["br-netfilter", "masquerade", "services", "firewall", "leftovers"];
 
 /// The result of an examination.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -242,7 +242,7 @@ mod tests {
         facts.rules.unreadable =
             ["iptables-nft-save", "nft"].map(|program| format!("{program} is not installed")).into();
         let text = ["rules of other programs: iptables-nft-save is not installed; nft is not installed"];
-        for check in ["masquerade", "services", "firewall", "leftovers"] {
+        for check in OF_RULES {
             assert_eq!(decide(&facts, &[check.to_owned()]).not_examined, text, "{check}");
         }
         assert_eq!(decide(&facts, &["port".to_owned()]).not_examined, [""; 0]);

@@ -246,6 +246,8 @@ fn a_bridge_whose_packets_bypass_the_rules_is_found() {
         }
         assert_eq!(doctor(file, "br-netfilter"), [], "a node without the bridge");
         ip("link add cni0 type bridge");
+        assert_eq!(doctor(file, "br-netfilter"), [], "no rules carry services");
+        shell("nft add table ip kube-proxy");
         let remedy = only_finding(file, "br-netfilter", &["cni0"]);
         assert!(remedy.contains("modprobe br_netfilter"), "{remedy}");
         if sysctl.exists() {

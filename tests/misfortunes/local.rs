@@ -121,9 +121,12 @@ fn rules_routes_and_settings_of_other_programs() {
         ensure!(doctor(node, &["--only", "rp-filter"]).await?.is_empty(), "all peers are reached");
         node.ns.sysctl(&["ipv4/conf/all/rp_filter=2"])?;
         node.ns.sysctl(&["bridge/bridge-nf-call-iptables=0"])?;
+        // kube-proxy has such a table.
+        run(node, "nft add table ip kube-proxy").await?;
         named(node, "br-netfilter", &["cni0", "modprobe br_netfilter"]).await?;
         node.ns.sysctl(&["bridge/bridge-nf-call-iptables=1"])?;
         gone(node, "br-netfilter").await?;
+        run(node, "nft delete table ip kube-proxy").await?;
         run(node, "ip addr flush dev cni0").await?;
         run(node, "ip addr add 10.99.1.1/24 dev cni0").await?;
         named(node, "bridge-subnet", &["10.99.1.1", "ip link del cni0"]).await?;

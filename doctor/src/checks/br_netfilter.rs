@@ -13,7 +13,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         (_, Some(0)) if has_v6 => ("ip6tables", "net.bridge.bridge-nf-call-ip6tables is 0"),
         _ => return Vec::new(),
     };
-    if facts.bridge.is_none() {
+    // What carries services without such rules, such as Cilium, does not need these packets.
+    if facts.bridge.is_none() || !facts.rules.carry_services() {
         return Vec::new();
     }
     let evidence =
@@ -23,4 +24,26 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
          /etc/modules-load.d, and the sysctl into one in /etc/sysctl.d"
     );
     vec![finding(evidence, remedy)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::pod_links::Bridge;
+    use crate::saved_rules::SavedRules;
+
+    #[test]
+    fn a_bridge_whose_packets_bypass_the_rules_matters_only_where_rules_carry_services() {
+        let facts = NodeFacts { bridge: Some(Bridge::default()), ..NodeFacts::of_a_node() };
+        assert_eq!(check(&facts), [], "no Kubernetes, or Cilium in place of kube-proxy");
+        let mut in_iptables = facts.clone();
+        in_iptables.rules.iptables =
+            vec![SavedRules::of_nat("iptables-nft", "-A PREROUTING -m comment --comment \"portals\" -j KUBE-SERVICES")];
+        assert_eq!(check(&in_iptables).len(), 1);
+        let mut in_nftables = facts;
+        in_nftables.rules.nft = Some("table ip kube-proxy {\n}\n".to_owned());
+        assert_eq!(check(&in_nftables).len(), 1);
+        let calls = NodeFacts { bridge_calls_iptables: Some(1), bridge_calls_ip6tables: Some(0), ..in_nftables };
+        assert_eq!(check(&calls), [], "pods have no IPv6 addresses");
+    }
 }

@@ -10,7 +10,6 @@ use crate::facts::NodeFacts;
 use crate::finding::{NodeFinding, finding, some_of};
 use crate::kernel::rules::net;
 use crate::known_links::{KUBE_IPVS, ports_that};
-use crate::saved_rules::SavedRules;
 
 /// Services do not work as they should.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -21,13 +20,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 /// kube-proxy runs, and its rules are gone.
 fn flushed(facts: &NodeFacts) -> Option<NodeFinding> {
     let rules = &facts.rules;
-    let (Some(process), Some(nft), false) = (&rules.kube_proxy, &rules.nft, rules.ipvs) else { return None };
-    let in_iptables = |saved: &SavedRules| {
-        let chain = saved.tables.table("nat").and_then(|nat| nat.get("PREROUTING"));
-        chain.is_some_and(|chain| chain.rules.iter().any(|rule| rule.ends_with("-j KUBE-SERVICES")))
-    };
-    let in_nft = nft.lines().any(|line| line.starts_with("table ") && line.ends_with(" kube-proxy {"));
-    if in_nft || !rules.unreadable.is_empty() || rules.iptables.iter().any(in_iptables) {
+    let (Some(process), Some(_), false) = (&rules.kube_proxy, &rules.nft, rules.ipvs) else { return None };
+    if !rules.unreadable.is_empty() || rules.carry_services() {
         return None;
     }
     let evidence = format!(
@@ -138,6 +132,7 @@ mod tests {
     use weft_subnet::env::SubnetEnv;
 
     use super::*;
+    use crate::saved_rules::SavedRules;
     use crate::subnet_file::SubnetFile;
 
     fn facts() -> NodeFacts {

@@ -52,6 +52,16 @@ pub struct RuleFacts {
 }
 
 impl RuleFacts {
+    /// Returns true if rules of kube-proxy carry services: packets are led to its chain of iptables, or nftables has its table.
+    pub(crate) fn carry_services(&self) -> bool {
+        let in_iptables = |saved: &SavedRules| {
+            let chain = saved.tables.table("nat").and_then(|nat| nat.get("PREROUTING"));
+            chain.is_some_and(|chain| chain.rules.iter().any(|rule| rule.ends_with("-j KUBE-SERVICES")))
+        };
+        let is_table = |line: &str| line.starts_with("table ") && line.ends_with(" kube-proxy {");
+        self.nft.iter().flat_map(|nft| nft.lines()).any(is_table) || self.iptables.iter().any(in_iptables)
+    }
+
     fn could_not_read(&mut self, what: String) {
         if !self.unreadable.contains(&what) {
             self.unreadable.push(what);
