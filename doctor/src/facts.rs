@@ -233,7 +233,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let path_links = path_links::read(&tables, &qdiscs, &sources.published);
     let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|way| way.example).collect();
     let machine = of_the_machine(&tables, sources, &subnets, &processes);
-    let mut not_examined = not_examined(sources, &machine.cni);
+    let store = store::read(&sources.store);
+    let mut not_examined = not_examined(sources, &machine.cni, &store);
     let duplicates = known("duplicate-address", OTHER_HOSTS, duplicates::read(&tables, &path_links), &mut not_examined);
     Ok(NodeFacts {
         pod_way: known("underlay", "packets for pods", pod_way::read(&tables, &subnets), &mut not_examined),
@@ -263,7 +264,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         leftovers: other_networks::read(&links, &rules.iptables),
         rules,
         ways,
-        store: store::read(&sources.store),
+        store,
         memory_kill: known("agent", KILLS, memory_kills::read(&memory_kills::AGENTS), &mut not_examined),
         own_device: own_device(&sources.subnet_file, &links),
         underlay: underlay::read(&tables, sources, tunnel).context("ask for the ways to peers")?,
@@ -327,7 +328,7 @@ fn known<T: Default>(check: &'static str, what: &str, read: io::Result<T>, not_e
 }
 
 /// Returns what this process cannot see.
-fn not_examined(sources: &NodeSources, cni: &CniFiles) -> Vec<NotExamined> {
+fn not_examined(sources: &NodeSources, cni: &CniFiles, store: &StoreFacts) -> Vec<NotExamined> {
     let mut all = Vec::new();
     let mut add = |check: &'static str, what: String| all.push(NotExamined { check, what });
     if sources.agent == AgentAnswer::None {
@@ -346,6 +347,7 @@ fn not_examined(sources: &NodeSources, cni: &CniFiles) -> Vec<NotExamined> {
     if let Some(path) = &cni.denied {
         add("cni", format!("configurations of CNI: you may not read {}", path.display()));
     }
+    store.denied.iter().for_each(|why| add("certificates", why.clone()));
     all
 }
 

@@ -47,6 +47,13 @@ pub enum CertificateError {
     Empty(PathBuf),
 }
 
+impl CertificateError {
+    /// Returns true if the file may be good, and this user may not read it.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, CertificateError::Read { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
 /// Reads the certificates of a file in PEM. A file may contain a chain.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 
 use std::time::SystemTime;
 
+use nix::unistd::geteuid;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::net_conf::{BadNetConf, NetConf};
 
@@ -31,6 +32,8 @@ pub struct StoreFacts {
     pub certificates: Vec<CertificateFact>,
     /// Why a certificate could not be read.
     pub unreadable: Vec<String>,
+    /// Certificates that this user may not read. The agent runs as root.
+    pub denied: Vec<String>,
     /// Seconds since 1970, by the clock of this node.
     pub now: u64,
 }
@@ -44,6 +47,7 @@ pub(super) fn read(sources: &StoreSources) -> StoreFacts {
     for CertificateFile { purpose, file } in &sources.certificates {
         match certificates::read(purpose, file) {
             Ok(certificates) => facts.certificates.extend(certificates),
+            Err(why) if why.is_denied() && !geteuid().is_root() => facts.denied.push(format!("{purpose}: {why}")),
             Err(why) => facts.unreadable.push(format!("{purpose}: {why}")),
         }
     }
