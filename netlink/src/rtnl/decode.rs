@@ -10,6 +10,8 @@ use crate::wire::{attr, attr_after, attrs, attrs_after, i32_at, ip, messages, te
 const IFLA_VXLAN_ID: u16 = 1;
 const IFLA_VXLAN_LINK: u16 = 3;
 const IFLA_VXLAN_PORT: u16 = 15;
+const IFLA_VXLAN_GROUP6: u16 = 16;
+const IFLA_VXLAN_LOCAL6: u16 = 17;
 const IFLA_VXLAN_COLLECT_METADATA: u16 = 25;
 /// The link of an ipip device (linux/if_tunnel.h).
 const IFLA_IPTUN_LINK: u16 = 1;
@@ -117,6 +119,8 @@ fn vxlan(data: &[u8]) -> Vxlan {
             // The port is in network byte order.
             IFLA_VXLAN_PORT => vxlan.port = u16::from_be(u16_at(value, 0)),
             IFLA_VXLAN_COLLECT_METADATA => vxlan.external = u8_at(value, 0) != 0,
+            // The kernel leaves out addresses that are not set. A device without any is one of IPv4, unless it was made with `remote ::`.
+            IFLA_VXLAN_GROUP6 | IFLA_VXLAN_LOCAL6 => vxlan.v6 = true,
             _ => {}
         }
     }
@@ -327,10 +331,13 @@ mod tests {
             attribute(IFLA_VXLAN_COLLECT_METADATA, &[0]),
         ];
         let found = link_of(b"vxlan\0", &vxlan.concat(), None);
-        assert_eq!(found.vxlan, Some(Vxlan { vni: 7, port: 8472, external: false }));
+        assert_eq!(found.vxlan, Some(Vxlan { vni: 7, port: 8472, external: false, v6: false }));
         assert_eq!((found.lower, found.stp), (2, 0));
         let external = link_of(b"vxlan\0", &attribute(IFLA_VXLAN_COLLECT_METADATA, &[1]), None);
         assert!(external.vxlan.unwrap().external);
+        for address in [IFLA_VXLAN_GROUP6, IFLA_VXLAN_LOCAL6] {
+            assert!(link_of(b"vxlan\0", &attribute(address, &[0xfd; 16]), None).vxlan.unwrap().v6);
+        }
         let ipip = link_of(b"ipip\0", &attribute(IFLA_IPTUN_LINK, &4_u32.to_ne_bytes()), None);
         assert_eq!((ipip.lower, ipip.vxlan), (4, None));
         let bridge = link_of(b"bridge\0", &attribute(IFLA_BR_STP_STATE, &2_u32.to_ne_bytes()), None);

@@ -76,8 +76,10 @@ pub struct Vxlan {
     pub vni: u32,
     /// The UDP port on which it receives.
     pub port: u16,
-    /// True if it receives packets of every VNI (`external`).
+    /// True if it receives packets of every VNI (`external`). Such a device receives over IPv4 and IPv6.
     pub external: bool,
+    /// True if its packets are those of IPv6, and false for IPv4.
+    pub v6: bool,
 }
 
 /// What a bridge does with one of its ports.
