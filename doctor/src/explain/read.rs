@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Follows a packet from one table of the kernel to the next.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
@@ -11,7 +12,7 @@ use weft_netlink::rtnl::{Addr, Rtnl};
 use super::facts::{
     Agent, Device, DeviceKind, Ends, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
 };
-use super::pod::{self, Looked};
+use super::pod::{FoundPod, PodNamespaces};
 use crate::kernel::Kernel;
 use crate::kernel::ends::first_here;
 use crate::kernel::entries::unspecified;
@@ -31,7 +32,8 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
     let subnet_file = subnet_file::read(subnet_file);
     let bridge = devices.iter().find(|device| device.name == BRIDGE && device.kind == DeviceKind::Bridge).cloned();
     let addrs = Rtnl::open().and_then(|mut host| host.addrs()).unwrap_or_default();
-    let mut walk = Walk { kernel, devices, addrs, bridge, subnet_file, agent, pods: HashMap::new() };
+    let (pod_namespaces, pods) = (OnceCell::new(), HashMap::new());
+    let mut walk = Walk { kernel, devices, addrs, bridge, subnet_file, agent, pod_namespaces, pods };
     let (from, to) = (walk.place(packet.from), walk.place(packet.to));
     let mut ways = Vec::new();
     if from.is_here() || to.is_here() {
@@ -55,7 +57,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
         forwarding: sysctl::forwarding(packet.to.is_ipv4()).map(|value| value != 0),
         bridge: walk.bridge,
         addrs: walk.addrs,
-        absent: walk.pods.into_iter().filter(|(_, looked)| looked.is_absent).map(|(address, _)| address).collect(),
+        absent: walk.pods.into_iter().filter(|(_, found)| found.is_absent).map(|(address, _)| address).collect(),
     })
 }
 
@@ -66,8 +68,10 @@ struct Walk {
     bridge: Option<Device>,
     subnet_file: SubnetFile,
     agent: Agent,
+    /// Where pods are looked for, once one of them is needed.
+    pod_namespaces: OnceCell<PodNamespaces>,
     /// The pods that were looked for. Both ways are those between the same two addresses.
-    pods: HashMap<IpAddr, Looked>,
+    pods: HashMap<IpAddr, FoundPod>,
 }
 
 impl Walk {
@@ -133,7 +137,8 @@ impl Walk {
         let mut pod = |place: &Place, own, other| match place {
             Place::Pod => {
                 let (devices, bridge) = (&self.devices, self.bridge.as_ref());
-                self.pods.entry(own).or_insert_with(|| pod::look(devices, bridge, own, other)).pod.clone()
+                let namespaces = self.pod_namespaces.get_or_init(|| PodNamespaces::read(devices, bridge));
+                self.pods.entry(own).or_insert_with(|| namespaces.find(devices, own, other)).pod.clone()
             }
             _ => None,
         };
