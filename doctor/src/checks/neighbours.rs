@@ -13,7 +13,10 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let full = facts.neighbours.iter().filter(|table| table.fill.entries * 100 >= table.fill.max * FULL);
     let one = |NeighbourTable { family, fill }: &NeighbourTable| {
         let limit = format!("net.{family}.neigh.default.gc_thresh3");
-        let evidence = format!("{} neighbours count against {limit}, which is {}", fill.entries, fill.max);
+        let evidence = format!(
+            "{} neighbours of this host and its pods count against {limit}, which is {}: at the limit, packets to new ones are dropped",
+            fill.entries, fill.max
+        );
         finding(evidence, set_sysctl(&format!("{limit}={}", fill.max.max(512) * 2)))
     };
     full.map(one).collect()

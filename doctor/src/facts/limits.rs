@@ -132,12 +132,37 @@ pub(super) fn conntrack() -> Option<Fill> {
     Some(Fill { entries, max })
 }
 
-/// Counts the neighbours of both families. Permanent ones, as weft writes them, do not count against the limit.
+/// Counts the neighbours of both families in all network namespaces, which share the limit. Permanent ones, as weft writes them, do not count
+/// against it (`neigh_alloc` in net/core/neighbour.c of the kernel, since Linux 5.0). `all` are those of this namespace.
 pub(super) fn neighbour_tables(all: &[Neigh]) -> Vec<NeighbourTable> {
-    let table = |family: &'static str, v6: bool| {
+    let table = |family: &'static str, statistics: &str, v6: bool| {
         let max = sysctl::number(&format!("{family}/neigh/default/gc_thresh3"))?;
-        let counted = all.iter().filter(|neigh| !neigh.is_permanent() && neigh.addr.is_ipv6() == v6).count();
-        Some(NeighbourTable { family, fill: Fill { entries: counted as u64, max } })
+        let of_family = || all.iter().filter(move |neigh| neigh.addr.is_ipv6() == v6);
+        let permanent = of_family().filter(|neigh| neigh.is_permanent()).count() as u64;
+        let text = fs::read_to_string(Path::new("/proc/thread-self/net/stat").join(statistics)).unwrap_or_default();
+        // Pods have no permanent neighbours of their own as a rule, so those of other namespaces are left.
+        let entries = entries_of_all_namespaces(&text).unwrap_or_else(|| of_family().count() as u64);
+        Some(NeighbourTable { family, fill: Fill { entries: entries.saturating_sub(permanent), max } })
     };
-    [table("ipv4", false), table("ipv6", true)].into_iter().flatten().collect()
+    [table("ipv4", "arp_cache", false), table("ipv6", "ndisc_cache", true)].into_iter().flatten().collect()
+}
+
+/// Reads the number of entries of a table from its statistics: a line of names, and for each CPU one of hexadecimal numbers, which begins with
+/// the number of entries of the whole table.
+fn entries_of_all_namespaces(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.lines().nth(1)?.split_whitespace().next()?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::entries_of_all_namespaces;
+
+    #[test]
+    fn the_number_of_neighbours_of_all_namespaces_is_hexadecimal() {
+        let text = "entries  allocs   destroys hash_grows lookups  hits     res_failed\n\
+                    000003e9  00000002 00000001 00000000   00000000 00000000 00000000\n\
+                    000003e9  00000000 00000000 00000000   00000000 00000000 00000000\n";
+        assert_eq!(entries_of_all_namespaces(text), Some(1001));
+        assert_eq!(entries_of_all_namespaces(""), None);
+    }
 }
