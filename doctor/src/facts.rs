@@ -4,6 +4,7 @@
 
 mod arp_tables;
 pub(crate) mod certificates;
+pub(crate) mod checksums;
 pub(crate) mod cni_files;
 pub(crate) mod cni_plugins;
 pub(crate) mod duplicates;
@@ -57,6 +58,7 @@ use crate::processes::{self, ProcessList};
 use crate::sources::{AbsentAgent, AgentAnswer, LossyPeer, NodeSources, StoreAnswer};
 use crate::subnet_file::{self, SubnetFile};
 use crate::sysctl;
+use checksums::ChecksumErrors;
 use cni_files::CniFiles;
 use duplicates::{Duplicate, SameMac};
 use filters::PodFilter;
@@ -121,6 +123,8 @@ pub struct NodeFacts {
     pub neighbours: Vec<NeighbourTable>,
     /// What concerns packets between nodes.
     pub ways: WayFacts,
+    /// Packets with a wrong checksum, for each protocol.
+    pub checksums: Vec<ChecksumErrors>,
     /// The links of pods.
     pub pods: PodLinks,
     /// Pods that are connected to another network.
@@ -234,7 +238,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|way| way.example).collect();
     let machine = of_the_machine(&tables, sources, &subnets, &processes);
     let store = store::read(&sources.store);
-    let mut not_examined = not_examined(sources, &machine.cni, &store);
+    let mut not_examined = not_examined(sources, &machine, &store);
     let duplicates = known("duplicate-address", OTHER_HOSTS, duplicates::read(&tables, &path_links), &mut not_examined);
     Ok(NodeFacts {
         pod_way: known("underlay", "packets for pods", pod_way::read(&tables, &subnets), &mut not_examined),
@@ -292,6 +296,7 @@ fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet],
         virtual_nat: virtual_nat::read(tables, &sources.published),
         early_clock: early_clock::read(),
         module: modules::read(sources),
+        checksums: checksums::read(),
         k3s_flannel: k3s_flannel::read(processes),
         ..of_the_agent(sources)
     }
@@ -328,7 +333,7 @@ fn known<T: Default>(check: &'static str, what: &str, read: io::Result<T>, not_e
 }
 
 /// Returns what this process cannot see.
-fn not_examined(sources: &NodeSources, cni: &CniFiles, store: &StoreFacts) -> Vec<NotExamined> {
+fn not_examined(sources: &NodeSources, machine: &NodeFacts, store: &StoreFacts) -> Vec<NotExamined> {
     let mut all = Vec::new();
     let mut add = |check: &'static str, what: String| all.push(NotExamined { check, what });
     if sources.agent == AgentAnswer::None {
@@ -344,10 +349,18 @@ fn not_examined(sources: &NodeSources, cni: &CniFiles, store: &StoreFacts) -> Ve
     if let Some(text) = processes::unreadable() {
         add("port", text);
     }
-    if let Some(path) = &cni.denied {
+    if let Some(path) = &machine.cni.denied {
         add("cni", format!("configurations of CNI: you may not read {}", path.display()));
     }
     store.denied.iter().for_each(|why| add("certificates", why.clone()));
+    for ChecksumErrors { protocol, wrong, received, .. } in machine.checksums.iter().filter(|errors| errors.are_old()) {
+        let (protocol, seconds) = (protocol.to_uppercase(), checksums::WAIT.as_secs());
+        let what = format!(
+            "whether wrong checksums still arrive: {wrong} of {received} received {protocol} packets had one since the start of this machine, \
+             and none in the last {seconds} s"
+        );
+        add("checksum", what);
+    }
     all
 }
 

@@ -115,17 +115,6 @@ pub struct ReversePath {
     pub value: u64,
 }
 
-/// Packets of a protocol that were received with a wrong checksum.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChecksumErrors {
-    /// The protocol, as /proc/net/snmp names it.
-    pub protocol: &'static str,
-    /// Number of packets with a wrong checksum.
-    pub wrong: u64,
-    /// Number of packets.
-    pub received: u64,
-}
-
 /// Everything that was read.
 #[derive(Debug, Default, Clone)]
 pub struct WayFacts {
@@ -145,8 +134,6 @@ pub struct WayFacts {
     pub reverse_path: Vec<ReversePath>,
     /// The links of weft that a program manages.
     pub managed: Vec<ManagedLink>,
-    /// Packets with a wrong checksum, for each protocol.
-    pub checksums: Vec<ChecksumErrors>,
 }
 
 impl WayFacts {
@@ -196,7 +183,6 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFact
     facts.bypasses = bypasses(tables, &of_weft, subnets, bridge)?;
     facts.marked = tables.policy.marked(&of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
     facts.managed = managed(links, Path::new("/run"));
-    facts.checksums = checksums(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
     Ok(facts)
 }
 
@@ -323,21 +309,6 @@ fn managed(links: &[Link], run: &Path) -> Vec<ManagedLink> {
     found
 }
 
-/// Reads the counters of /proc/net/snmp: for each protocol a line with names, and one with values.
-fn checksums(text: &str) -> Vec<ChecksumErrors> {
-    let counter = |protocol: &str, name: &str| {
-        let mut lines = text.lines().filter(|line| line.split(':').next() == Some(protocol));
-        let (names, values) = (lines.next()?, lines.next()?);
-        let at = names.split_whitespace().position(|word| word == name)?;
-        values.split_whitespace().nth(at)?.parse::<u64>().ok()
-    };
-    let one = |(protocol, received): (&'static str, &str)| {
-        let (wrong, received) = (counter(protocol, "InCsumErrors")?, counter(protocol, received)?);
-        Some(ChecksumErrors { protocol, wrong, received })
-    };
-    [("Icmp", "InMsgs"), ("Tcp", "InSegs"), ("Udp", "InDatagrams")].into_iter().filter_map(one).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -388,17 +359,5 @@ mod tests {
             assert!(is_left_alone(&name), "{name} is not in {list}");
         }
         assert!(!is_left_alone("eth0"));
-    }
-
-    #[test]
-    fn counters_of_wrong_checksums_are_read_for_each_protocol() {
-        let text = "Ip: Forwarding InReceives\nIp: 1 9\nIcmp: InMsgs InErrors InCsumErrors\nIcmp: 100 20 7\n\
-                    Tcp: InSegs InCsumErrors\nTcp: 5 0\nUdp: InDatagrams\nUdp: 3\n";
-        let wanted = [
-            ChecksumErrors { protocol: "Icmp", wrong: 7, received: 100 },
-            ChecksumErrors { protocol: "Tcp", wrong: 0, received: 5 },
-        ];
-        assert_eq!(checksums(text), wanted, "an old kernel has no counter for udp");
-        assert_eq!(checksums(""), []);
     }
 }
