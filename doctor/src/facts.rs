@@ -3,6 +3,7 @@
 //! reads them and draws no conclusions.
 
 mod arp_tables;
+pub(crate) mod bridge_vlans;
 pub(crate) mod certificates;
 pub(crate) mod checksums;
 pub(crate) mod cni_files;
@@ -58,6 +59,7 @@ use crate::processes::{self, ProcessList};
 use crate::sources::{AbsentAgent, AgentAnswer, LossyPeer, NodeSources, StoreAnswer};
 use crate::subnet_file::{self, SubnetFile};
 use crate::sysctl;
+use bridge_vlans::BridgeVlans;
 use checksums::ChecksumErrors;
 use cni_files::CniFiles;
 use duplicates::{Duplicate, SameMac};
@@ -109,6 +111,8 @@ pub struct NodeFacts {
     pub port_users: Vec<String>,
     /// The bridge, if there is one.
     pub bridge: Option<Bridge>,
+    /// The VLANs of the bridge and of its ports, if it filters by them.
+    pub bridge_vlans: Option<BridgeVlans>,
     /// net.bridge.bridge-nf-call-iptables; `None` without the module br_netfilter.
     pub bridge_calls_iptables: Option<u64>,
     /// net.bridge.bridge-nf-call-ip6tables; `None` without the module br_netfilter.
@@ -248,6 +252,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         port: ways.port().unwrap_or(sources.port),
         port_users: port_users::read(vxlan_port, &processes),
         bridge: pod_links::bridge(&tables),
+        bridge_vlans: known("bridge", "VLANs of the bridge", bridge_vlans::read(&links), &mut not_examined),
         bridge_calls_iptables: sysctl::number("bridge/bridge-nf-call-iptables"),
         bridge_calls_ip6tables: sysctl::number("bridge/bridge-nf-call-ip6tables"),
         kernel_lacks_ipv6: sysctl::kernel_lacks_ipv6(),

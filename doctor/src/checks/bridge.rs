@@ -2,6 +2,7 @@
 //! cni0 or links of pods are down or not connected.
 
 mod port_flags;
+mod vlans;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -35,6 +36,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     }
     findings.extend(ports_that_drop(pods));
     findings.extend(port_flags(facts));
+    findings.extend(vlans::cut_off(facts));
     findings.extend(strays_found(pods));
     let Some(env) = facts.subnet_file.env() else { return findings };
     if let Some(first) = pods.orphans.first() {

@@ -25,8 +25,9 @@ const IFLA_BRPORT_UNICAST_FLOOD: u16 = 9;
 const IFLA_BRPORT_BCAST_FLOOD: u16 = 30;
 const IFLA_BRPORT_ISOLATED: u16 = 33;
 const IFLA_BRPORT_LOCKED: u16 = 39;
-/// The attribute of bridges that says whether they use the spanning tree protocol.
+/// The attributes of bridges that say whether they use the spanning tree protocol, and whether they filter by VLAN.
 const IFLA_BR_STP_STATE: u16 = 5;
+const IFLA_BR_VLAN_FILTERING: u16 = 7;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
 /// Attributes of routes (linux/rtnetlink.h). The crate libc does not have all of them for musl.
@@ -85,6 +86,8 @@ fn add_info(link: &mut Link, info: &[u8]) {
     let lower = lower.or_else(|| attr(data("ipip")?, IFLA_IPTUN_LINK)).map_or(0, |index| u32_at(index, 0));
     let stp = data("bridge").and_then(|data| attr(data, IFLA_BR_STP_STATE));
     (link.vxlan, link.stp) = (data("vxlan").map(vxlan), stp.map_or(0, |state| u32_at(state, 0)));
+    let filtering = data("bridge").and_then(|data| attr(data, IFLA_BR_VLAN_FILTERING));
+    link.vlan_filtering = filtering.is_some_and(|filtering| u8_at(filtering, 0) != 0);
     link.lower = lower;
     let is_port = attr(info, IFLA_INFO_SLAVE_KIND).map(text) == Some("bridge");
     link.port = attr(info, IFLA_INFO_SLAVE_DATA).filter(|_| is_port).map(port);
@@ -341,7 +344,8 @@ mod tests {
         let ipip = link_of(b"ipip\0", &attribute(IFLA_IPTUN_LINK, &4_u32.to_ne_bytes()), None);
         assert_eq!((ipip.lower, ipip.vxlan), (4, None));
         let bridge = link_of(b"bridge\0", &attribute(IFLA_BR_STP_STATE, &2_u32.to_ne_bytes()), None);
-        assert_eq!((bridge.stp, bridge.lower, bridge.vxlan), (2, 0, None));
+        assert_eq!((bridge.stp, bridge.lower, bridge.vxlan, bridge.vlan_filtering), (2, 0, None, false));
+        assert!(link_of(b"bridge\0", &attribute(IFLA_BR_VLAN_FILTERING, &[1]), None).vlan_filtering);
     }
 
     #[test]

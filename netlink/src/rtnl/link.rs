@@ -4,6 +4,7 @@
 use nix::libc;
 
 /// A link.
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own in the kernel")]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
     /// Interface index.
@@ -32,6 +33,8 @@ pub struct Link {
     pub vxlan: Option<Vxlan>,
     /// Who runs the spanning tree protocol of a bridge: nobody (0), the kernel (1), or a program (2).
     pub stp: u32,
+    /// True if a bridge passes packets only between ports that have a VLAN in common.
+    pub vlan_filtering: bool,
     /// True if the link takes all packets, also those for other MAC addresses (IFF_PROMISC).
     pub promiscuous: bool,
     /// What the bridge does with this port; `None` if the link is no port of a bridge.
