@@ -248,6 +248,30 @@ fn pods_lose_their_bridge() {
     });
 }
 
+/// 131: the range of services was chosen without a look at the networks of the nodes.
+#[test]
+fn services_have_addresses_of_a_network_of_the_node() {
+    on_this_thread(async {
+        let lab = Lab::start(&options()).await?;
+        let node = &lab.nodes[0];
+        run(node, "ip link add br8 up type bridge").await?;
+        run(node, "ip address add 10.96.5.1/16 dev br8").await?;
+        gone(node, "services").await?;
+        for line in [
+            "table ip kube-proxy",
+            "chain ip kube-proxy service-A",
+            "map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }",
+            "element ip kube-proxy service-ips { 10.96.0.1 . tcp . 443 : goto service-A }",
+        ] {
+            run(node, &format!("nft add {line}")).await?;
+        }
+        let words = ["10.96.0.1 is inside 10.96.0.0/16", "br8", "--service-cluster-ip-range"];
+        named(node, "services", &words).await?;
+        run(node, "ip address del 10.96.5.1/16 dev br8").await?;
+        gone(node, "services").await
+    });
+}
+
 /// 9: the kernel does not let two devices receive one VNI on one port.
 #[test]
 fn another_vxlan_device_with_the_same_vni_and_port() {

@@ -4,9 +4,11 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use nix::libc;
 use weft_cni::iptables::{value, words};
 
 use crate::facts::NodeFacts;
+use crate::facts::ways::OtherRoute;
 use crate::finding::{NodeFinding, finding, some_of};
 use crate::kernel::rules::net;
 use crate::known_links::{KUBE_IPVS, ports_that};
@@ -14,7 +16,7 @@ use crate::known_links::{KUBE_IPVS, ports_that};
 /// Services do not work as they should.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let flushed = flushed(facts).or_else(|| empty_ipvs(facts)).into_iter();
-    flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(hairpin(facts)).collect()
+    flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(connected(facts)).chain(hairpin(facts)).collect()
 }
 
 /// kube-proxy runs, and its rules are gone.
@@ -88,9 +90,8 @@ fn cluster_cidr(facts: &NodeFacts) -> Option<NodeFinding> {
     Some(finding(evidence, remedy))
 }
 
-/// A service has an address of a pod.
-fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
-    let env = facts.subnet_file.env()?;
+/// The addresses that kube-proxy's rules carry to services of the cluster. Those of load balancers and of nodes are not among them.
+fn service_addresses(facts: &NodeFacts) -> impl Iterator<Item = IpAddr> {
     // A map of nftables has several services in a line; the key of each ends before `: goto`.
     let in_map = |line: &'_ str| -> Vec<IpAddr> {
         let keys = line.split(" : goto service-").take(line.matches(" : goto service-").count());
@@ -100,14 +101,39 @@ fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
         let is_cluster_ip = value(&words, "--comment")?.contains("cluster IP");
         net(value(&words, "-d")?).filter(|_| is_cluster_ip).map(|net| net.addr())
     };
-    let addresses = service_rules(facts).filter_map(cluster_ip).chain(service_lines(facts).flat_map(in_map));
-    let mut inside = addresses.filter(|addr| env.networks.iter().any(|network| network.contains(addr)));
+    service_rules(facts).filter_map(cluster_ip).chain(service_lines(facts).flat_map(in_map))
+}
+
+/// A service has an address of a pod.
+fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
+    let env = facts.subnet_file.env()?;
+    let mut inside = service_addresses(facts).filter(|addr| env.networks.iter().any(|network| network.contains(addr)));
     let addr = inside.next()?;
     let network = env.networks.iter().map(|network| network.trunc()).find(|network| network.contains(&addr))?;
     let evidence = format!("the service address {addr} is inside Network {network}: services and pods share addresses");
     let remedy =
         "give services another range (--service-cluster-ip-range of kube-apiserver), or the cluster another Network";
     Some(finding(evidence, remedy.to_owned()))
+}
+
+/// A service has an address of a network that a link connects. Links that have the single addresses of services connect no network.
+fn connected(facts: &NodeFacts) -> Option<NodeFinding> {
+    let is_network = |route: &&OtherRoute| {
+        let is_of_kernel = !route.has_gateway && route.protocol == libc::RTPROT_KERNEL;
+        is_of_kernel && route.dst.prefix_len() < route.dst.max_prefix_len()
+    };
+    let networks: Vec<&OtherRoute> = facts.ways.other_routes.iter().filter(is_network).collect();
+    let around = |addr: IpAddr| Some((addr, networks.iter().find(|route| route.dst.contains(&addr))?));
+    let (addr, OtherRoute { dst, link, .. }) = service_addresses(facts).find_map(around)?;
+    let evidence = format!(
+        "the service address {addr} is inside {dst}, the network of {link}: packets of this node and of its pods to a host there that has the \
+         address of a service do not arrive"
+    );
+    let remedy = format!(
+        "give services another range (--service-cluster-ip-range of kube-apiserver), or {link} another network (Docker: \
+         `default-address-pools` in daemon.json)"
+    );
+    Some(finding(evidence, remedy))
 }
 
 /// A pod that is an endpoint of a service cannot reach itself by the address of the service. Without kube-proxy this does not matter.
@@ -150,6 +176,26 @@ mod tests {
         facts.rules.iptables = vec![SavedRules::of_nat("iptables-nft", rule)];
         let found = check(&facts);
         assert!(found.len() == 1 && found[0].remedy.contains("`clusterCIDR: 10.5.0.0/16,fd00:5::/48`"), "{found:?}");
+    }
+
+    #[test]
+    fn a_service_inside_a_network_of_this_node_is_found() {
+        let rule = "-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/kubernetes:https cluster IP\" -j KUBE-SVC-A";
+        for (dst, has_gateway, protocol, found) in [
+            ("10.96.0.0/24", false, libc::RTPROT_KERNEL, true),
+            ("10.97.0.0/16", false, libc::RTPROT_KERNEL, false),
+            // kube-proxy or a cache of DNS gives a link the address itself.
+            ("10.96.0.1/32", false, libc::RTPROT_KERNEL, false),
+            // A default gateway for a part of the Internet, or the route of a program.
+            ("10.0.0.0/8", true, libc::RTPROT_STATIC, false),
+            ("10.96.0.0/12", false, libc::RTPROT_STATIC, false),
+        ] {
+            let mut facts = facts();
+            facts.rules.iptables = vec![SavedRules::of_nat("iptables-nft", rule)];
+            let dst = dst.parse().unwrap();
+            facts.ways.other_routes = vec![OtherRoute { dst, link: "docker0".to_owned(), has_gateway, protocol }];
+            assert_eq!(check(&facts).len(), usize::from(found), "{dst} {has_gateway} {protocol}");
+        }
     }
 
     #[test]
