@@ -461,4 +461,20 @@ mod tests {
         let found = of_iptables(&[flow("192.0.2.9")], &[saved("iptables-legacy", zones)]);
         assert!(found[0].remedy.starts_with("firewall-cmd --permanent --add-port=8472/udp && "), "{found:?}");
     }
+
+    /// kube-proxy and other programs may write into one flavour while the other one still drops.
+    #[test]
+    fn of_two_flavours_of_iptables_the_one_that_drops_is_named_with_its_own_program() {
+        let nets = Nets { from: "10.5.7.0/24".parse().unwrap(), to: "10.5.9.0/24".parse().unwrap() };
+        let flow = || forwarded(nets, BRIDGE.to_owned(), "flannel.1".to_owned(), Vec::new());
+        let nft = ":FORWARD ACCEPT [0:0]\n:KUBE-FORWARD - [0:0]\n-A FORWARD -j KUBE-FORWARD\n";
+        for (drops, accepts) in [("iptables-legacy", "iptables-nft"), ("iptables-nft", "iptables-legacy")] {
+            let found = of_iptables(&[flow()], &[saved(accepts, nft), saved(drops, ":FORWARD DROP [0:0]\n")]);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!(found[0].chain, format!("FORWARD of {drops}"));
+            assert_eq!(found[0].rule, "policy DROP of FORWARD");
+            let remedy = format!("{drops} -I FORWARD -s 10.5.7.0/24 -d 10.5.9.0/24 -j ACCEPT;");
+            assert!(found[0].remedy.starts_with(&remedy), "{found:?}");
+        }
+    }
 }
