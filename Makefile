@@ -238,12 +238,15 @@ kube-demo: prepare-kube image ## run a Kubernetes cluster of three nodes with we
 
 # These are the tests that are ignored without the two programs. Each filter is a part of all their names, and of no other name.
 .PHONY: test-flannel no-flannel
-test-flannel: prepare-test $(if $(FLANNELD),vm-programs) ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
-	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
+test-flannel: needs-flannel prepare-test $(if $(FLANNELD),vm-programs) ## run the tests that need flannel's programs: FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both
 	$(if $(FLANNELD),@$(STEP) 1200 "beside flanneld" \
 	  env FLANNELD=$(abspath $(FLANNELD)) cargo test --workspace --locked --test mesh --test rules --test lab --test vm --example wg -- --ignored flanneld)
 	$(if $(FLANNEL_CNI),@$(STEP) 600 "beside flannel's CNI plugin" \
 	  env FLANNEL_CNI=$(abspath $(FLANNEL_CNI)) cargo test --workspace --locked --test plugin -- --ignored flannels_plugin)
+
+.PHONY: needs-flannel
+needs-flannel:
+	@[ -n "$(FLANNELD)$(FLANNEL_CNI)" ] || { echo "test-flannel: set FLANNELD=/path/to/flanneld, FLANNEL_CNI=/path/to/flannel, or both" >&2; exit 1; }
 
 no-flannel:
 	@printf '\n==== skipped: no FLANNELD and no FLANNEL_CNI: the tests beside flannel count as ignored\n'
@@ -277,7 +280,7 @@ soak: prepare-test static test-build ## run `make test-all` RUNS=10 times in a r
 	@tools/soak $(RUNS) $(LOAD) env STEP_FACTOR=4 $(MAKE) --no-print-directory -j1 $(SOAK)
 
 .PHONY: bench-program
-bench-program:
+bench-program: prepare-bench
 	@$(STEP) 2400 "build of the bench" cargo build --release --locked -p weft-bench
 
 # This ends with an error if a promise is broken. A full run takes about 50 minutes, and with FLANNELD an hour and a half.

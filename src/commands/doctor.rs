@@ -129,7 +129,8 @@ fn absent_agent(sources: &NodeSources) -> AbsentAgent {
     let files = [saved::file, recorder::file].map(|file| file(&sources.state_dir, &sources.subnet_file));
     AbsentAgent {
         running: agents_with(&sources.subnet_file),
-        files: files.into_iter().filter(|file| file.exists()).collect(),
+        // An empty `--state-dir` says that the agent saves nothing.
+        files: files.into_iter().filter(|file| !sources.state_dir.as_os_str().is_empty() && file.exists()).collect(),
     }
 }
 
@@ -241,8 +242,9 @@ fn peer_hint(peer: &Peer, uplink: &str) -> Hint {
     match suspect.filter(|_| peer.state == PeerState::Unreachable) {
         Some(Suspect::Silent(address)) => Hint::Silent(address),
         Some(Suspect::Dropped(packets)) => Hint::Dropped(packets),
-        Some(Suspect::UplinkMtu(mtu)) => Hint::SmallMtu { uplink: uplink.to_owned(), mtu },
-        None => Hint::None,
+        Some(Suspect::UplinkMtu(mtu)) if !uplink.is_empty() => Hint::SmallMtu { uplink: uplink.to_owned(), mtu },
+        // An agent of an earlier version does not name its uplink.
+        Some(Suspect::UplinkMtu(_)) | None => Hint::None,
     }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the members of a JSON object as flannel does. Names are matched without regard to case, and the last of several
 //! equal names counts. `null` says nothing about a plain field, so the member before it counts, or the field is absent. It
-//! makes a pointer absent. These are the rules of Go's encoding/json, which flannel uses for the net-conf and for lease values.
+//! makes a pointer absent. These are the rules of Go's encoding/json, which flannel uses for the net-conf and for lease values. flannel itself
+//! refuses `null` in IPv4 addresses and networks, whose types parse it as a text. There weft accepts more than flannel.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -21,8 +21,9 @@ use crate::{LIMIT, on_this_thread, options};
 
 const RULES: &str = "deploy/prometheus/weft-rules.yml";
 /// What is shortened in the rules.
-const SHORTER: [(&str, &str); 4] = [
+const SHORTER: [(&str, &str); 5] = [
     ("[10m]", "[20s]"),
+    ("weft_lease_age_seconds / 3\n        for: 1m", "weft_lease_age_seconds / 3\n        for: 1s"),
     ("weft_store_silence_seconds > 600", "weft_store_silence_seconds > 30"),
     ("increase(weft_repairs_total[20s]) > 100", "increase(weft_repairs_total[20s]) > 3"),
     ("weft_peers{state=\"held\"} > 0\n        for: 1m", "weft_peers{state=\"held\"} > 0\n        for: 1s"),

@@ -222,7 +222,7 @@ fn read_guard(name: &str) -> Vec<Option<(BTreeSet<IpAddr>, usize)>> {
     let mut netlink = nft::connection::open().unwrap();
     let one = |family: Family| {
         let peers = table::elements(&mut netlink, family, name, "peers").ok()?;
-        let rules = table::rules_of(&mut netlink, table::number(family), name, "input").ok()?;
+        let rules = table::rules_of(&mut netlink, family.number(), name, "input").ok()?;
         Some((peers, rules.len()))
     };
     Family::BOTH.map(one).to_vec()

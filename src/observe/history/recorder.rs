@@ -118,7 +118,12 @@ impl Recorder {
     /// Returns what an operator should know of an agent that was killed, for a day. `now_ms` is the current time in milliseconds since
     /// 1970.
     pub fn remark(&self, now_ms: u64) -> Option<String> {
-        let age = now_ms.saturating_sub(self.kill_recorded?) / 1000;
+        let recorded = self.kill_recorded?;
+        if now_ms < recorded {
+            // The clock was set back, or it is not set yet after a boot.
+            return Some(format!("{EARLIER_WAS_KILLED}; its log: journalctl -u weft, kubectl logs --previous"));
+        }
+        let age = (now_ms - recorded) / 1000;
         let memory = if age < IN_KERNEL_LOG { "`weft doctor` finds out whether memory was short; " } else { "" };
         (age < SHOWN).then(|| {
             format!(
@@ -355,7 +360,7 @@ mod tests {
             assert_eq!(remark.contains("weft doctor"), asks_doctor, "{remark}");
         }
         assert_eq!(next.remark(at + SHOWN * 1000), None);
-        assert!(next.remark(0).is_some(), "the clock was set back");
+        assert!(next.remark(0).is_some_and(|remark| !remark.contains(" ago")), "the clock was set back");
     }
 
     /// Another program may have put a link in the place of the file.

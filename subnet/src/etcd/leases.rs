@@ -55,6 +55,9 @@ impl<'a> Leases<'a> {
     pub(super) fn usable(&self) -> Option<&'a Stored> {
         // Whoever may write leases may write many that look like ours. All subnets that net-conf allows have one length, so two of them
         // overlap only if they are equal.
+        if self.ours.is_empty() {
+            return None;
+        }
         let oldest = self.oldest_of_others();
         let is_older = |net: &IpNet, own: &Stored| oldest.get(net).is_some_and(|created| *created < own.created);
         let lost_a_race = |own: &Stored| own.subnets.iter().flat_map(Subnets::iter).any(|net| is_older(&net, own));
