@@ -17,11 +17,11 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
         let remedy = match *program {
             "NetworkManager" => format!(
                 "put `unmanaged-devices={}` below [keyfile] of a file in /etc/NetworkManager/conf.d, and `nmcli general reload`",
-                links_of(*program).map(|link| format!("interface-name:{link}")).collect::<Vec<_>>().join(";")
+                links_of(program).map(|link| format!("interface-name:{link}")).collect::<Vec<_>>().join(";")
             ),
             _ => format!(
                 "put `[Match] Name={}` and `[Link] Unmanaged=yes` into /etc/systemd/network/05-weft.network, and `networkctl reload`",
-                links_of(*program).collect::<Vec<_>>().join(" ")
+                links_of(program).collect::<Vec<_>>().join(" ")
             ),
         };
         finding(evidence, remedy)

@@ -40,6 +40,7 @@ impl ChecksumErrors {
 }
 
 /// Reads the counters. If there were many wrong checksums, it waits for further ones.
+#[expect(clippy::disallowed_methods, reason = "the pause between two readings of counters that nothing announces")]
 pub(super) fn read() -> Vec<ChecksumErrors> {
     let counters = || counters(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
     let (first, end) = (counters(), Instant::now() + WAIT);
