@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The backend changes while the agents run, under 100 packets per second between the pods of all pairs of nodes: from vxlan to host-gw, ipip, udp,
+# The backend changes while the agents run, under 100 packets per second between the pods of all pairs of nodes: from vxlan to host-gw, ipip,
 # wireguard, udp, vxlan and vxlan with another VNI, and with IPv6 from vxlan to host-gw, wireguard, vxlan and vxlan with another VNI. None is lost.
 . /env # DUAL=yes|no
 ONE_LINK=yes
@@ -60,8 +60,7 @@ if [ "$DUAL" = yes ]; then
 else
     change "vxlan to host-gw" host-gw '{"Type":"host-gw"}' "" 1500
     change "host-gw to ipip" ipip '{"Type":"ipip"}' "flannel.ipip " 1480
-    change "ipip to udp" udp '{"Type":"udp"}' "flannel0 " 1472
-    to_wireguard "udp to wireguard" "flannel-wg "
+    to_wireguard "ipip to wireguard" "flannel-wg "
     change "wireguard to udp" udp '{"Type":"udp"}' "flannel0 " 1472
     change "udp to vxlan" vxlan '{"Type":"vxlan"}' "flannel.1 " 1450
     change "vxlan to VNI 7" vxlan '{"Type":"vxlan","VNI":7}' "flannel.7 " 1450
