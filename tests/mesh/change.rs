@@ -79,12 +79,14 @@ fn types_and_vnis(dual: bool) -> Vec<(Value, &'static [&'static str], u32)> {
 
 #[test]
 fn vxlan_to_host_gw_and_back_and_another_vni_over_etcd() {
-    on_this_thread(walk(lab_options(StoreKind::Etcd, false), &types_and_vnis(false)));
+    let options = LabOptions { nodes: 5, ..lab_options(StoreKind::Etcd, false) };
+    on_this_thread(walk(options, &types_and_vnis(false)));
 }
 
 #[test]
 fn vxlan_to_host_gw_and_back_and_another_vni_over_a_directory_dual_stack() {
-    on_this_thread(walk(lab_options(StoreKind::Dir, true), &types_and_vnis(true)));
+    let options = LabOptions { nodes: 5, ..lab_options(StoreKind::Dir, true) };
+    on_this_thread(walk(options, &types_and_vnis(true)));
 }
 
 /// The agent starts its tunnel before a lease names it, and keeps it until no peer needs it any more.
