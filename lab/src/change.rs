@@ -128,6 +128,19 @@ pub async fn change(lab: &mut Lab, conf: &str, kind: &str) -> Result<(Duration, 
     Ok((took, streams.stop().await?))
 }
 
+/// Returns the names of the devices of backends that a node has, sorted. Only tests use it: a lab itself does not need iproute2.
+///
+/// # Errors
+/// As [`super::netns::Netns::ip`].
+pub async fn devices(node: &Node) -> Result<Vec<String>> {
+    let text = node.ns.ip("-o link show").await?;
+    let names =
+        text.lines().filter_map(|line| line.split(": ").nth(1)).map(|name| name.split('@').next().unwrap_or(name));
+    let mut names: Vec<String> = names.filter(|name| name.starts_with("flannel")).map(str::to_owned).collect();
+    names.sort();
+    Ok(names)
+}
+
 /// Returns a `Backend` object of type vxlan with this VNI.
 pub fn vxlan(vni: u32) -> Value {
     json!({ "Type": "vxlan", "VNI": vni })

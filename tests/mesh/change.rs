@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::process::Command;
-use weft_lab::change::{StreamLoss, Streams, change, changed, vxlan};
+use weft_lab::change::{StreamLoss, Streams, change, changed, devices, vxlan};
 use weft_lab::netns::checked;
 use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
@@ -34,16 +34,6 @@ async fn nothing_lost(lab: &Lab, streams: Streams) -> Result<()> {
     Ok(())
 }
 
-/// Returns the devices of weft that a node has.
-async fn devices(lab: &Lab, node: usize) -> Result<Vec<String>> {
-    let text = lab.nodes[node].ns.ip("-o link show").await?;
-    let names =
-        text.lines().filter_map(|line| line.split(": ").nth(1)).map(|name| name.split('@').next().unwrap_or(name));
-    let mut names: Vec<String> = names.filter(|name| name.starts_with("flannel")).map(str::to_owned).collect();
-    names.sort();
-    Ok(names)
-}
-
 /// Changes to each of these backends in turn, with the devices and the MTU that every node has afterwards.
 async fn walk(options: LabOptions, steps: &[(Value, &[&str], u32)]) -> Result<()> {
     let mut lab = Lab::start(&options).await?;
@@ -57,7 +47,7 @@ async fn walk(options: LabOptions, steps: &[(Value, &[&str], u32)]) -> Result<()
             let (file, line) = (lab.nodes[node].subnet_file(), format!("FLANNEL_MTU={mtu}\n"));
             // The file is written after the devices of the earlier backend are gone.
             let clean = async || {
-                devices(&lab, node).await.is_ok_and(|names| names == *wanted)
+                devices(&lab.nodes[node]).await.is_ok_and(|names| names == *wanted)
                     && std::fs::read_to_string(&file).is_ok_and(|env| env.contains(&line))
             };
             wait_for(&what, LIMIT, clean).await.with_context(|| lab.logs(30))?;
@@ -118,7 +108,7 @@ fn back_again_in_the_middle_of_a_change() {
         changed(&lab.nodes, "vxlan").await.with_context(|| lab.logs(40))?;
         nothing_lost(&lab, streams).await?;
         for node in 0..lab.nodes.len() {
-            let clean = async || devices(&lab, node).await.is_ok_and(|names| names == ["flannel.1"]);
+            let clean = async || devices(&lab.nodes[node]).await.is_ok_and(|names| names == ["flannel.1"]);
             wait_for("the devices of the other backends to go", LIMIT, clean).await?;
         }
         Ok(())
@@ -143,7 +133,7 @@ fn a_node_whose_agent_is_down_follows_when_it_comes_back() {
         };
         wait_for("n1 to name the node that is down", LIMIT, named).await?;
         streams.answers(400).await?;
-        ensure!(devices(&lab, 0).await? == ["flannel.1"], "n3 sends to it");
+        ensure!(devices(&lab.nodes[0]).await? == ["flannel.1"], "n3 sends to it");
         lab.nodes[2].start()?;
         changed(&lab.nodes, "host-gw").await.with_context(|| lab.logs(30))?;
         nothing_lost(&lab, streams).await
@@ -171,7 +161,7 @@ fn agents_that_restart_in_the_middle_of_a_change_lose_nothing() {
         lab.nodes[2].start()?;
         changed(&lab.nodes, "vxlan").await?;
         for node in 0..lab.nodes.len() {
-            let clean = async || devices(&lab, node).await.is_ok_and(|names| names == ["flannel.7"]);
+            let clean = async || devices(&lab.nodes[node]).await.is_ok_and(|names| names == ["flannel.7"]);
             wait_for("flannel.1 to go", LIMIT, clean).await.with_context(|| lab.logs(30))?;
         }
         nothing_lost(&lab, streams).await
