@@ -444,10 +444,11 @@ fn runs_an_extra_binary() {
 mod loss {
     use super::{run, run_with};
 
-    const WIREGUARD_ROTATE: [&str; 4] = [
+    const WIREGUARD_ROTATE: [&str; 5] = [
         "round 2: rotate-key loses no packet",
         "a restart keeps the new key",
         "another preshared key loses no packet",
+        "sessions begin with the other preshared key",
         "preshared n1 to n3",
     ];
 

@@ -6,6 +6,8 @@
 //!
 //! `wg dump DEVICE TIMES` prints the CPU time of one dump of the device in microseconds, without reading what is in it: the median of TIMES.
 //!
+//! `wg all-have DEVICE KEY` fails unless each peer of the device has this preshared key.
+//!
 //! `wg reaches ADDRESS` sends packets until the kernel has a peer for them, and prints the seconds since boot.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::print_stdout, reason = "a test says what it expected")]
 #![allow(clippy::disallowed_methods, reason = "packets are sent at fixed times")]
@@ -45,9 +47,10 @@ fn main() {
             family.set(device, DeviceChange { private: Some(&secret), ..DeviceChange::default() }, &[]).unwrap();
         }
         ["peers", device, file] => peers(&mut family, device, &std::fs::read_to_string(file).unwrap()),
+        ["all-have", device, preshared] => all_have(&mut family, device, preshared),
         ["dump", device, times] => dump(device, times.parse().unwrap()),
         ["reaches", address] => reaches(address),
-        _ => panic!("wg show|remove-peer|remove-allowed|port|key|peers|dump DEVICE ... | wg reaches ADDRESS"),
+        _ => panic!("wg show|remove-peer|remove-allowed|port|key|peers|all-have|dump DEVICE ... | wg reaches ADDRESS"),
     }
 }
 
@@ -67,6 +70,15 @@ fn peers(family: &mut WireGuard, device: &str, text: &str) {
     let off = |peer: &PeerChange<'_>| PeerChange { update_only: true, keepalive: Some(0), ..PeerChange::of(peer.key) };
     let restore: Vec<PeerChange<'_>> = peers.iter().take(HANDSHAKES).map(off).collect();
     family.set(device, DeviceChange::default(), &restore).unwrap();
+}
+
+fn all_have(family: &mut WireGuard, device: &str, preshared: &str) {
+    let wanted = Secret::parse(preshared).expect("a preshared key");
+    let peers = family.get(device).unwrap().peers;
+    assert!(!peers.is_empty(), "{device} has no peer");
+    for (key, peer) in peers {
+        assert!(peer.preshared.as_ref() == Some(&wanted), "peer {key} has another preshared key, or none");
+    }
 }
 
 fn dump(device: &str, times: usize) {
