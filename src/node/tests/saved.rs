@@ -123,7 +123,7 @@ async fn a_peer_without_entries_is_saved() {
 }
 
 /// Waits until this holds.
-async fn until(holds: impl Fn() -> bool) {
+pub(super) async fn until(holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {
         assert!(begin.elapsed() < Duration::from_secs(60));
@@ -132,7 +132,7 @@ async fn until(holds: impl Fn() -> bool) {
 }
 
 /// Saves until nothing is left to save.
-async fn save_all(test: &mut TestNode) {
+pub(super) async fn save_all(test: &mut TestNode) {
     while let Some(due) = test.node.next_saving(Instant::now()) {
         test.node.save(due);
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A node with WireGuard: its peers are compared often, because the kernel does not announce their changes.
 
+use std::os::unix::fs::PermissionsExt;
+
 use tokio::time::Instant;
 use weft_backends::host::Host;
 use weft_backends::identity::Secrets;
@@ -10,6 +12,7 @@ use weft_backends::wireguard_peer::WgPeer;
 use weft_subnet::outside::wall_clock;
 use weft_subnet::saved_peers::{Expiry, Head, Saved};
 
+use super::saved::{save_all, until};
 use super::*;
 use crate::kernel::{Kernel, Outcome, Session};
 
@@ -24,8 +27,12 @@ fn with_key(key: &str, ip: &str, public: u8) -> Record {
 }
 
 async fn ready() -> TestNode {
+    ready_with(WIREGUARD).await
+}
+
+async fn ready_with(conf: &str) -> TestNode {
     let own = with_key("10.5.1.0-24", "192.168.0.1", 1);
-    let mut test = TestNode::of((WIREGUARD, own.lease.clone().unwrap()), OnLostLease::Hold, RuleOptions::default());
+    let mut test = TestNode::of((conf, own.lease.clone().unwrap()), OnLostLease::Hold, RuleOptions::default());
     let records = vec![own, with_key("10.5.2.0-24", "192.168.0.2", 2)];
     test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
     test
@@ -113,20 +120,32 @@ async fn the_traffic_with_a_peer_is_shown_beside_it() {
     .await;
 }
 
-/// The plan and everything that is shown of a node contain no secret.
+/// The plan and everything that is shown of a node contain no secret. Of these, the saved peers contain the preshared key alone, because it is a
+/// part of net-conf, and only root reads that file.
 #[tokio::test]
 async fn entries_and_status_contain_no_secret() {
     local(async {
-        let mut test = ready().await;
+        let preshared = Secret::new([7; 32]);
+        let conf = WIREGUARD.replace("}}", &format!(r#","PSK":"{}"}}}}"#, preshared.to_base64()));
+        let mut test = ready_with(&conf).await;
         let secrets = test.node.plan.secrets().expect("there are some");
         let given = test.kernel.secrets().expect("the kernel side gets them");
-        assert_eq!(given.private.to_base64(), secrets.private.to_base64());
-        let (hex, base64) = (format!("{:?}", secrets.private.expose()), secrets.private.to_base64());
+        assert_eq!(given, secrets);
+        assert_eq!(secrets.preshared.as_deref(), Some(&preshared));
+        let forms = |secret: &Secret| [format!("{:?}", secret.expose()), secret.to_base64()];
+        let (private, of_net_conf) = (forms(&secrets.private), forms(&preshared));
         let status = format!("{:?}", test.node.status());
         let entries = format!("{:?} {:?}", test.kernel.entries(), test.node.plan.host());
         for shown in [status, entries, format!("{secrets:?}")] {
-            assert!(!shown.contains(&hex) && !shown.contains(&base64), "{shown}");
+            assert!(!private.iter().chain(&of_net_conf).any(|secret| shown.contains(secret)), "{shown}");
         }
+        let reader = test.saves();
+        save_all(&mut test).await;
+        until(|| reader.read().is_ok_and(|saved| saved.is_some())).await;
+        let saved = std::fs::read_to_string(reader.file()).unwrap();
+        assert!(saved.contains(&of_net_conf[1]), "net-conf is saved as a whole: {saved}");
+        assert!(!private.iter().any(|secret| saved.contains(secret)), "{saved}");
+        assert_eq!(std::fs::metadata(reader.file()).unwrap().permissions().mode() & 0o777, 0o600);
     })
     .await;
 }
