@@ -71,10 +71,7 @@ fn a_change_of_the_backend_loses_nothing() {
 
 #[test]
 fn a_change_of_the_backend_loses_nothing_dual_stack() {
-    let steps: [(Value, &[&str]); 3] = [
-        (host_gw(), &[]),
-        (vxlan(7), &["flannel-v6.7", "flannel.7"]),
-        (vxlan(1), &["flannel-v6.1", "flannel.1"]),
-    ];
+    let steps: [(Value, &[&str]); 3] =
+        [(host_gw(), &[]), (vxlan(7), &["flannel-v6.7", "flannel.7"]), (vxlan(1), &["flannel-v6.1", "flannel.1"])];
     on_this_thread(async move { walk(true, &steps).await });
 }

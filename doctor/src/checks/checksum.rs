@@ -12,7 +12,12 @@ use crate::finding::{NodeFinding, finding};
 /// the machine runs, so only one that goes on is a finding.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     // The device has the same name on all nodes.
-    let device = facts.ways.vxlan.iter().find(|device| device.ours).map_or(USUAL_DEVICE, |device| device.name.as_str());
+    let ours = || facts.ways.vxlan.iter().filter(|device| device.ours);
+    // The counters are those of IPv4.
+    let device = ours()
+        .find(|device| !device.name.contains("-v6"))
+        .or_else(|| ours().next())
+        .map_or(USUAL_DEVICE, |device| device.name.as_str());
     let bad = facts.checksums.iter().filter(|errors| errors.are_many() && !errors.are_old());
     let one = |errors: &ChecksumErrors| {
         let (protocol, wrong, received) = (errors.protocol.to_uppercase(), errors.wrong, errors.received);

@@ -10,7 +10,9 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let Some(env) = facts.subnet_file.env() else { return Vec::new() };
     let found_before = |before: &str, name: &str, what: &str| {
         let evidence = format!("{name} is 0: {what}");
-        finding(evidence, set_sysctl(&format!("{before}{name}=1")) + "; then find the file there that sets it to 0")
+        let lines = if before.is_empty() { "" } else { " (each setting on a line of its own)" };
+        let remedy = set_sysctl(&format!("{before}{name}=1"));
+        finding(evidence, format!("{remedy}{lines}; then find the file there that sets {name} to 0"))
     };
     let found = |name: &str, what: &str| found_before("", name, what);
     let mut findings = Vec::new();

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
+use nix::libc::RT_TABLE_LOCAL;
 
 use crate::facts::NodeFacts;
 use crate::facts::pod_way::PodWay;
@@ -86,10 +87,15 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
 /// A route of type local keeps packets to a peer on this node. It may lead to more addresses than that one.
 fn kept(route: Option<IpNet>, table: u32, peer: IpAddr, who: &str) -> NodeFinding {
     let (ip, route) = (ip(peer), route.unwrap_or_else(|| IpNet::from(peer)));
+    // Without policy rules the kernel keeps the tables local and main in one, and names that one.
+    let table = if table == MAIN { u32::from(RT_TABLE_LOCAL) } else { table };
     let evidence = format!(
         "{who} is the address of another node, and a local route ({route}, table {table}) keeps packets to it on this one"
     );
-    finding(evidence, format!("{ip} route del local {route} table {table}; then find the program that writes it"))
+    let remedy = format!(
+        "{ip} route del local {route} table {table}; first find the program that writes it, and whether it needs the route"
+    );
+    finding(evidence, remedy)
 }
 
 /// Returns what to do where no route leads to peers. A default route may be wrong: a node without one had none on purpose, or it leads elsewhere,

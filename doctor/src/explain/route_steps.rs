@@ -108,8 +108,7 @@ fn found(facts: &Facts, way: &Way, route: &Route, is_pod: bool) -> Step {
             );
         }
         RouteKind::Refuses(_) => {
-            let remedy = format!("{}; then find the program that writes it", removal(route, None, to));
-            return step.broken(format!("the route {text} drops packets to {to}"), remedy);
+            return step.broken(format!("the route {text} drops packets to {to}"), refusing_route(route, to));
         }
         RouteKind::Other(kind) => {
             return Step { state: State::Unknown, is: format!("a route of type {kind}: {text}"), ..step };
@@ -152,6 +151,26 @@ fn ask_main(network: IpNet, to: IpAddr) -> String {
     format!("{}; then find the program that makes the rule: `{} rule` shows it", ask_main_first(network), ip(to))
 }
 
+/// Returns what makes a route that a policy rule chose let packets of pods pass. A rule before the others that asks the main table would also send
+/// packets there for which weft has no route yet, past its fence.
+fn keep_network(route: &Route, to: IpAddr) -> String {
+    let (ip, table) = (ip(to), route.table);
+    format!(
+        "exclude Network in the configuration of the program that makes the policy rule (a VPN): `{ip} rule` shows the rule, and `{ip} route show \
+         table {table}` its routes"
+    )
+}
+
+/// Returns what to do about a route that refuses packets. A policy rule may have chosen it on purpose, as that of a VPN without which no packet may
+/// leave.
+fn refusing_route(route: &Route, to: IpAddr) -> String {
+    if is_usual(route) {
+        format!("{}; then find the program that writes it", removal(route, None, to))
+    } else {
+        refusing_rule(to)
+    }
+}
+
 fn past_pod(way: &Way, route: &Route) -> Step {
     let (to, device) = (way.packet.to, way.hop.device.as_ref());
     let text = text(route, device);
@@ -171,7 +190,7 @@ fn foreign(facts: &Facts, way: &Way, route: &Route, step: Step) -> Step {
         let (which, remedy) = if is_usual(route) {
             ("", format!("find the program that writes it; then {}", removal(route, device, to)))
         } else {
-            (", chosen by a policy rule", ask_main(own.prefix.unwrap_or_else(|| to.into()), to))
+            (", chosen by a policy rule", keep_network(route, to))
         };
         return step.broken(
             format!("the route {text}{which} of another program is used instead of the route of weft for {own_prefix}"),
@@ -322,7 +341,7 @@ fn underlay(remote: IpAddr, device: &Device, outer: &Hop) -> Step {
     let step = Step::ok(name, text(route, through));
     if let RouteKind::Refuses(_) = route.kind {
         let because = format!("the route {} drops the packets of the tunnel to {remote}", text(route, None));
-        return step.broken(because, removal(route, None, remote));
+        return step.broken(because, refusing_route(route, remote));
     }
     let Some(through) = through else {
         return step.broken(

@@ -56,7 +56,7 @@ pub(super) fn removal(route: &Route, device: Option<&Device>, to: IpAddr) -> Str
     let ip = ip(to);
     match route.prefix {
         Some(_) => format!("{ip} route del {}", text(route, device)),
-        None => format!("`{ip} route show table all` shows it"),
+        None => format!("remove the route that `{ip} route show table all` shows"),
     }
 }
 

@@ -190,7 +190,12 @@ fn a_route_that_is_missing_refused_or_of_another_program_is_named() {
         facts.ways[0].tunnel = None;
         facts.ways[0].route_of_weft = Some(route("10.5.2.0/24", Some("10.5.2.0"), 3, 90));
     });
-    assert!(report.remedy.unwrap().starts_with("ip rule add to 10.5.2.0/24 lookup main pref 100; then find "));
+    assert!(
+        report
+            .remedy
+            .unwrap()
+            .starts_with("exclude Network in the configuration of the program that makes the policy rule")
+    );
     broken("there is no route of weft to 10.5.2.2", |facts| {
         facts.ways[0].hop.lookup = Lookup::Route(route("0.0.0.0/0", Some("192.168.0.1"), 2, libc::RTPROT_BOOT));
         facts.ways[0].tunnel = None;
