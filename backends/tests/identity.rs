@@ -88,3 +88,34 @@ fn each_type_says_what_a_node_publishes_for_its_leases() {
     // A lease of alloc has no type. The store does not publish a family without an address.
     assert_eq!(of("", None, None), said(Some("null"), Some("null")));
 }
+
+/// The leases are those that flannel writes into etcd, which the agent of this type reads and writes to the byte.
+#[test]
+fn wireguard_and_extension_publish_the_data_of_their_leases_on_nodes() {
+    const DATA: &str = r#"{"PublicKey":"B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=","Port":51820}"#;
+    const DATA_V6: &str = r#"{"PublicKey":"B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=","Port":51821}"#;
+    let (v4, dual, v6) = (
+        r#"{"PublicIP":"10.99.0.1","PublicIPv6":null"#,
+        r#"{"PublicIP":"10.99.0.1","PublicIPv6":"fd99::1""#,
+        r#"{"PublicIP":"0.0.0.0","PublicIPv6":"fd99::1""#,
+    );
+    let wireguard = r#""BackendType":"wireguard""#;
+    let extension = r#""BackendType":"extension""#;
+    // As in flannel, extension publishes `null` for IPv6 and an empty text if no command has printed data.
+    for (lease, data, data_v6) in [
+        (format!(r#"{v4},{wireguard},"BackendData":{DATA}}}"#), Some(DATA), None),
+        (
+            format!(r#"{dual},{wireguard},"BackendData":{DATA},"BackendV6Data":{DATA_V6}}}"#),
+            Some(DATA),
+            Some(DATA_V6),
+        ),
+        (format!(r#"{v6},{wireguard},"BackendV6Data":{DATA_V6}}}"#), None, Some(DATA_V6)),
+        (format!(r#"{v4},{extension},"BackendData":"a key"}}"#), Some(r#""a key""#), Some("null")),
+        (format!(r#"{dual},{extension}}}"#), Some(""), Some("null")),
+    ] {
+        let attrs = Attrs::from_wire(lease.as_bytes()).unwrap();
+        assert_eq!(attrs.to_wire(), lease);
+        let expected = Annotations { data: data.map(str::to_owned), data_v6: data_v6.map(str::to_owned) };
+        assert_eq!((TYPES.annotations)(&attrs), expected, "{lease}");
+    }
+}
