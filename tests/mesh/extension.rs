@@ -21,8 +21,13 @@ const LEASES: &str = "/coreos.com/network/subnets/";
 
 /// Builds two nodes with these options of the backend. No agent runs yet.
 async fn build(backend: serde_json::Value, flags: &[&str]) -> Result<Lab> {
+    build_with(options(), backend, flags).await
+}
+
+/// As [`build`], with the families of these options.
+async fn build_with(options: LabOptions, backend: serde_json::Value, flags: &[&str]) -> Result<Lab> {
     let agent_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
-    let options = LabOptions { nodes: 2, store: StoreKind::Etcd, agent_flags, ..options() };
+    let options = LabOptions { nodes: 2, store: StoreKind::Etcd, agent_flags, ..options };
     let mut lab = Lab::build(&options).await?;
     lab.store.set_net_conf(&options.net_conf_with(&backend)).await?;
     Ok(lab)
@@ -118,16 +123,20 @@ fn without_the_flag_the_agent_takes_no_lease_and_runs_nothing() {
     });
 }
 
+/// The command is that of k3s with tailscale in dual-stack. It fails until there is a file.
 #[test]
 fn pods_wait_for_the_command_after_the_lease() {
     on_this_thread(async {
         let dir = tempfile::tempdir()?;
-        let gate = dir.path().join("gate");
-        let backend = json!({
-            "Type": "extension",
-            "PostStartupCommand": format!("cat {}", gate.display()),
-        });
-        let mut lab = build(backend, &["--allow-extension"]).await?;
+        let [gate, words, tailscale] = ["gate", "words", "tailscale"].map(|name| dir.path().join(name));
+        let script = format!("#!/bin/sh\ncat {} && echo \"$@\" > {}\n", gate.display(), words.display());
+        fs::write(&tailscale, script)?;
+        fs::set_permissions(&tailscale, fs::Permissions::from_mode(0o755))?;
+        let command =
+            format!("{} set --accept-routes --advertise-routes=$SUBNET,$IPV6SUBNET", tailscale.display());
+        let backend = json!({ "Type": "extension", "PostStartupCommand": command });
+        let dual = LabOptions { ipv6: true, ..options() };
+        let mut lab = build_with(dual.clone(), backend, &["--allow-extension"]).await?;
         lab.nodes[0].start()?;
         says(&lab.nodes[0], "PostStartupCommand: exit status: 1: cat: ").await?;
         let status = lab.nodes[0].status().await?;
@@ -135,9 +144,13 @@ fn pods_wait_for_the_command_after_the_lease() {
         fs::write(&gate, "")?;
         lab.nodes[0].ready().await?;
         ensure!(fs::read_to_string(lab.nodes[0].subnet_file())?.contains("FLANNEL_MTU=1500"));
+        let subnets: Vec<String> =
+            lab.nodes[0].pod_net().await?.gateways.iter().map(|gateway| gateway.trunc().to_string()).collect();
+        ensure!(subnets.len() == 2, "{subnets:?}");
+        let expected = format!("set --accept-routes --advertise-routes={}\n", subnets.join(","));
+        ensure!(fs::read_to_string(&words)? == expected, "{expected}");
         // A running agent does not begin to run other commands.
-        let options = LabOptions { nodes: 2, ..options() };
-        lab.store.set_net_conf(&options.net_conf_with(&json!({ "Type": "vxlan" }))).await?;
+        lab.store.set_net_conf(&dual.net_conf_with(&json!({ "Type": "vxlan" }))).await?;
         says(&lab.nodes[0], "restart the agent on each node to apply the change of Backend.").await?;
         lab.nodes[0].stop(Signal::SIGTERM).await?;
         lab.nodes[0].start()?;
