@@ -179,7 +179,7 @@ const IPIP: [&str; 17] = [
 ];
 const DIRECT: [&str; 5] =
     ["n1 to n2 direct", "n1 to n3 tunnel", "pods n1 to n3", "tunnel route heals", "restart keeps the device"];
-const GATEWAY: [&str; 8] = [
+const GATEWAY: [&str; 7] = [
     "n1 to n2",
     "pods n1 to n2",
     "pods n1 to n2 v6",
@@ -187,7 +187,6 @@ const GATEWAY: [&str; 8] = [
     "routes come back with the uplink",
     "flannel's flannel-wg goes",
     "flannel's flannel-wg-v6 goes",
-    "pods n1 to n2 v6 after flannel",
 ];
 const VXLAN: [&str; 6] = [
     "n1 fdb of n3",
