@@ -104,11 +104,7 @@ fn wireguard_and_extension_publish_the_data_of_their_leases_on_nodes() {
     // As in flannel, extension publishes `null` for IPv6 and an empty text if no command has printed data.
     for (lease, data, data_v6) in [
         (format!(r#"{v4},{wireguard},"BackendData":{DATA}}}"#), Some(DATA), None),
-        (
-            format!(r#"{dual},{wireguard},"BackendData":{DATA},"BackendV6Data":{DATA_V6}}}"#),
-            Some(DATA),
-            Some(DATA_V6),
-        ),
+        (format!(r#"{dual},{wireguard},"BackendData":{DATA},"BackendV6Data":{DATA_V6}}}"#), Some(DATA), Some(DATA_V6)),
         (format!(r#"{v6},{wireguard},"BackendV6Data":{DATA_V6}}}"#), None, Some(DATA_V6)),
         (format!(r#"{v4},{extension},"BackendData":"a key"}}"#), Some(r#""a key""#), Some("null")),
         (format!(r#"{dual},{extension}}}"#), Some(""), Some("null")),

@@ -132,8 +132,7 @@ fn pods_wait_for_the_command_after_the_lease() {
         let script = format!("#!/bin/sh\ncat {} && echo \"$@\" > {}\n", gate.display(), words.display());
         fs::write(&tailscale, script)?;
         fs::set_permissions(&tailscale, fs::Permissions::from_mode(0o755))?;
-        let command =
-            format!("{} set --accept-routes --advertise-routes=$SUBNET,$IPV6SUBNET", tailscale.display());
+        let command = format!("{} set --accept-routes --advertise-routes=$SUBNET,$IPV6SUBNET", tailscale.display());
         let backend = json!({ "Type": "extension", "PostStartupCommand": command });
         let dual = LabOptions { ipv6: true, ..options() };
         let mut lab = build_with(dual.clone(), backend, &["--allow-extension"]).await?;
