@@ -966,7 +966,8 @@ fn a_static_entry_of_the_bridge_is_named() {
         let other = ports.find(|port| *port != own).context("another port")?;
         node.ns.bridge(&format!("fdb replace {mac} dev {own} master static")).await?;
         explain(node, to, from, &[]).await?.ends(0, WORKS)?;
-        node.ns.bridge(&format!("fdb replace {mac} dev {other} master static")).await?;
+        // Without `sticky`, any packet of the pod would lead the entry back to its own port.
+        node.ns.bridge(&format!("fdb replace {mac} dev {other} master static sticky")).await?;
         let explained = explain(node, to, from, &[]).await?;
         explained.ends(2, &format!("a static entry that leads packets for the pod {from} ({mac}) to {other}"))?;
         remedied(node, &explained, ";").await?;
