@@ -45,6 +45,7 @@ impl Taken {
     }
 
     /// Returns true if a network of the same family has one of these addresses.
+    #[cfg(feature = "source")]
     pub(crate) fn overlaps(&self, net: IpNet) -> bool {
         let (first, last) = (bits(net.network()), bits(net.broadcast()));
         let after = self.0.partition_point(|(begin, _)| *begin <= last);
