@@ -50,6 +50,18 @@ pub fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is not UTF-8"))
 }
 
+/// As [`read`], for a file that an earlier run wrote. If there is none, there is nothing to know. `parse` returns `None` for a damaged file.
+///
+/// # Errors
+/// The file cannot be read, or it is damaged.
+pub fn read_parsed<T: Default>(path: &Path, parse: impl FnOnce(&[u8]) -> Option<T>) -> io::Result<T> {
+    match read(path) {
+        Ok(contents) => parse(&contents).ok_or_else(|| io::Error::other("it is damaged")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Writes `contents` into the file, unless it has these contents already. The file gets the mode 0644, and a missing directory is made
 /// with the mode 0755. Returns true if the file was written.
 ///

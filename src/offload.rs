@@ -7,7 +7,6 @@
 //! turned on again: what an administrator turned off stays off.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -95,12 +94,7 @@ impl ChecksumOffload {
         }
         self.read = true;
         let file = self.file.display();
-        let parsed = match files::read(&self.file) {
-            Ok(text) => parse(&text).ok_or_else(|| "it is damaged".to_owned()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-            Err(error) => Err(error.to_string()),
-        };
-        self.damaged = match parsed {
+        self.damaged = match files::read_parsed(&self.file, parse) {
             Ok(found) => {
                 self.saved.clone_from(&found);
                 for (name, index) in found {

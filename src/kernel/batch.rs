@@ -117,12 +117,17 @@ mod tests {
 
     use super::*;
 
+    /// The keys of two routes, and the operations that write them.
+    fn two_routes() -> ([Key; 2], [Op; 2]) {
+        let dev = Name::new("eth0").unwrap();
+        let keys = ["10.5.2.0/24", "10.5.3.0/24"].map(|net| Key::Route(net.parse().unwrap(), 0));
+        (keys, keys.map(|key| Op::Ensure(key, Value::Route(Route::Device { dev }))))
+    }
+
     /// A nexthop that is deleted takes its routes along, so none may be deleted that a route perhaps has.
     #[test]
     fn a_lost_answer_keeps_both_nexthops_of_its_route_alone() {
-        let dev = Name::new("eth0").unwrap();
-        let keys = ["10.5.2.0/24", "10.5.3.0/24"].map(|net| Key::Route(net.parse().unwrap(), 0));
-        let ops = keys.map(|key| Op::Ensure(key, Value::Route(Route::Device { dev })));
+        let (keys, ops) = two_routes();
         let mut batch = Batch::new(&ops);
         batch.moves =
             keys.iter().zip(0..).map(|(key, op)| Move { op, key: *key, new: Some(7), old: Some(6) }).collect();
@@ -136,9 +141,7 @@ mod tests {
     /// prepared.
     #[test]
     fn a_route_whose_answers_are_partly_lost_replaces_no_other_route() {
-        let dev = Name::new("eth0").unwrap();
-        let keys = ["10.5.2.0/24", "10.5.3.0/24"].map(|net| Key::Route(net.parse().unwrap(), 0));
-        let ops = keys.map(|key| Op::Ensure(key, Value::Route(Route::Device { dev })));
+        let (_, ops) = two_routes();
         let mut batch = Batch::new(&ops);
         (0..ops.len()).for_each(|op| batch.refuse(op, Step::Main, &refusal(Errno::EEXIST, "")));
         assert_eq!(batch.occupied, [0, 1]);

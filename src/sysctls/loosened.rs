@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::net::if_::if_nametoindex;
@@ -108,12 +107,7 @@ impl Loosened {
         }
         self.read = true;
         let file = self.file.display();
-        let parsed = match files::read(&self.file) {
-            Ok(text) => parse(&text, &boot()).ok_or_else(|| "it is damaged".to_owned()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-            Err(error) => Err(error.to_string()),
-        };
-        self.damaged = match parsed {
+        self.damaged = match files::read_parsed(&self.file, |text| parse(text, &boot())) {
             Ok(found) => {
                 for (name, one) in found {
                     self.found.entry(name).or_insert(one);
