@@ -31,7 +31,8 @@ pub(crate) mod pod_links;
 pub mod pod_way;
 pub(crate) mod policy_rules;
 mod port_users;
-pub(crate) mod runtime;
+#[cfg(feature = "kube")]
+mod runtime;
 pub(crate) mod self_assigned;
 pub(crate) mod store;
 mod tables;
@@ -61,7 +62,7 @@ use crate::subnet_file::{self, SubnetFile};
 use crate::sysctl;
 use bridge_vlans::BridgeVlans;
 use checksums::ChecksumErrors;
-use cni_files::CniFiles;
+use cni_files::{CniFiles, Misplaced};
 use duplicates::{Duplicate, SameMac};
 use filters::PodFilter;
 use forwarding::Forwarding;
@@ -79,7 +80,6 @@ use path_links::PathLinks;
 use pod_links::{Bridge, PodLinks};
 use pod_way::PodWay;
 use policy_rules::PolicyRules;
-use runtime::Misplaced;
 use self_assigned::SelfAssigned;
 use store::StoreFacts;
 use tables::Tables;
@@ -289,7 +289,11 @@ fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet],
     let cni = cni_files::read(&sources.cni, &sources.subnet_file, processes);
     NodeFacts {
         pod_addresses: pod_addresses::without_ending(pod_addresses, &reserved_before, &cni.reserved),
+        // Only kubelets are asked about, and the libraries for their files and those of containerd make the agent's file 0.8 MB larger.
+        #[cfg(feature = "kube")]
         misplaced: runtime::read(&sources.cni, &cni, processes),
+        #[cfg(not(feature = "kube"))]
+        misplaced: None,
         cni,
         limits: limits::read(&[&sources.state_dir, &sources.cni.networks], processes),
         locks: locks::read(&sources.cni.networks),

@@ -4,10 +4,9 @@
 use weft_cni::conf_dir::is_multus;
 
 use crate::facts::NodeFacts;
-use crate::facts::cni_files::BrokenPlugin;
+use crate::facts::cni_files::{BrokenPlugin, Misplaced};
 use crate::facts::cni_plugins::OURS;
 use crate::facts::other_pods::OtherPod;
-use crate::facts::runtime::Misplaced;
 use crate::finding::{MAX_NAMED, NodeFinding, counted, finding, some_of};
 use crate::sources::AgentAnswer;
 use crate::subnet_file::SubnetFile;

@@ -51,6 +51,21 @@ pub struct Conf {
     pub reads_ours: bool,
 }
 
+/// Plugins that are on this node, and not where containerd looks for them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misplaced {
+    /// The file of containerd.
+    pub file: PathBuf,
+    /// The directories in which it looks.
+    pub dirs: Vec<PathBuf>,
+    /// The plugins. If they are in several directories, those of the first one.
+    pub plugins: Vec<String>,
+    /// Where they are.
+    pub place: PathBuf,
+    /// A directory that has all plugins of the configuration.
+    pub complete: Option<PathBuf>,
+}
+
 /// A plugin that cannot run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenPlugin {

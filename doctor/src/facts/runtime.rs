@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::cni_files::{CniFiles, is_program};
+use super::cni_files::{CniFiles, Misplaced, is_program};
 use crate::processes::{ProcessList, has_our_root};
 use crate::sources::CniSources;
 
@@ -20,21 +20,6 @@ use crate::sources::CniSources;
 const SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/var/run/containerd/containerd.sock"];
 /// The file of containerd, unless it was started with another one.
 const FILE: &str = "/etc/containerd/config.toml";
-
-/// Plugins that are on this node, and not where containerd looks for them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misplaced {
-    /// The file of containerd.
-    pub file: PathBuf,
-    /// The directories in which it looks.
-    pub dirs: Vec<PathBuf>,
-    /// The plugins. If they are in several directories, those of the first one.
-    pub plugins: Vec<String>,
-    /// Where they are.
-    pub place: PathBuf,
-    /// A directory that has all plugins of the configuration.
-    pub complete: Option<PathBuf>,
-}
 
 /// Looks for the plugins of the first configuration of CNI where containerd does.
 pub(super) fn read(sources: &CniSources, files: &CniFiles, processes: &ProcessList) -> Option<Misplaced> {
