@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use http::Uri;
-use hyper_util::client::proxy::matcher::Matcher;
+use ipnet::IpNet;
 
 /// Why the proxy cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,33 +63,68 @@ impl Proxies {
     }
 }
 
+/// Returns the host of a URL as Go's clients compare it: an IPv6 address has no brackets.
+fn host_of(server: &Uri) -> &str {
+    server.host().unwrap_or_default().trim_matches(['[', ']'])
+}
+
+/// Returns the address if this text is one. The IPv4 address in an IPv6 address such as `::ffff:192.0.2.1` is the same as without that prefix.
+fn address(text: &str) -> Option<IpAddr> {
+    text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
+}
+
 /// Returns true for the loopback addresses, to which Go's clients never use a proxy.
 fn is_this_host(server: &Uri) -> bool {
-    let host = server.host().unwrap_or_default().trim_matches(['[', ']']);
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    let host = host_of(server);
+    host == "localhost" || address(host).is_some_and(|ip| ip.is_loopback())
 }
 
-/// Returns true if the list of NO_PROXY names this server: its host, its domain, its address, or a network that contains it. An entry with a
-/// port is for that port only.
+/// Returns true if the list of NO_PROXY names this server. `*` as one of the entries names all servers.
 fn excepts(list: &str, server: &Uri) -> bool {
-    let port = server.port_u16().unwrap_or(443);
-    if list.trim() == "*" {
-        return true;
-    }
-    let entries: Vec<&str> = list.split(',').filter_map(|entry| without_port(entry.trim(), port)).collect();
-    let all = Matcher::builder().https("http://proxy.invalid").no(entries.join(",")).build();
-    all.intercept(server).is_none()
+    let host = host_of(server).to_lowercase();
+    let port = server.port_u16().unwrap_or(443).to_string();
+    let list = list.to_lowercase();
+    list.split(',').map(str::trim).any(|entry| entry == "*" || names(entry, &host, &port))
 }
 
-/// Returns the entry without its port, or `None` if it is for another port.
-fn without_port(entry: &str, port: u16) -> Option<&str> {
-    match entry.rsplit_once(':') {
-        Some((host, number)) if !host.contains(':') || host.ends_with(']') => match number.parse::<u16>() {
-            Ok(number) => (number == port).then_some(host.trim_matches(['[', ']'])),
-            Err(_) => Some(entry),
-        },
-        _ => Some(entry.trim_matches(['[', ']'])),
+/// Returns true if an entry of NO_PROXY names this host: by its address, a network that contains the address, its name or its domain. An entry
+/// with a port is for that port only. Unlike Go, letters beyond ASCII are not converted.
+fn names(entry: &str, host: &str, port: &str) -> bool {
+    let ip = address(host);
+    if let Ok(network) = entry.parse::<IpNet>() {
+        return ip.is_some_and(|ip| network.contains(&ip));
     }
+    let (named, only) = split_port(entry).unwrap_or((entry, ""));
+    if !only.is_empty() && only != port {
+        return false;
+    }
+    match (address(named), ip) {
+        (Some(named), Some(ip)) => named == ip,
+        (None, None) => is_in_domain(named, host),
+        _ => false,
+    }
+}
+
+/// Returns true if this name is the host, or a domain that contains it. With a dot or with `*.` in front, the name is only a domain.
+fn is_in_domain(name: &str, host: &str) -> bool {
+    let name = if name.starts_with("*.") { &name[1..] } else { name };
+    match name.strip_prefix('.') {
+        Some(_) => host.ends_with(name),
+        None if name.is_empty() => false,
+        None => host.strip_suffix(name).is_some_and(|front| front.is_empty() || front.ends_with('.')),
+    }
+}
+
+/// Splits `HOST:PORT` or `[HOST]:PORT`. Returns `None` for everything else, such as an IPv6 address without a port, as Go's `net.SplitHostPort`.
+fn split_port(entry: &str) -> Option<(&str, &str)> {
+    let (front, port) = entry.rsplit_once(':')?;
+    let has = |text: &str, any: &[char]| text.contains(any);
+    let host = match front.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']')?,
+        None if has(front, &[':']) => return None,
+        None => front,
+    };
+    (!has(host, &['[', ']']) && !has(port, &['[', ']'])).then_some((host, port))
 }
 
 #[cfg(test)]
@@ -133,13 +168,40 @@ mod tests {
             ("https://192.0.2.1:6443", "192.0.2.1:6443", true),
             ("https://192.0.2.1:6443", "192.0.2.1:443", false),
             ("https://192.0.2.1:6443", "192.0.2.2", false),
+            ("https://192.0.2.1:6443", "example.org, *", true),
+            ("https://192.0.2.1:6443", "*:6443", false),
+            ("https://192.0.2.1:6443", "2.1", false),
+            ("https://192.0.2.1:6443", "*.1", false),
+            ("https://192.0.2.1:6443", "::ffff:192.0.2.1", true),
+            ("https://192.0.2.1:6443", "192.0.2.0/24:6443", false),
+            ("https://192.0.2.1:6443", "192.0.2.1:", true),
+            ("https://192.0.2.1:6443", "", false),
+            ("https://192.0.2.1:6443", " ,:6443", false),
             ("https://api.example.org", ".example.org", true),
             ("https://api.example.org", "example.org", true),
+            ("https://api.example.org", "*.example.org", true),
+            ("https://api.example.org", "*example.org", false),
+            ("https://api.example.org", "API.Example.org", true),
+            ("https://API.example.org", "api.example.org", true),
             ("https://api.example.org", "ple.org", false),
+            ("https://api.example.org", "*", true),
+            ("https://api.example.org", "192.0.2.1,*,10.0.0.0/8", true),
+            ("https://api.example.org", "0.0.0.0/0", false),
             ("https://api.example.org", "api.example.org:443", true),
+            ("https://api.example.org", "*.example.org:443", true),
+            ("https://api.example.org", ".example.org:6443", false),
+            ("https://api.example.org", ":443", false),
+            ("https://example.org", "example.org", true),
+            ("https://example.org", ".example.org", false),
+            ("https://example.org", "*.example.org", false),
             ("https://[2001:db8::1]:6443", "2001:db8::/32", true),
+            ("https://[2001:db8::1]:6443", "2001:db8::1", true),
             ("https://[2001:db8::1]:6443", "[2001:db8::1]:6443", true),
+            ("https://[2001:db8::1]:6443", "[2001:db8::1]:443", false),
+            // Go does not take the brackets off without a port, so this is the name of a host.
+            ("https://[2001:db8::1]:6443", "[2001:db8::1]", false),
             ("https://[2001:db8::1]:6443", "2001:db8::2", false),
+            ("https://[2001:db8::1]:6443", "*", true),
         ] {
             assert_eq!(is_direct(server, list), expected, "{server} with {list}");
         }
