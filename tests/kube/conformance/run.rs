@@ -67,6 +67,10 @@ fn start(kind: &Kind, images: &[PathBuf]) -> Cluster {
     wait_for_bare_nodes(&cluster);
     let nodes = cluster.items("nodes");
     nodes.iter().for_each(|node| reach_pods_of(&cluster, node));
+    // Tests of traffic that stays in its zone run only with three zones.
+    for (number, node) in (1..).zip(cluster.nodes()) {
+        cluster.kubectl(&format!("label node {node} topology.kubernetes.io/zone=zone-{number}"));
+    }
     install_with(&cluster, |net, cni| configure(kind, net, cni));
     wait_for_agents(&cluster);
     cluster.until("ready nodes", || cluster.items("nodes").iter().all(is_ready));
