@@ -106,7 +106,7 @@ fn main() -> ExitCode {
             &args.out,
             &run::Wanted { tests: args.tests, only: args.only.as_deref(), procs: args.procs },
         );
-        good &= report.judge();
+        good &= report.judge(args.tests);
     }
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{self, Cluster, Family, Shape, word};
 use crate::install::{install_with, is_ready, wait_for_agents, wait_for_bare_nodes};
-use crate::report::Report;
+use crate::report::{self, Ending, Report};
 use crate::selection::{LeftOut, Selection, quoted};
 use crate::{Kind, Pods};
 
@@ -28,25 +28,40 @@ const TREE: &str = env!("CARGO_MANIFEST_DIR");
 /// Starts a cluster of this kind, runs the tests in it, and keeps the result.
 pub fn run(kind: &Kind, out: &Path, wanted: &Wanted<'_>) -> Report {
     fs::create_dir_all(out).expect("the directory of results is made");
-    let out = out.canonicalize().unwrap();
+    let (out, commit) = (out.canonicalize().unwrap(), commit());
     let begin = Instant::now();
     let cluster = start(kind, &images(&out));
     println!("the cluster is ready after {:.0} s", begin.elapsed().as_secs_f64());
     let left_out = wanted.tests.left_out(kind.family);
     let begin = Instant::now();
-    let ginkgo = ginkgo(&cluster, &out, wanted, &left_out);
+    let suites = report::read(&ginkgo(&cluster, &out, wanted, &left_out));
     let report = Report {
         name: kind.name(),
         kubernetes: cluster::version().to_owned(),
         weft: env!("CARGO_PKG_VERSION").to_owned(),
+        commit,
         day: jiff::Timestamp::now().strftime("%F").to_string(),
         seconds: begin.elapsed().as_secs_f64(),
-        tests: Report::tests(&ginkgo, &left_out),
+        tests: report::tests_of(&suites, kind.backend, &left_out),
+        ending: Ending::of(&suites),
     };
-    if wanted.tests == Selection::All && wanted.only.is_none() {
-        report.save(&out);
+    // A part of the tests must not replace the result of all of them.
+    if wanted.only.is_none() && report.ending.is_complete() {
+        match wanted.tests {
+            Selection::All => report.save(&out),
+            Selection::Netpol => report.save(&out.join(report::POLICIES)),
+            Selection::Short => {}
+        }
     }
     report
+}
+
+/// Returns the commit of the sources, such as `52fd08215a3c`, with `-dirty` if files were changed since. Without git the result is empty.
+fn commit() -> String {
+    let mut git = Command::new("git");
+    git.args(["-C", TREE, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]);
+    let said = git.output().ok().filter(|said| said.status.success());
+    said.map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned()).unwrap_or_default()
 }
 
 /// Makes the archives of the images, which takes seconds.
@@ -147,7 +162,7 @@ fn ginkgo(cluster: &Cluster, out: &Path, wanted: &Wanted<'_>, left_out: &[&LeftO
     command.stdin(Stdio::null()).stdout(to.try_clone().unwrap()).stderr(to);
     println!("running the tests; they say what they do in {}", log.display());
     let status = command.status().unwrap();
-    // The exit code does not matter, because the report shows which tests failed.
+    // The exit code does not matter, because the report shows which tests failed and whether the run is complete.
     assert!(report.is_file(), "ginkgo ended with {status} and wrote no report: see {}", log.display());
     report
 }
