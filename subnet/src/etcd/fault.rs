@@ -36,16 +36,20 @@ pub(super) enum Fault {
     Stream(String),
     /// There is no connection, and the text of the libraries shows what is probably wrong.
     #[error("{fault}{remedy}")]
-    Connection { fault: Box<Fault>, remedy: &'static str },
+    Connection { fault: Box<Fault>, remedy: String },
 }
 
 /// Returns what to do about a connection to this URL that cannot be made, in parentheses. `text` is what the libraries say about it.
-fn remedy(url: &str, text: &str) -> &'static str {
+fn remedy(url: &str, text: &str) -> String {
     let is_one_of = |words: &[&str]| words.iter().any(|word| text.contains(word));
     let is_tls = url.starts_with("https://");
     if is_one_of(&["onnection refused"]) {
-        " (nothing listens there: check --etcd-endpoints, and whether etcd runs)"
-    } else if is_tls && is_one_of(&["InvalidContentType", "handshake eof", "onnection reset", "broken pipe"]) {
+        return format!(
+            " (nothing listens there: check --etcd-endpoints, and whether etcd runs; weft doctor --check-store \
+             --etcd-endpoints={url} asks it again)"
+        );
+    }
+    let fixed = if is_tls && is_one_of(&["InvalidContentType", "handshake eof", "onnection reset", "broken pipe"]) {
         " (if no TLS is spoken there, write http:// in --etcd-endpoints)"
     } else if is_tls && is_one_of(&["invalid peer certificate"]) {
         " (its certificate must be signed by the CA of --etcd-cafile, and name this host)"
@@ -54,7 +58,8 @@ fn remedy(url: &str, text: &str) -> &'static str {
         " (if etcd speaks TLS there, write https:// in --etcd-endpoints, with --etcd-cafile)"
     } else {
         ""
-    }
+    };
+    fixed.to_owned()
 }
 
 fn explain(error: &etcd_client::Error) -> String {
@@ -169,10 +174,16 @@ mod tests {
         };
         let broken = || Fault::Etcd(etcd_client::Error::IoError(std::io::ErrorKind::BrokenPipe.into()));
         assert!(after(Fault::Silent) && after(broken()) && after(Fault::Stream("it was closed".into())));
-        assert!(after(Fault::Connection { fault: Box::new(broken()), remedy: " (check it)" }));
+        assert!(after(Fault::Connection { fault: Box::new(broken()), remedy: " (check it)".into() }));
         assert!(!after(Fault::Etcd(etcd_client::Error::InvalidArgs("no key".into()))), "it was never sent");
         assert!(!may_be_done(&Error::Unavailable { what: "other nodes were faster".into(), source: None }));
         assert!(!may_be_done(&Error::Missing("our key".into())));
+    }
+
+    #[test]
+    fn an_endpoint_where_nothing_listens_names_the_next_command() {
+        let said = remedy("http://10.0.0.1:2379", "tcp connect error: Connection refused (os error 111)");
+        assert!(said.contains("weft doctor --check-store --etcd-endpoints=http://10.0.0.1:2379 asks"), "{said}");
     }
 
     /// A server without TLS may close the connection before it answers, after which the kernel reports a reset.

@@ -59,7 +59,8 @@ pub(super) enum BadOptions {
     Half { given: &'static str, missing: &'static str },
     #[error(
         "--etcd-endpoints: {url} needs --etcd-cafile, the PEM file of the CA that signed etcd's certificate, because this \
-         system has no CA certificates (for a public CA install ca-certificates, or set SSL_CERT_FILE)"
+         system has no CA certificates (for a public CA install ca-certificates, in a container mount /etc/ssl/certs of the \
+         node, or set SSL_CERT_FILE)"
     )]
     NoCa { url: String },
     #[error("--etcd-endpoints: {url} is neither http:// nor https://")]

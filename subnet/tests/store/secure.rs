@@ -357,7 +357,7 @@ async fn an_error_of_the_connection_names_what_is_probably_wrong() {
     };
     let says = |text: &str, remedy: &str| assert!(text.contains(remedy), "{text}");
     let nothing = list(options(vec!["http://127.0.0.1:1".into()])).await;
-    says(&nothing, "(nothing listens there: check --etcd-endpoints, and whether etcd runs)");
+    says(&nothing, "(nothing listens there: check --etcd-endpoints, and whether etcd runs; weft doctor --check-store");
     let plain_to_tls = list(options(vec![tls.url().replace("https://", "http://")])).await;
     says(&plain_to_tls, "(if etcd speaks TLS there, write https:// in --etcd-endpoints, with --etcd-cafile)");
     let to_plain = EtcdOptions { endpoints: vec![plain.url().replace("http://", "https://")], ..with_ca(&tls) };
