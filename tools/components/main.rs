@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes what the released programs are made of: `cargo metadata ... | weft-components Cargo.lock SBOM LICENCES`. SBOM is a list of all
 //! components in the format of CycloneDX 1.5, and LICENCES has the texts of their licences, as they lie in the sources that cargo has
-//! downloaded. The same input gives the same bytes. SOURCE_DATE_EPOCH is the time in the SBOM.
+//! downloaded. A library without such a file gets the text of its repository or of its licence. The same input gives the same bytes.
+//! SOURCE_DATE_EPOCH is the time in the SBOM.
 
 #![allow(clippy::print_stderr, reason = "a tool of the build says why it failed")]
 #![allow(clippy::disallowed_methods, reason = "the environment has the time of the release")]
@@ -15,6 +16,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
+
+/// The text of Apache-2.0. It names no owner, so it is that of every library under this licence.
+const APACHE: &str = include_str!("../../LICENSE");
 
 /// The crates of the programs that are released.
 const PROGRAMS: [&str; 2] = ["weft", "weft-cni"];
@@ -141,12 +145,12 @@ impl<'a> Graph<'a> {
         let mut out = String::from(
             "The programs weft and weft-cni contain these libraries. weft itself is licensed under Apache-2.0.\n\n",
         );
-        for one in self.libraries() {
+        let libraries = self.libraries();
+        for one in &libraries {
             let called = format!("{} {}", word(one, "name"), word(one, "version"));
             ensure!(!word(one, "license").is_empty(), "{called} does not say its licence");
             writeln!(out, "{called}: {}", word(one, "license"))?;
-            let dir = Path::new(word(one, "manifest_path")).parent().context("a manifest without a directory")?;
-            for text in texts_in(dir).with_context(|| format!("read {}", dir.display()))? {
+            for text in texts_of(one, &libraries)? {
                 texts.entry(text).or_default().push(called.clone());
             }
         }
@@ -172,7 +176,39 @@ fn component(one: &Value, sums: &BTreeMap<(String, String), String>) -> Value {
     component
 }
 
-/// Returns the files of a crate that contain a licence or a notice.
+/// Returns the texts that belong to a library: those in its sources, or else those of another library of the same repository and licence, or
+/// else the text of Apache-2.0 where this is its licence.
+fn texts_of(one: &Value, libraries: &[&Value]) -> anyhow::Result<Vec<String>> {
+    let own = texts_beside(one)?;
+    if !own.is_empty() {
+        return Ok(own);
+    }
+    let is_sibling = |other: &Value| {
+        !word(one, "repository").is_empty()
+            && ["repository", "license"].iter().all(|field| word(one, field) == word(other, field))
+    };
+    for sibling in libraries.iter().filter(|other| is_sibling(other)) {
+        let texts = texts_beside(sibling)?;
+        if !texts.is_empty() {
+            return Ok(texts);
+        }
+    }
+    let licence = word(one, "license").replace('/', " OR ");
+    let called = format!("{} {}", word(one, "name"), word(one, "version"));
+    ensure!(
+        licence.split(" OR ").any(|choice| choice.trim() == "Apache-2.0"),
+        "{called} ({licence}) has no file with its licence, and neither has another library of its repository"
+    );
+    Ok(vec![APACHE.to_owned()])
+}
+
+/// Returns the licences and notices in the sources of a library.
+fn texts_beside(one: &Value) -> anyhow::Result<Vec<String>> {
+    let dir = Path::new(word(one, "manifest_path")).parent().context("a manifest without a directory")?;
+    texts_in(dir).with_context(|| format!("read {}", dir.display()))
+}
+
+/// Returns the files of a directory that contain a licence or a notice.
 fn texts_in(dir: &Path) -> std::io::Result<Vec<String>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -184,4 +220,42 @@ fn texts_in(dir: &Path) -> std::io::Result<Vec<String>> {
     }
     paths.sort();
     paths.iter().map(|path| fs::read(path).map(|text| String::from_utf8_lossy(&text).replace("\r\n", "\n"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes the sources of a library, with its licence if there is a text.
+    fn library(place: &Path, name: &str, repository: &str, licence: &str, text: Option<&str>) -> Value {
+        let dir = place.join(name);
+        fs::create_dir(&dir).unwrap();
+        if let Some(text) = text {
+            fs::write(dir.join("LICENSE"), text).unwrap();
+        }
+        let manifest = dir.join("Cargo.toml");
+        json!({
+            "name": name, "version": "1.0.0", "license": licence, "repository": repository,
+            "manifest_path": manifest.to_str().unwrap(),
+        })
+    }
+
+    #[test]
+    fn every_library_has_the_text_of_its_licence() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |name, repository, licence, text| library(dir.path(), name, repository, licence, text);
+        let whole = make("tonic", "https://x/grpc", "MIT", Some("MIT of grpc"));
+        let part = make("tonic-prost", "https://x/grpc", "MIT", None);
+        let other = make("tonic-other", "https://x/grpc", "ISC", None);
+        let apache = make("kube", "https://x/kube", "MIT/Apache-2.0", None);
+        let alone = make("alone", "", "MIT", None);
+        let nowhere = make("nowhere", "", "MIT", Some("MIT of nowhere"));
+        let all = [&whole, &part, &other, &apache, &alone, &nowhere];
+        assert_eq!(texts_of(&whole, &all).unwrap(), ["MIT of grpc"]);
+        assert_eq!(texts_of(&part, &all).unwrap(), ["MIT of grpc"]);
+        assert_eq!(texts_of(&apache, &all).unwrap(), [APACHE]);
+        let error = texts_of(&other, &all).unwrap_err().to_string();
+        assert!(error.contains("tonic-other 1.0.0 (ISC) has no file with its licence"), "{error}");
+        assert!(texts_of(&alone, &all).is_err(), "libraries without a repository have none in common");
+    }
 }
