@@ -172,6 +172,7 @@ pub fn decide(facts: &NodeFacts, only: &[String]) -> NodeReport {
     }
     let not_examined = facts.not_examined.iter().filter(|one| wanted(one.check));
     report.not_examined = not_examined.map(|one| one.what.clone()).collect();
+    report.not_examined.extend(services::not_examined(facts).filter(|_| wanted("services")));
     let unreadable = &facts.rules.unreadable;
     if !unreadable.is_empty() && OF_RULES.iter().any(|check| wanted(check)) {
         report.not_examined.push(format!("rules of other programs: {}", unreadable.join("; ")));

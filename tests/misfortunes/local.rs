@@ -265,10 +265,19 @@ fn services_have_addresses_of_a_network_of_the_node() {
         ] {
             run(node, &format!("nft add {line}")).await?;
         }
-        let words = ["10.96.0.1 is inside 10.96.0.0/16", "br8", "--service-cluster-ip-range"];
-        named(node, "services", &words).await?;
+        gone(node, "services").await?;
+        let said = async || {
+            let mut command = node.ns.command(exe::weft_exe());
+            command.args(["doctor", "--only", "services"]).arg(format!("--socket={}", node.socket().display()));
+            checked(command.arg(format!("--subnet-file={}", node.subnet_file().display()))).await
+        };
+        let words = "services such as 10.96.0.1 are inside 10.96.0.0/16, the network of br8";
+        let text = said().await?;
+        ensure!(text.contains(words), "{text}");
         run(node, "ip address del 10.96.5.1/16 dev br8").await?;
-        gone(node, "services").await
+        let text = said().await?;
+        ensure!(!text.contains("whether a host has the address of a service"), "{text}");
+        Ok(())
     });
 }
 

@@ -16,7 +16,7 @@ use crate::known_links::{KUBE_IPVS, ports_that};
 /// Services do not work as they should.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let flushed = flushed(facts).or_else(|| empty_ipvs(facts)).into_iter();
-    flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(connected(facts)).chain(hairpin(facts)).collect()
+    flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(hairpin(facts)).collect()
 }
 
 /// kube-proxy runs, and its rules are gone.
@@ -116,8 +116,10 @@ fn overlap(facts: &NodeFacts) -> Option<NodeFinding> {
     Some(finding(evidence, remedy.to_owned()))
 }
 
-/// A service has an address of a network that a link connects. Links that have the single addresses of services connect no network.
-fn connected(facts: &NodeFacts) -> Option<NodeFinding> {
+/// Returns for people that a service has an address of a network that a link connects. kube-proxy takes the packets to services before the route
+/// matters, so this does no harm unless a host there has the address of a service. No table shows such a host: packets to it never leave. Links that
+/// have the single addresses of services connect no network.
+pub(super) fn not_examined(facts: &NodeFacts) -> Option<String> {
     let is_network = |route: &&OtherRoute| {
         let is_of_kernel = !route.has_gateway && route.protocol == libc::RTPROT_KERNEL;
         is_of_kernel && route.dst.prefix_len() < route.dst.max_prefix_len()
@@ -125,15 +127,10 @@ fn connected(facts: &NodeFacts) -> Option<NodeFinding> {
     let networks: Vec<&OtherRoute> = facts.ways.other_routes.iter().filter(is_network).collect();
     let around = |addr: IpAddr| Some((addr, networks.iter().find(|route| route.dst.contains(&addr))?));
     let (addr, OtherRoute { dst, link, .. }) = service_addresses(facts).find_map(around)?;
-    let evidence = format!(
-        "the service address {addr} is inside {dst}, the network of {link}: packets of this node and of its pods to a host there that has the \
-         address of a service do not arrive"
-    );
-    let remedy = format!(
-        "give services another range (--service-cluster-ip-range of kube-apiserver), or {link} another network (Docker: \
-         `default-address-pools` in daemon.json)"
-    );
-    Some(finding(evidence, remedy))
+    Some(format!(
+        "whether a host has the address of a service: services such as {addr} are inside {dst}, the network of {link}, and such a host is not \
+         reached from here"
+    ))
 }
 
 /// A pod that is an endpoint of a service cannot reach itself by the address of the service. Without kube-proxy this does not matter.
@@ -179,10 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn a_service_inside_a_network_of_this_node_is_found() {
+    fn a_service_inside_a_network_of_this_node_is_said_and_is_no_finding() {
         let rule = "-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/kubernetes:https cluster IP\" -j KUBE-SVC-A";
-        for (dst, has_gateway, protocol, found) in [
+        for (dst, has_gateway, protocol, said) in [
             ("10.96.0.0/24", false, libc::RTPROT_KERNEL, true),
+            ("10.0.0.0/8", false, libc::RTPROT_KERNEL, true),
             ("10.97.0.0/16", false, libc::RTPROT_KERNEL, false),
             // kube-proxy or a cache of DNS gives a link the address itself.
             ("10.96.0.1/32", false, libc::RTPROT_KERNEL, false),
@@ -194,7 +192,8 @@ mod tests {
             facts.rules.iptables = vec![SavedRules::of_nat("iptables-nft", rule)];
             let dst = dst.parse().unwrap();
             facts.ways.other_routes = vec![OtherRoute { dst, link: "docker0".to_owned(), has_gateway, protocol }];
-            assert_eq!(check(&facts).len(), usize::from(found), "{dst} {has_gateway} {protocol}");
+            assert_eq!(not_examined(&facts).is_some(), said, "{dst} {has_gateway} {protocol}");
+            assert_eq!(check(&facts), [], "services work: {dst} {has_gateway} {protocol}");
         }
     }
 
