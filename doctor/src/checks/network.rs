@@ -12,6 +12,7 @@ use crate::facts::own_pods::LedAway;
 use crate::facts::policy_rules::Marked;
 use crate::facts::ways::{Bypass, Instead, OtherRoute, RefusingRoute};
 use crate::finding::{NodeFinding, finding};
+use crate::kernel::entries::LocalRoute;
 use crate::remedies::{ask_main_first, ip, main_rule};
 use crate::sources::AgentAnswer;
 
@@ -67,7 +68,7 @@ fn bypass(bypass: &Bypass) -> NodeFinding {
             format!("no policy rule asks the main table, so {whose} to {subnets} find no route"),
             main_rule(example.addr()),
         ),
-        Instead::Local { table, prefix } => {
+        Instead::Local(LocalRoute { table, prefix }) => {
             let route = prefix.map_or_else(|| example.to_string(), |prefix| prefix.to_string());
             finding(
                 format!("a local route ({route}, table {table}) keeps {whose} to {subnets} on this node"),

@@ -5,13 +5,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
-use nix::libc::RT_TABLE_LOCAL;
 
 use crate::facts::NodeFacts;
 use crate::facts::pod_way::PodWay;
 use crate::facts::underlay::{Fault, OtherLink, OwnAddress, PeerFault, SmallWay, UplinkWay};
 use crate::finding::{NodeFinding, counted, finding};
-use crate::kernel::entries::MAIN;
+use crate::kernel::entries::{LocalRoute, MAIN};
 use crate::remedies::{ask_main_first, ip, learned_mtu, main_rule, refusing_rule, without_addresses_of_pods};
 
 /// The smallest MTU in bytes that is proposed for all nodes. IPv6 needs it.
@@ -43,7 +42,7 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
                 "{ip} addr del {peer}/{len} dev {link}; on kube-ipvs0, take it out of the externalIPs of the services"
             ),
         ),
-        Fault::Kept { route, table } => kept(*route, *table, peer, &who),
+        Fault::Kept(route) => kept(*route, peer, &who),
         Fault::Refused { errno, route: Some(route) } => {
             let kind = match errno {
                 Errno::EACCES => "prohibit",
@@ -84,17 +83,19 @@ fn describe(fault: &Fault, peers: &[IpAddr]) -> NodeFinding {
     }
 }
 
-/// A route of type local keeps packets to a peer on this node. It may lead to more addresses than that one.
-fn kept(route: Option<IpNet>, table: u32, peer: IpAddr, who: &str) -> NodeFinding {
-    let (ip, route) = (ip(peer), route.unwrap_or_else(|| IpNet::from(peer)));
-    // Without policy rules the kernel keeps the tables local and main in one, and names that one.
-    let table = if table == MAIN { u32::from(RT_TABLE_LOCAL) } else { table };
+/// A route of type local keeps packets to a peer on this node. It may lead to more addresses than that one, and a program may need those (AnyIP).
+fn kept(LocalRoute { prefix, table }: LocalRoute, peer: IpAddr, who: &str) -> NodeFinding {
+    let (ip, host) = (ip(peer), IpNet::from(peer));
+    let route = prefix.unwrap_or(host);
     let evidence = format!(
         "{who} is the address of another node, and a local route ({route}, table {table}) keeps packets to it on this one"
     );
-    let remedy = format!(
-        "{ip} route del local {route} table {table}; first find the program that writes it, and whether it needs the route"
-    );
+    let command = format!("{ip} route del local {route} table {table}");
+    let remedy = if route == host {
+        format!("{command}; then find the program that writes it")
+    } else {
+        format!("{command}; but if a program of this node needs {route}, give it a range without the addresses of nodes instead")
+    };
     finding(evidence, remedy)
 }
 

@@ -7,12 +7,11 @@ use std::io;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nix::libc;
 use weft_subnet::env;
 
 use super::tables::Tables;
 use crate::kernel::Kernel;
-use crate::kernel::entries::{Lookup, MAIN, Packet, Route, RouteKind, unspecified};
+use crate::kernel::entries::{LOCAL, Lookup, MAIN, Packet, Route, RouteKind, unspecified};
 use crate::known_links::bridge;
 use crate::sources::NodeSources;
 
@@ -53,7 +52,7 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, own: &[IpNet]) ->
         let addrs = [&sources.published, &sources.uplink_addrs];
         for from in addrs.into_iter().filter_map(|addrs| tables.first_here(addrs, to)) {
             let Some(Route { device, table, .. }) = way(from) else { continue };
-            let is_usual = [MAIN, libc::RT_TABLE_LOCAL.into()].contains(&table);
+            let is_usual = [MAIN, LOCAL].contains(&table);
             let Some(link) = tables.link(device).filter(|link| link.index != bridge && !is_usual) else { continue };
             if !found.iter().any(|known| known.table == table && known.subnet == subnet) {
                 found.push(LedAway { from, subnet, table, link: link.name.clone() });

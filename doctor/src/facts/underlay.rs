@@ -16,7 +16,7 @@ use super::peer_port::{self, Question};
 use super::tables::Tables;
 use super::tunnel::Tunnel;
 use crate::kernel::Kernel;
-use crate::kernel::entries::{self, Device, Lookup, MAIN, Packet, RouteKind, unspecified};
+use crate::kernel::entries::{self, Device, LocalRoute, Lookup, MAIN, Packet, RouteKind, unspecified};
 use crate::known_links::is_ours;
 use crate::sources::{NodeSources, PeerAddress};
 
@@ -47,12 +47,7 @@ pub enum Fault {
     /// This node has the address itself.
     Own(OwnAddress),
     /// A local route keeps them on this node, and no link has the address.
-    Kept {
-        /// The destination of the route, if the kernel names it.
-        route: Option<IpNet>,
-        /// Its table.
-        table: u32,
-    },
+    Kept(LocalRoute),
     /// The kernel refuses them.
     Refused {
         /// Its answer.
@@ -152,6 +147,10 @@ pub(super) fn read(tables: &Tables<'_>, sources: &NodeSources, tunnel: Option<Tu
             }
         }
     }
+    kernel.correct_tables(found.iter_mut().filter_map(|found| match &mut found.fault {
+        Fault::Kept(route) => Some(route),
+        _ => None,
+    }))?;
     let closed = |at: SocketAddr| {
         let (to, port) = (at.ip(), at.port());
         PeerFault { peer: to, fault: Fault::NoListener { port, device: tables.tunnel_device(to) } }
@@ -165,8 +164,7 @@ impl Tables<'_> {
         let to = peer.addr;
         match lookup {
             Lookup::Route(route) if route.kind == RouteKind::Local => {
-                let kept = || Fault::Kept { route: route.prefix, table: route.table };
-                Some(self.own(to).map_or_else(kept, Fault::Own))
+                Some(self.own(to).map_or_else(|| Fault::Kept(route.into()), Fault::Own))
             }
             Lookup::Route(route) => match route.kind {
                 RouteKind::Unicast if !peer.reached => self.wrong_way(to, route, sources),

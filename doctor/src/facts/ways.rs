@@ -15,7 +15,7 @@ use weft_netlink::rtnl::{Link, Route, Vxlan};
 use super::policy_rules::{Marked, RouteOfWeft};
 use super::tables::Tables;
 use crate::kernel::Kernel;
-use crate::kernel::entries::{Lookup, MAIN, Packet, RouteKind, unspecified};
+use crate::kernel::entries::{LOCAL, LocalRoute, Lookup, MAIN, Packet, RouteKind, unspecified};
 use crate::known_links::{BRIDGE, bridge, is_of_routed_pod, is_ours};
 use crate::sysctl;
 
@@ -58,12 +58,7 @@ pub enum Instead {
     /// No policy rule asks the main table.
     NoRule,
     /// A route of type local keeps them on this node, and no link has the address.
-    Local {
-        /// The table of that route.
-        table: u32,
-        /// Its destination, if the kernel names it.
-        prefix: Option<IpNet>,
-    },
+    Local(LocalRoute),
 }
 
 /// Routes of weft that packets do not take.
@@ -222,6 +217,10 @@ fn bypasses(
             }
         }
     }
+    kernel.correct_tables(found.iter_mut().filter_map(|bypass| match &mut bypass.instead {
+        Instead::Local(route) => Some(route),
+        _ => None,
+    }))?;
     Ok(found)
 }
 
@@ -233,10 +232,10 @@ fn instead(tables: &Tables<'_>, asked: &Asked<'_>, lookup: &Lookup) -> Option<In
         // An address of this node in the subnet of a peer is another finding.
         Lookup::Route(taken) if taken.kind == RouteKind::Local => {
             let is_address = tables.addrs.iter().any(|addr| addr.addr == to);
-            (!is_address).then_some(Instead::Local { table: taken.table, prefix: taken.prefix })
+            (!is_address).then_some(Instead::Local(taken.into()))
         }
         Lookup::Route(taken) => {
-            let is_usual = [MAIN, libc::RT_TABLE_LOCAL.into()].contains(&taken.table);
+            let is_usual = [MAIN, LOCAL].contains(&taken.table);
             let link = || {
                 let device = tables.link(taken.device);
                 device.filter(|_| taken.kind == RouteKind::Unicast).map(|link| link.name.clone())

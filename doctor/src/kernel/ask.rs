@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Asks the kernel about single entries. No table is dumped but that of the links, and that of the routes if a route of another program
-//! was chosen: a node may have 50,000 peers.
+//! was chosen, or one of type local: a node may have 50,000 peers.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc;
 use weft_netlink::rt::{PLAIN, family};
@@ -12,7 +14,7 @@ use weft_netlink::rtnl::{self, Neigh};
 use weft_netlink::socket::{Netlink, Refusal};
 use weft_netlink::wire::Writer;
 
-use super::entries::{Device, Lookup, MAIN, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
+use super::entries::{Device, LOCAL, LocalRoute, Lookup, MAIN, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
 
 /// Flags of RTM_GETROUTE: name the routing table; name the entry of the table instead of the result for this destination.
 const RTM_F_LOOKUP_TABLE: u32 = 0x1000;
@@ -107,6 +109,23 @@ impl Kernel {
     /// The dump fails.
     pub fn main_table(&mut self, is_ipv4: bool) -> io::Result<Vec<Route>> {
         self.table(is_ipv4, MAIN)
+    }
+
+    /// Corrects the tables of local routes that answers named. As long as nobody has changed the policy rules of IPv4, the kernel keeps the tables
+    /// local and main as one, and its answers name main for the routes of both (`fib_lookup` in include/net/ip_fib.h). A dump tells them apart.
+    ///
+    /// # Errors
+    /// The dump fails.
+    pub fn correct_tables<'a>(&mut self, routes: impl IntoIterator<Item = &'a mut LocalRoute>) -> io::Result<()> {
+        let is_ipv4 = |route: &LocalRoute| route.prefix.is_some_and(|net| net.addr().is_ipv4());
+        let mut unsure = routes.into_iter().filter(|route| route.table == MAIN && is_ipv4(route)).peekable();
+        if unsure.peek().is_none() {
+            return Ok(());
+        }
+        let main = self.main_table(true)?.into_iter().filter(|route| route.kind == RouteKind::Local);
+        let of_main: BTreeSet<Option<IpNet>> = main.map(|route| route.prefix).collect();
+        unsure.filter(|route| !of_main.contains(&route.prefix)).for_each(|route| route.table = LOCAL);
+        Ok(())
     }
 
     /// Returns the routes of one family in a table.

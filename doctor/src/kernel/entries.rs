@@ -18,6 +18,9 @@ use crate::processes::ticks;
 /// The number of the main routing table.
 pub const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
+/// The number of the table of local addresses.
+pub const LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
+
 /// The packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
@@ -242,6 +245,21 @@ impl From<rtnl::Route> for Route {
             mtu_is_learned: false,
             expires_s: route.expires.and_then(|number| ticks(number.into())).map(|time| time.as_secs()),
         }
+    }
+}
+
+/// A route of type local, which keeps packets on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalRoute {
+    /// Its destination, if the kernel names it.
+    pub prefix: Option<IpNet>,
+    /// Its table.
+    pub table: u32,
+}
+
+impl From<&Route> for LocalRoute {
+    fn from(route: &Route) -> LocalRoute {
+        LocalRoute { prefix: route.prefix, table: route.table }
     }
 }
 

@@ -101,9 +101,15 @@ fn a_peer_whose_address_is_here_is_found() {
             let command = format!("addr del {address} dev kube-ipvs0");
             healed(&sources, &["is the address of another node", "kube-ipvs0", "externalIPs", &command]);
         }
-        for route in [FAR, "198.51.100.0/24"] {
-            ip(&format!("route add local {route} dev lo"));
-            healed(&sources, &[FAR, "a local route", route, "table 255"]);
+        // The kernel looks up both tables as one before there is another policy rule, and each for itself after that.
+        for is_one in [true, false] {
+            for (route, table) in [(FAR, 255), ("198.51.100.0/24", 255), (FAR, 254)] {
+                ip(&format!("route add local {route} dev lo table {table}"));
+                healed(&sources, &[FAR, "a local route", route, &format!("table {table}")]);
+            }
+            if is_one {
+                ip("rule add pref 50 to 203.0.113.0/24 lookup 50");
+            }
         }
         let mut same = sources.clone();
         same.published.push(FAR.parse().unwrap());
