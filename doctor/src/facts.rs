@@ -358,8 +358,10 @@ fn not_examined(sources: &NodeSources, machine: &NodeFacts, store: &StoreFacts) 
     if let Some(text) = processes::unreadable() {
         add("port", text);
     }
-    if let Some(path) = &machine.cni.denied {
-        add("cni", format!("configurations of CNI: you may not read {}", path.display()));
+    let denied = &machine.cni.denied;
+    if !denied.is_empty() {
+        let paths: Vec<String> = denied.iter().map(|path| path.display().to_string()).collect();
+        add("cni", format!("configurations of CNI: you may not read {}", paths.join(", ")));
     }
     store.denied.iter().for_each(|why| add("certificates", why.clone()));
     for ChecksumErrors { protocol, wrong, received, .. } in machine.checksums.iter().filter(|errors| errors.are_old()) {

@@ -4,7 +4,7 @@
 use weft_cni::conf_dir::is_multus;
 
 use crate::facts::NodeFacts;
-use crate::facts::cni_files::{BrokenPlugin, Misplaced};
+use crate::facts::cni_files::{BadConf, BrokenPlugin, Conf, Misplaced};
 use crate::facts::cni_plugins::OURS;
 use crate::facts::other_pods::OtherPod;
 use crate::finding::{MAX_NAMED, NodeFinding, counted, finding, some_of};
@@ -51,8 +51,9 @@ fn other_pods(facts: &NodeFacts) -> Option<NodeFinding> {
 /// The files of CNI are wrong.
 fn configurations(facts: &NodeFacts) -> Vec<NodeFinding> {
     let files = &facts.cni;
-    // The container runtime is root and may read it.
-    if files.denied.is_some() {
+    // The container runtime is root and may read what decides here: the first configuration, or the names of all.
+    let is_denied = |first: &Conf| first.plugins == Err(BadConf::Denied);
+    if files.confs.first().map_or(!files.denied.is_empty(), is_denied) {
         return Vec::new();
     }
     let dir = files.conf_dir.display();
@@ -166,8 +167,10 @@ fn other_subnet_file(facts: &NodeFacts) -> Option<NodeFinding> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
-    use crate::facts::cni_files::{BadConf, CniFiles, Conf};
+    use crate::facts::cni_files::CniFiles;
 
     fn conf(bad: BadConf) -> Conf {
         Conf {
@@ -186,13 +189,14 @@ mod tests {
         let agent = AgentAnswer::Problems(Vec::new());
         let files = |confs, denied: Option<&str>| CniFiles {
             confs,
-            denied: denied.map(Into::into),
+            denied: denied.into_iter().map(PathBuf::from).collect(),
             has_kubelet: true,
             ..CniFiles::default()
         };
         for (confs, denied, found) in [
             (vec![conf(BadConf::NoPlugins)], None, 1),
             (vec![conf(BadConf::Denied)], Some("/etc/cni/net.d/10-flannel.conflist"), 0),
+            (vec![conf(BadConf::NoPlugins), conf(BadConf::Denied)], Some("/etc/cni/net.d/20-other.conf"), 1),
             (Vec::new(), None, 1),
             (Vec::new(), Some("/etc/cni/net.d"), 0),
         ] {

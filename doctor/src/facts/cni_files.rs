@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::geteuid;
 use serde_json::Value;
 use weft_cni::conf_dir::is_conf;
 
@@ -91,8 +92,8 @@ pub struct CniFiles {
     pub conf_dir: PathBuf,
     /// The configurations, in the order in which runtimes use them.
     pub confs: Vec<Conf>,
-    /// The directory, or the first configuration, if this process may not read it. Then nothing is known of the plugins.
-    pub denied: Option<PathBuf>,
+    /// The directory, or the configurations, that this process may not read.
+    pub denied: Vec<PathBuf>,
     /// The plugins of the first configuration that are in none of the directories. Empty if none of the directories exists.
     pub missing: Vec<String>,
     /// The plugins of the first configuration that are there and cannot run.
@@ -117,10 +118,10 @@ pub(super) fn read(sources: &CniSources, subnet_file: &Path, processes: &Process
         Conf { plugins: list.and_then(|list| plugins(&list)), is_link, isolates, subnet_files, reads_ours, name }
     };
     let confs: Vec<Conf> = names(&sources.conf_dir).into_iter().filter(|name| is_conf(name)).map(conf).collect();
-    let is_denied = |error: io::Error| error.kind() == io::ErrorKind::PermissionDenied;
-    let denied_dir = fs::read_dir(&sources.conf_dir).is_err_and(is_denied).then(|| sources.conf_dir.clone());
-    let denied_conf = || confs.first().filter(|first| first.plugins == Err(BadConf::Denied));
-    let denied = denied_dir.or_else(|| Some(sources.conf_dir.join(&denied_conf()?.name)));
+    let denied_dir = fs::read_dir(&sources.conf_dir).is_err_and(|error| is_denied(&error));
+    let denied_confs = confs.iter().filter(|conf| conf.plugins == Err(BadConf::Denied));
+    let denied = denied_confs.map(|conf| sources.conf_dir.join(&conf.name));
+    let denied = denied_dir.then(|| sources.conf_dir.clone()).into_iter().chain(denied).collect();
     let wanted = || confs.first().and_then(|first| first.plugins.as_ref().ok()).into_iter().flatten();
     let has_dir = sources.path.iter().any(|dir| dir.is_dir());
     let is_missing = |plugin: &&String| !sources.path.iter().any(|dir| is_program(&dir.join(plugin)));
@@ -165,11 +166,16 @@ pub(super) fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
 }
 
+/// Returns true if this process may not read what the container runtime may, because that is root.
+fn is_denied(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied && !geteuid().is_root()
+}
+
 /// Returns the plugins of a configuration, as it describes them.
 fn plugin_list(path: &Path) -> Result<Vec<Value>, BadConf> {
     let text = fs::read(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => BadConf::DeadLink,
-        io::ErrorKind::PermissionDenied => BadConf::Denied,
+        _ if is_denied(&error) => BadConf::Denied,
         _ => BadConf::Unreadable(error.to_string()),
     })?;
     let value: Value = serde_json::from_slice(&text).map_err(|error| BadConf::Unreadable(error.to_string()))?;

@@ -10,8 +10,9 @@ use crate::known_links::{BRIDGE, ports_that};
 
 /// Pods of this node that do not reach each other.
 pub(super) fn port_flags(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let is_wanted = facts.cni.confs.iter().any(|conf| conf.isolates);
-    let isolated = isolated(&facts.pods).filter(|_| !is_wanted);
+    // A configuration that only root may read may want it.
+    let may_be_wanted = facts.cni.confs.iter().any(|conf| conf.isolates) || !facts.cni.denied.is_empty();
+    let isolated = isolated(&facts.pods).filter(|_| !may_be_wanted);
     isolated.into_iter().chain(no_broadcasts(&facts.pods)).collect()
 }
 
@@ -46,4 +47,22 @@ fn no_broadcasts(pods: &PodLinks) -> Option<NodeFinding> {
         some_of(ports())
     );
     Some(finding(evidence, format!("bridge link set dev {first} bcast_flood on; and so on for each of these ports")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::pod_links::PodLink;
+
+    #[test]
+    fn isolated_ports_may_be_wanted_by_a_configuration_that_only_root_may_read() {
+        let port = Some(BridgePort { isolated: true, ..BridgePort::default() });
+        let link = |name: &str| PodLink { name: name.to_owned(), mtu: 1450, up: true, running: true, port };
+        let links = vec![link("veth1"), link("veth2")];
+        let pods = PodLinks { bridge_up: Some(true), links, ..PodLinks::default() };
+        let mut facts = NodeFacts { pods, ..NodeFacts::of_a_node() };
+        assert_eq!(port_flags(&facts).len(), 1);
+        facts.cni.denied = vec!["/etc/cni/net.d/10-flannel.conflist".into()];
+        assert_eq!(port_flags(&facts), []);
+    }
 }
