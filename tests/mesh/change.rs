@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Another backend in net-conf while the cluster runs: no packet between any two pods is lost.
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,7 +11,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use weft_lab::change::{StreamLoss, Streams, change, changed, devices, vxlan};
-use weft_lab::netns::checked;
+use weft_lab::netns::{checked, enter, in_thread};
+use weft_lab::node::Pod;
 use weft_lab::{BackendKind, Lab, LabOptions, StoreKind, wait_for};
 
 use crate::flanneld::flanneld;
@@ -90,6 +93,62 @@ fn to_udp_and_back() {
         (vxlan(1), &["flannel.1"], 1450),
     ];
     on_this_thread(async move { walk(lab_options(StoreKind::Etcd, false), &steps).await });
+}
+
+/// Sends this many bytes over TCP from one pod to another, which reads them all.
+fn send_by_tcp(from: &Pod, to: &Pod, bytes: usize) -> Result<()> {
+    let listener = in_thread(|| {
+        enter(&to.ns.path())?;
+        TcpListener::bind((to.addrs[0], 0)).context("listen in a pod")
+    })?;
+    let address = listener.local_addr()?;
+    let mut sender = in_thread(|| {
+        enter(&from.ns.path())?;
+        TcpStream::connect_timeout(&address, LIMIT).context("connect from a pod")
+    })?;
+    let (mut receiver, _) = listener.accept()?;
+    sender.set_write_timeout(Some(LIMIT))?;
+    receiver.set_read_timeout(Some(LIMIT))?;
+    let mut received = Vec::new();
+    std::thread::scope(|scope| {
+        let sent = scope.spawn(|| sender.write_all(&vec![0; bytes]).and_then(|()| sender.shutdown(Shutdown::Write)));
+        let read = receiver.read_to_end(&mut received).context("no more bytes arrive");
+        let sent = sent.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        sent.context("the bytes are not accepted").and(read)
+    })?;
+    ensure!(received.len() == bytes, "{} of {bytes} bytes arrived", received.len());
+    Ok(())
+}
+
+/// The pods are made with host-gw, whose MTU is 1500. That of vxlan is 1450.
+#[test]
+fn pods_with_a_larger_mtu_are_told_the_new_one() {
+    on_this_thread(async {
+        let options = LabOptions { backend: BackendKind::HostGw, ..lab_options(StoreKind::Etcd, false) };
+        let mut lab = Lab::start(&options).await?;
+        lab.reach_all().await?;
+        let (_, StreamLoss { all: loss, names }) = change(&mut lab, &options.net_conf_with(&vxlan(1)), "vxlan").await?;
+        ensure!(loss.lost == 0, "{} of {} lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
+        let [from, second, third] = [0, 1, 2].map(|node: usize| &lab.nodes[node].pods[0]);
+        let link = from.ns.ip("link show eth0").await?;
+        ensure!(link.contains(" mtu 1500 "), "a pod that runs keeps its MTU: {link}");
+        send_by_tcp(from, second, 400_000)?;
+        // The node has told the pod the new MTU, or else TCP would have waited for ever.
+        let learned = from.ns.ip(&format!("route get {}", second.addrs[0])).await?;
+        ensure!(learned.contains(" mtu 1450"), "{learned}");
+        // With 28 bytes of headers, the packet is as large as the MTU of the pod.
+        let mut ping = from.ns.command("ping");
+        ping.args(["-n", "-c1", "-W5", "-M", "do", "-s", "1472", &third.addrs[0].to_string()]);
+        let output = ping.output().await.context("start ping")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            !output.status.success() && text.contains("Frag needed and DF set (mtu = 1450)"),
+            "{}: {text}\n{errors}",
+            output.status
+        );
+        Ok(())
+    });
 }
 
 /// net-conf is changed several times, before the nodes have followed.
