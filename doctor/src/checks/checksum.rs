@@ -11,13 +11,9 @@ use crate::finding::{NodeFinding, finding};
 /// A network card that computes wrong checksums for tunnel packets makes the receiver drop them. The counters know an old fault for as long as
 /// the machine runs, so only one that goes on is a finding.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    // The device has the same name on all nodes.
-    let ours = || facts.ways.vxlan.iter().filter(|device| device.ours);
-    // The counters are those of IPv4.
-    let device = ours()
-        .find(|device| !device.name.contains("-v6"))
-        .or_else(|| ours().next())
-        .map_or(USUAL_DEVICE, |device| device.name.as_str());
+    // The device has the same name on all nodes. The counters are those of IPv4.
+    let ours = facts.ways.vxlan.iter().filter(|device| device.ours);
+    let device = ours.min_by_key(|device| device.vxlan.v6).map_or(USUAL_DEVICE, |device| device.name.as_str());
     let bad = facts.checksums.iter().filter(|errors| errors.are_many() && !errors.are_old());
     let one = |errors: &ChecksumErrors| {
         let (protocol, wrong, received) = (errors.protocol.to_uppercase(), errors.wrong, errors.received);

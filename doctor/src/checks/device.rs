@@ -21,8 +21,8 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     let devices = &facts.ways.vxlan;
     let ours = devices.iter().filter(|device| device.ours).map(|device| device.vxlan);
     let mut wanted: Vec<Received> = ours.map(|Vxlan { vni, port, v6, .. }| Received { vni, port, v6 }).collect();
-    // Before the first start weft has no device yet. With another backend it makes none.
-    if wanted.is_empty() && may_be_vxlan(&facts.backend) {
+    // Before the first start weft has no device yet. With another backend it makes none. While no agent answers, a device of weft shows that.
+    if wanted.is_empty() && may_be_vxlan(&facts.backend) && facts.own_device.is_none() {
         wanted = families(facts).map(|v6| Received { vni: USUAL_VNI, port: facts.port, v6 }).collect();
     }
     let mut findings = Vec::new();
@@ -70,6 +70,8 @@ mod tests {
             assert_eq!(check(&facts).len(), usize::from(found), "before the first start: {other:?}");
             let wireguard = NodeFacts { backend: "wireguard".to_owned(), ..facts.clone() };
             assert_eq!(check(&wireguard), [], "this backend has no vxlan device: {other:?}");
+            let silent = NodeFacts { own_device: Some("flannel-wg".to_owned()), ..facts.clone() };
+            assert_eq!(check(&silent), [], "a device of another backend, and no agent that answers: {other:?}");
             // With a device of our own, its VNI counts.
             let vxlan = Vxlan { vni: 2, port: 8472, external: false, v6: false };
             facts.ways.vxlan.push(VxlanDevice { name: "flannel.2".to_owned(), vxlan, ours: true });

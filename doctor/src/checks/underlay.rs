@@ -94,7 +94,9 @@ fn kept(LocalRoute { prefix, table }: LocalRoute, peer: IpAddr, who: &str) -> No
     let remedy = if route == host {
         format!("{command}; then find the program that writes it")
     } else {
-        format!("{command}; but if a program of this node needs {route}, give it a range without the addresses of nodes instead")
+        format!(
+            "{command}; but if a program of this node needs {route}, give it a range without the addresses of nodes instead"
+        )
     };
     finding(evidence, remedy)
 }
