@@ -8,7 +8,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::{Event, RecordChange, Source};
 
-use super::contract::{PATIENCE, attrs, first_list, next, request, watching};
+use super::contract::{PATIENCE, attrs, first_list, next, request, until, watching};
 use super::own::dual;
 use super::relay::Relay;
 use super::server::{Cluster, Server};
@@ -35,14 +35,9 @@ async fn snapshot(events: &mut Events) -> Vec<Record> {
 
 /// Waits for the report of a failure.
 async fn failure(events: &mut Events) -> String {
-    let wait = async {
-        loop {
-            if let Some(Event::Unreachable(text)) = events.recv().await {
-                return text;
-            }
-        }
-    };
-    timeout(PATIENCE, wait).await.expect("a failure must be reported")
+    let told = until(events, "the report of a failure", |event| matches!(event, Event::Unreachable(_))).await;
+    let Event::Unreachable(text) = told else { panic!("{told:?}") };
+    text
 }
 
 #[tokio::test]
@@ -241,9 +236,9 @@ async fn a_wiped_etcd_is_noticed() {
             put(&mut events).await;
             cluster.server.order("wipe");
             cluster.server.ready().await;
-            let until = tokio::time::Instant::now() + PATIENCE;
+            let end = tokio::time::Instant::now() + PATIENCE;
             loop {
-                assert!(tokio::time::Instant::now() < until, "no new list");
+                assert!(tokio::time::Instant::now() < end, "no new list");
                 match timeout(PATIENCE, events.recv()).await.unwrap() {
                     Some(Event::Snapshot { records, reset }) => {
                         assert!(reset && records.is_empty());

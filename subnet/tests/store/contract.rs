@@ -32,7 +32,7 @@ pub trait SharedStore {
     }
 }
 
-/// How long the next event of a server is waited for. The machine may be busy with other tests.
+/// How long a test waits for a server. The machine may be busy with other tests.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A TTL of leases that a test waits for. A busy machine does not stand still for so long.
@@ -76,6 +76,40 @@ pub fn subnet(text: &str) -> Subnets {
     Subnets { v4: Some(text.parse().unwrap()), v6: None }
 }
 
+/// Waits, but not for ever. `what` did not come if the test fails. The limit is that of the whole wait: a store reports every few seconds
+/// that it was answered, and a limit for each event would never end.
+pub async fn within<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> T {
+    tokio::time::timeout(limit, wait).await.unwrap_or_else(|_| panic!("{what} did not come within {limit:?}"))
+}
+
+/// Returns the next event of a server, of any kind.
+pub async fn any(events: &mut mpsc::Receiver<Event>) -> Event {
+    within(PATIENCE, "another event", events.recv()).await.expect("the store must go on")
+}
+
+/// Waits until a server reports an event of which this is true.
+pub async fn until(events: &mut mpsc::Receiver<Event>, what: &str, is: impl Fn(&Event) -> bool) -> Event {
+    until_within(events, PATIENCE, what, is).await
+}
+
+/// Does the same for any store, with this limit.
+pub async fn until_within(
+    events: &mut mpsc::Receiver<Event>,
+    limit: Duration,
+    what: &str,
+    is: impl Fn(&Event) -> bool,
+) -> Event {
+    let wait = async {
+        loop {
+            let event = events.recv().await.expect("the store must go on");
+            if is(&event) {
+                return event;
+            }
+        }
+    };
+    within(limit, what, wait).await
+}
+
 /// Returns the next event of a server that reports a change.
 pub async fn next(events: &mut mpsc::Receiver<Event>) -> Event {
     next_within(events, PATIENCE).await
@@ -83,13 +117,8 @@ pub async fn next(events: &mut mpsc::Receiver<Event>) -> Event {
 
 /// Does the same for any store, with this limit.
 pub async fn next_within(events: &mut mpsc::Receiver<Event>, limit: Duration) -> Event {
-    loop {
-        match tokio::time::timeout(limit, events.recv()).await.expect("an event in time") {
-            Some(Event::Answered | Event::Unreachable(_) | Event::Renewed(_)) => {}
-            Some(event) => return event,
-            None => panic!("the watch ended"),
-        }
-    }
+    let is_change = |event: &Event| !matches!(event, Event::Answered | Event::Unreachable(_) | Event::Renewed(_));
+    until_within(events, limit, "a list, a change or a net-conf", is_change).await
 }
 
 /// Returns the first list with this number of records. An API server answers lists from a cache that may lag behind the last write. Then

@@ -20,7 +20,7 @@ use weft_subnet::net_conf::Range;
 use weft_subnet::retry::chain;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{attrs, next_within, request, subnet};
+use super::contract::{PATIENCE, any, attrs, next_within, request, subnet, until, within};
 
 /// The time limit of a step. It is long enough for a busy machine, and shorter than the limit of the store for work that hangs and than
 /// the interval at which it reads all files.
@@ -28,6 +28,10 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 
 async fn next(events: &mut mpsc::Receiver<Event>) -> Event {
     next_within(events, LIMIT).await
+}
+
+fn is_failure(event: &Event) -> bool {
+    matches!(event, Event::Unreachable(_))
 }
 
 #[tokio::test]
@@ -180,7 +184,7 @@ async fn a_directory_that_vanished_is_not_created_again_and_is_watched_when_it_r
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         fs::rename(&path, &away).unwrap();
-        while !matches!(events.recv().await.unwrap(), Event::Unreachable(_)) {}
+        until(&mut events, "the report that the directory is gone", is_failure).await;
         assert!(matches!(store.list().await, Err(Error::Unavailable { .. })), "gone is not empty");
         assert!(matches!(store.config().await, Err(Error::Unavailable { .. })), "gone is not empty");
         assert!(!path.exists());
@@ -237,7 +241,7 @@ async fn a_net_conf_that_was_deleted_stays_in_force_until_there_is_another() {
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         fs::remove_file(&config).unwrap();
-        while events.recv().await.unwrap() != Event::Answered {}
+        until(&mut events, "the answer after the removal", |event| *event == Event::Answered).await;
         write(net_conf(1));
         store.acquire(&request(1)).await.unwrap();
         assert!(matches!(next(&mut events).await, Event::Changes(_)), "the same text is no change");
@@ -291,7 +295,7 @@ async fn a_lease_of_a_directory_is_reported_as_kept_each_minute() {
     let begin = Instant::now();
     let body = async {
         for minutes in 0..3 {
-            assert_eq!(keeps.recv().await, Some(Event::Renewed(None)));
+            assert_eq!(any(&mut keeps).await, Event::Renewed(None));
             assert_eq!(begin.elapsed().as_secs(), minutes * 60);
         }
     };
@@ -434,7 +438,7 @@ async fn a_lease_stays_if_its_file_cannot_be_read_when_the_watch_begins_again() 
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         fs::rename(&path, &away).unwrap();
-        while !matches!(events.recv().await.unwrap(), Event::Unreachable(_)) {}
+        until(&mut events, "the report that the directory is gone", is_failure).await;
         let file = format!("subnets/{}.json", lease.id);
         Failing::begin(away.join(&file));
         fs::rename(&away, &path).unwrap();
@@ -608,13 +612,16 @@ async fn an_event_names_the_file_to_read_and_all_files_are_read_every_30_s() {
 
 /// Returns the ids of the next changes.
 async fn changed(events: &mut mpsc::Receiver<Event>) -> Vec<String> {
-    loop {
-        match events.recv().await.unwrap() {
-            Event::Answered => {}
-            Event::Changes(changes) => {
-                return changes.iter().map(|change| change.written().unwrap().id.to_string()).collect();
+    let wait = async {
+        loop {
+            match events.recv().await.unwrap() {
+                Event::Answered => {}
+                Event::Changes(changes) => {
+                    return changes.iter().map(|change| change.written().unwrap().id.to_string()).collect();
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         }
-    }
+    };
+    within(PATIENCE, "a changed lease", wait).await
 }

@@ -14,7 +14,7 @@ use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::retry::chain;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{PATIENCE, SHORT_TTL, attrs, booted, next, request, subnet, watching};
+use super::contract::{PATIENCE, SHORT_TTL, any, attrs, booted, next, request, subnet, until, watching, within};
 use super::server::{PREFIX, Server, free_port, options};
 
 fn key(id: &str) -> String {
@@ -63,7 +63,7 @@ async fn a_reservation_stays_a_reservation() {
     let (out, mut events) = mpsc::channel(4);
     tokio::select! {
         () = store.keep(&lease, out) => panic!("the keeper ended"),
-        event = events.recv() => assert_eq!(event, Some(Event::Renewed(None))),
+        event = any(&mut events) => assert_eq!(event, Event::Renewed(None)),
     }
     assert!(client.leases().await.unwrap().leases().is_empty(), "no etcd lease may be left over");
 }
@@ -78,7 +78,7 @@ async fn the_renewal_reports_a_key_that_is_gone_without_a_watch() {
     let mut client = server.client().await;
     let (kept, mut keeps) = mpsc::channel(64);
     let body = async {
-        assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+        assert!(matches!(any(&mut keeps).await, Event::Renewed(Some(_))));
         let etcd_lease = client.get(key(&lease.id), None).await.unwrap().kvs()[0].lease();
         client.lease_revoke(etcd_lease).await.unwrap();
         loop {
@@ -104,7 +104,7 @@ async fn a_renewal_that_fails_is_reported_and_tried_again() {
     let lease = store.acquire(&request(1)).await.unwrap();
     let (kept, mut keeps) = mpsc::channel(64);
     let body = async {
-        assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+        assert!(matches!(any(&mut keeps).await, Event::Renewed(Some(_))));
         server.end();
         loop {
             match keeps.recv().await.unwrap() {
@@ -143,14 +143,14 @@ async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
             next(&mut events).await;
             let grant = client.lease_grant(SHORT_TTL.as_secs().cast_signed(), None).await.unwrap().id();
             let body = async {
-                assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+                assert!(matches!(any(&mut keeps).await, Event::Renewed(Some(_))));
                 client
                     .put(key(&lease.id), lease.attrs.to_wire(), Some(PutOptions::new().with_lease(grant)))
                     .await
                     .unwrap();
-                let until = Instant::now() + 2 * SHORT_TTL;
-                while Instant::now() < until {
-                    keeps.recv().await.unwrap();
+                let end = Instant::now() + 2 * SHORT_TTL;
+                while Instant::now() < end {
+                    any(&mut keeps).await;
                 }
                 let answer = client.get(key(&lease.id), None).await.unwrap();
                 assert_eq!(answer.kvs()[0].lease(), grant);
@@ -160,11 +160,8 @@ async fn the_etcd_lease_that_the_key_is_attached_to_now_is_renewed() {
                 () = body => {}
             }
             // Nobody renews the etcd lease any more, so it expires, and the watch reports that the key is gone.
-            loop {
-                if next(&mut events).await == Event::Changes(vec![RecordChange::Removed(lease.id.clone())]) {
-                    break;
-                }
-            }
+            let removal = Event::Changes(vec![RecordChange::Removed(lease.id.clone())]);
+            until(&mut events, "the removal of our key", |event| *event == removal).await;
         }
     })
     .await;
@@ -180,15 +177,13 @@ async fn an_etcd_lease_that_somebody_gives_our_key_is_renewed_at_once() {
     watching(&store, async |mut events| {
         next(&mut events).await;
         let body = async {
-            let first = keeps.recv().await;
-            assert!(matches!(first, Some(Event::Renewed(Some(ttl))) if ttl > Duration::from_secs(3600)), "{first:?}");
+            let first = any(&mut keeps).await;
+            assert!(matches!(first, Event::Renewed(Some(ttl)) if ttl > Duration::from_secs(3600)), "{first:?}");
             let grant = client.lease_grant(600, None).await.unwrap().id();
             let other = PutOptions::new().with_lease(grant);
             client.put(key(&lease.id), lease.attrs.to_wire(), Some(other)).await.unwrap();
-            let is_short = |ttl: Duration| ttl <= Duration::from_secs(600);
-            let renewed =
-                async { while !matches!(keeps.recv().await, Some(Event::Renewed(Some(ttl))) if is_short(ttl)) {} };
-            timeout(NOTICED, renewed).await.expect("the etcd lease of the operator is renewed");
+            let is_short = |event: &Event| matches!(event, Event::Renewed(Some(ttl)) if ttl.as_secs() <= 600);
+            until(&mut keeps, "the renewal of the operator's etcd lease", is_short).await;
         };
         tokio::select! {
             () = store.keep(&lease, kept) => panic!("the keeper ended"),
@@ -225,11 +220,8 @@ async fn everything_is_read_again_after_a_compaction() {
     }
     client.compact(revision, None).await.unwrap();
     let again = async {
-        loop {
-            if let Event::Snapshot { records, reset } = next(&mut events).await {
-                return (records.len(), reset, next(&mut events).await);
-            }
-        }
+        let (count, reset) = snapshot(&mut events).await;
+        (count, reset, next(&mut events).await)
     };
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
@@ -265,7 +257,7 @@ async fn a_lease_that_was_deleted_and_compacted_while_the_watch_was_away_goes() 
     client.compact(deleted, Some(CompactionOptions::new().with_physical())).await.unwrap();
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
-        seen = timeout(NOTICED, snapshot(&mut events)) => assert_eq!(seen.expect("the lease is gone"), (0, false)),
+        seen = snapshot(&mut events) => assert_eq!(seen, (0, false), "the lease is gone"),
     }
 }
 
@@ -291,14 +283,11 @@ async fn the_watch_is_resumed_after_the_server_stopped_or_restarted() {
     let body = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         server.signal(Signal::SIGSTOP);
-        loop {
-            // The watch must notice this although nothing is written. Without the limit, a failing test would wait forever.
-            let event = timeout(PATIENCE, events.recv()).await.expect("a stopped server must be noticed");
-            if let Some(Event::Unreachable(text)) = event {
-                assert!(text.contains(&server.url()), "{text}");
-                break;
-            }
-        }
+        // The watch must notice this although nothing is written.
+        let is_failure = |event: &Event| matches!(event, Event::Unreachable(_));
+        let told = until(&mut events, "the report of the stopped server", is_failure).await;
+        let Event::Unreachable(text) = told else { panic!("{told:?}") };
+        assert!(text.contains(&server.url()), "{text}");
         server.signal(Signal::SIGCONT);
         server.ready().await;
         server.client().await.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
@@ -341,15 +330,11 @@ async fn a_wiped_store_is_reported_as_another_store() {
 
 /// Returns the next snapshot: the number of its records, and whether it comes from another store. All other events are skipped.
 async fn snapshot(events: &mut mpsc::Receiver<Event>) -> (usize, bool) {
-    loop {
-        if let Event::Snapshot { records, reset } = next(events).await {
-            return (records.len(), reset);
-        }
-    }
+    let is_list = |event: &Event| matches!(event, Event::Snapshot { .. });
+    let told = until(events, "a list of all leases", is_list).await;
+    let Event::Snapshot { records, reset } = told else { panic!("{told:?}") };
+    (records.len(), reset)
 }
-
-/// How long a store may take to notice that it has another server. Without the limit, a failing test would wait forever.
-const NOTICED: Duration = PATIENCE;
 
 /// Another cluster listens at the same address. It has more revisions and no net-conf, so only the id of the cluster tells them apart.
 #[tokio::test]
@@ -373,7 +358,7 @@ async fn another_cluster_with_a_higher_revision_is_reported_as_another_store() {
     }
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
-        seen = timeout(NOTICED, snapshot(&mut events)) => assert_eq!(seen.expect("it must be noticed"), (7, true)),
+        seen = snapshot(&mut events) => assert_eq!(seen, (7, true)),
     }
 }
 
@@ -391,8 +376,7 @@ async fn a_store_that_is_replaced_between_the_list_and_the_watch_is_noticed_alth
     let (out, mut events) = mpsc::channel(64);
     let body = async {
         assert_eq!(snapshot(&mut events).await, (1, false));
-        let seen = timeout(NOTICED, snapshot(&mut events)).await;
-        assert_eq!(seen.expect("it must be noticed"), (0, true));
+        assert_eq!(snapshot(&mut events).await, (0, true));
     };
     tokio::select! {
         () = store.watch(out) => panic!("the watch ended"),
@@ -415,7 +399,7 @@ async fn a_wiped_store_with_a_higher_revision_is_recognised_by_its_net_conf() {
     let begins = async {
         assert_eq!(snapshot(&mut events).await, (5, false));
         client.put(key("10.5.6.0-24"), attrs(6).to_wire(), None).await.unwrap();
-        while !matches!(next(&mut events).await, Event::Changes(_)) {}
+        until(&mut events, "the event of the lease", |event| matches!(event, Event::Changes(_))).await;
     };
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
@@ -436,7 +420,7 @@ async fn a_wiped_store_with_a_higher_revision_is_recognised_by_its_net_conf() {
     }
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
-        seen = timeout(NOTICED, snapshot(&mut events)) => assert_eq!(seen.expect("it must be noticed"), (3, true)),
+        seen = snapshot(&mut events) => assert_eq!(seen, (3, true)),
     }
 }
 
@@ -509,7 +493,7 @@ async fn a_net_conf_that_is_larger_than_any_message_is_an_error() {
     server.ready().await;
     server.client().await.put(format!("{PREFIX}/config"), "x".repeat(17 << 20), None).await.unwrap();
     let store = server.store();
-    let read = timeout(NOTICED, store.config()).await.expect("it is read again and again");
+    let read = within(PATIENCE, "net-conf, or an error,", store.config()).await;
     assert!(matches!(read, Err(Error::Unavailable { .. })), "{:?}", read.map(|text| text.len()));
 }
 
@@ -664,7 +648,7 @@ async fn leases_are_read_although_the_first_value_is_larger_than_any_message() {
     client.put(key("10.5.3.0-24"), "x".repeat(17 << 20), None).await.unwrap();
     client.put(key("10.5.4.0-24"), attrs(4).to_wire(), None).await.unwrap();
     let store = server.store();
-    let list = timeout(NOTICED, store.list()).await.expect("it is read again and again").unwrap();
+    let list = within(PATIENCE, "the list of all leases", store.list()).await.unwrap();
     let read: Vec<_> = list.iter().map(|record| (&*record.id, record.lease.is_ok())).collect();
     let wanted = [("10.5.1.0-24", false), ("10.5.2.0-24", true), ("10.5.3.0-24", false), ("10.5.4.0-24", true)];
     assert_eq!(read, wanted);
@@ -682,8 +666,7 @@ async fn a_single_event_that_is_larger_than_any_message_leads_to_a_new_list() {
         client.put(key("10.5.1.0-24"), attrs(1).to_wire(), None).await.unwrap();
         assert_eq!(ids(&mut events, 1).await, ["10.5.1.0-24"]);
         client.put(key("10.5.2.0-24"), "x".repeat(17 << 20), None).await.unwrap();
-        let seen = timeout(NOTICED, snapshot(&mut events)).await.expect("a list in place of the event");
-        assert_eq!(seen, (2, false));
+        assert_eq!(snapshot(&mut events).await, (2, false), "a list in place of the event");
         client.put(key("10.5.3.0-24"), attrs(3).to_wire(), None).await.unwrap();
         assert_eq!(ids(&mut events, 1).await, ["10.5.3.0-24"]);
     })

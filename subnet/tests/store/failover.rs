@@ -22,7 +22,7 @@ use weft_subnet::lease::Lease;
 use weft_subnet::retry::chain;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{SHORT_TTL, attrs, booted, net_conf, next, request, subnet};
+use super::contract::{SHORT_TTL, any, attrs, booted, net_conf, next, request, subnet, until};
 use super::server::{PREFIX, Server, free_port, options};
 use super::unchanged::{dual, dual_request};
 
@@ -805,12 +805,12 @@ async fn renewals_and_the_watch_continue_after_an_endpoint_fails() {
     let other = live.store().acquire(&request_of(2)).await.unwrap();
     let ((kept, mut keeps), (out, mut events)) = (mpsc::channel(64), mpsc::channel(64));
     let body = async {
-        assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+        assert!(matches!(any(&mut keeps).await, Event::Renewed(Some(_))));
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         drop(tasks);
         // Each renewal follows a third of the TTL after the last one, so five of them take longer than the TTL.
         for _ in 0..5 {
-            while !matches!(timeout(LIMIT, keeps.recv()).await.unwrap(), Some(Event::Renewed(Some(_)))) {}
+            until(&mut keeps, "a renewal", |event| matches!(event, Event::Renewed(Some(_)))).await;
         }
         live.store().remove(&other.id).await.unwrap();
         let Event::Changes(changes) = next(&mut events).await else { panic!("the watch is resumed, not begun again") };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{SHORT_TTL, attrs, booted, net_conf, next, request, subnet, watching};
+use super::contract::{SHORT_TTL, any, attrs, booted, net_conf, next, request, subnet, until, watching};
 use super::server::{PREFIX, Server};
 
 type Requests = BTreeMap<String, u64>;
@@ -58,10 +58,14 @@ async fn start(server: &Server, last: u8) {
     watching(&store, async |mut events| {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         let renewed = async {
-            assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+            assert!(matches!(any(&mut keeps).await, Event::Renewed(Some(_))));
             // The watch reports a lease that is created now. So it has also reported our own.
             server.store().acquire(&request(last + 100)).await.unwrap();
-            while !matches!(next(&mut events).await, Event::Changes(all) if all.iter().filter_map(RecordChange::written).any(|record| record.id != lease.id)) {}
+            let is_other = |event: &Event| match event {
+                Event::Changes(all) => all.iter().filter_map(RecordChange::written).any(|record| record.id != lease.id),
+                _ => false,
+            };
+            until(&mut events, "the lease of the other node", is_other).await;
         };
         tokio::select! {
             () = store.keep(&lease, kept) => panic!("the keeper ended"),
@@ -114,10 +118,10 @@ async fn a_renewal_is_one_request_while_the_watch_reports_every_change_of_the_ke
     watching(&store, async |mut events| {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
         let renewed = async {
-            keeps.recv().await.unwrap();
+            any(&mut keeps).await;
             let before = received(&server);
             for _ in 0..3 {
-                keeps.recv().await.unwrap();
+                any(&mut keeps).await;
             }
             let mut all = since(&server, &before);
             // The stream of the watch opens some time after the list. The test makes the changes.

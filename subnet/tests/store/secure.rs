@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::source::{Error, Event, Source};
 
-use super::contract::{PATIENCE, attrs, next, request};
+use super::contract::{PATIENCE, attrs, next, request, until};
 use super::failover::relay;
 use super::server::{PREFIX, Server, free_port, options};
 
@@ -119,11 +119,8 @@ async fn rotated_certificates_are_used_without_a_restart() {
         server.again();
         answers(&store, "after the rotation").await;
         store.retake(&lease.subnets, &attrs(1), &attrs(2)).await.unwrap();
-        let changes = loop {
-            if let Event::Changes(changes) = next(&mut events).await {
-                break changes;
-            }
-        };
+        let told = until(&mut events, "the change of our lease", |event| matches!(event, Event::Changes(_))).await;
+        let Event::Changes(changes) = told else { panic!("{told:?}") };
         assert_eq!(changes[0].written().unwrap().lease.as_ref().unwrap().attrs, attrs(2));
     };
     tokio::select! {

@@ -18,7 +18,7 @@ use weft_subnet::evidence::Evidence;
 use weft_subnet::net_conf::Range;
 use weft_subnet::source::{Error, Event, LeaseRequest, RecordChange, Source};
 
-use super::contract::{SHORT_TTL, attrs, booted, net_conf, next, request, subnet, watching};
+use super::contract::{SHORT_TTL, any, attrs, booted, net_conf, next, request, subnet, watching};
 use super::server::{PREFIX, Server, options};
 
 fn key(id: &str) -> String {
@@ -183,7 +183,7 @@ async fn the_lease_of_another_node_is_not_renewed() {
             let body = async {
                 // The lease was renewed for longer than its TTL.
                 for _ in 0..5 {
-                    assert!(matches!(keeps.recv().await, Some(Event::Renewed(Some(_)))));
+                    assert!(matches!(any(&mut keeps).await, Event::Renewed(Some(_))));
                 }
                 let same = PutOptions::new().with_ignore_lease();
                 client.put(key(&own.id), attrs(9).to_wire(), Some(same)).await.unwrap();
@@ -193,7 +193,7 @@ async fn the_lease_of_another_node_is_not_renewed() {
                 let (mut client, theirs) = (client.clone(), Cell::new(0));
                 let renewed = async {
                     for _ in 0..10 {
-                        let Some(Event::Changes(changes)) = keeps.recv().await else { continue };
+                        let Event::Changes(changes) = any(&mut keeps).await else { continue };
                         match &changes[0] {
                             RecordChange::Written(record) => {
                                 assert_eq!(record.lease.as_ref().unwrap().attrs, attrs(9));
@@ -274,8 +274,8 @@ async fn our_key_is_not_reported_as_removed_if_it_has_another_etcd_lease() {
         let (kept, mut keeps) = mpsc::channel(64);
         // The first report may still be about the etcd lease that was granted a moment ago.
         let second = async {
-            keeps.recv().await.unwrap();
-            keeps.recv().await.unwrap()
+            any(&mut keeps).await;
+            any(&mut keeps).await
         };
         let told = tokio::select! {
             () = store.keep(&lease, kept) => panic!("the keeper ended"),
@@ -300,8 +300,8 @@ async fn our_key_is_renewed_although_its_value_cannot_be_read() {
     let (kept, mut keeps) = mpsc::channel(64);
     let renewed = async {
         for _ in 0..4 {
-            let told = keeps.recv().await;
-            assert!(matches!(told, Some(Event::Renewed(Some(_)))), "{told:?}");
+            let told = any(&mut keeps).await;
+            assert!(matches!(told, Event::Renewed(Some(_))), "{told:?}");
         }
     };
     tokio::select! {

@@ -19,12 +19,16 @@ async fn watching<F: Future<Output = ()>>(store: &KubeStore, body: impl FnOnce(E
 
 /// Returns the next event other than [`Event::Answered`].
 async fn next(events: &mut Events) -> Event {
-    loop {
-        match timeout(LIMIT, events.recv()).await.expect("an event").expect("the watch runs") {
-            Event::Answered => {}
-            event => return event,
+    // The limit is that of the whole wait, because a watch may be answered again and again.
+    let wait = async {
+        loop {
+            match events.recv().await.expect("the watch runs") {
+                Event::Answered => {}
+                event => return event,
+            }
         }
-    }
+    };
+    timeout(LIMIT, wait).await.expect("an event that is more than an answer")
 }
 
 fn ids<'a>(records: impl IntoIterator<Item = &'a Record>) -> Vec<String> {
@@ -471,7 +475,7 @@ async fn a_server_that_hangs_is_noticed() {
         let request = clock.until(fake.request()).await;
         assert_eq!(request.path, "/version");
         let text = loop {
-            match clock.until(events.recv()).await.unwrap() {
+            match clock.until(timeout(LIMIT, events.recv())).await.expect("the report of a failure").unwrap() {
                 Event::Answered => {}
                 Event::Unreachable(text) => break text,
                 event => panic!("{event:?}"),
