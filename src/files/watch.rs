@@ -259,6 +259,8 @@ fn state(path: &Path) -> Option<FileState> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
     use crate::files::write;
 
@@ -271,22 +273,22 @@ mod tests {
         let seen = |what: &'static str| move |result: Result<(), _>| result.expect(what);
         let limit = Duration::from_secs(10);
         write(&path, b"A=1\n").unwrap();
-        seen("created")(tokio::time::timeout(limit, watch.changed()).await);
+        seen("created")(timeout(limit, watch.changed()).await);
         fs::write(&path, b"A=22\n").unwrap();
-        seen("edited")(tokio::time::timeout(limit, watch.changed()).await);
+        seen("edited")(timeout(limit, watch.changed()).await);
         write(&path, b"A=3\n").unwrap();
-        seen("replaced")(tokio::time::timeout(limit, watch.changed()).await);
+        seen("replaced")(timeout(limit, watch.changed()).await);
         fs::remove_file(&path).unwrap();
-        seen("deleted")(tokio::time::timeout(limit, watch.changed()).await);
+        seen("deleted")(timeout(limit, watch.changed()).await);
         write(&path, b"A=4\n").unwrap();
-        seen("again")(tokio::time::timeout(limit, watch.changed()).await);
+        seen("again")(timeout(limit, watch.changed()).await);
         fs::remove_dir_all(dir.path().join("a")).unwrap();
-        seen("directory removed")(tokio::time::timeout(limit, watch.changed()).await);
+        seen("directory removed")(timeout(limit, watch.changed()).await);
         write(&path, b"A=5\n").unwrap();
-        seen("directory made again")(tokio::time::timeout(limit, watch.changed()).await);
+        seen("directory made again")(timeout(limit, watch.changed()).await);
         fs::write(home.join("other"), b"x").unwrap();
         fs::remove_file(home.join("other")).unwrap();
-        let quiet = tokio::time::timeout(Duration::from_millis(50), watch.changed()).await;
+        let quiet = timeout(Duration::from_millis(50), watch.changed()).await;
         assert!(quiet.is_err(), "a change of another file must not be reported");
     }
 
@@ -299,9 +301,9 @@ mod tests {
         let mut watch = FileWatch::new(&path);
         fs::rename(home.path().join("run"), home.path().join("gone")).unwrap();
         write(&path, b"b").unwrap();
-        watch.changed().await;
+        timeout(CHECK_INTERVAL * 2, watch.changed()).await.expect("the new file");
         fs::remove_file(&path).unwrap();
-        watch.changed().await;
+        timeout(CHECK_INTERVAL * 2, watch.changed()).await.expect("the removal of the file");
         assert!(watch.due <= Instant::now() + CHECK_INTERVAL);
     }
 
@@ -313,7 +315,7 @@ mod tests {
         let mut watch = FileWatch::new(&path);
         write(&path, b"a").unwrap();
         fs::remove_file(&path).unwrap();
-        let changed = tokio::time::timeout(Duration::from_secs(20), watch.changed()).await;
+        let changed = timeout(Duration::from_secs(20), watch.changed()).await;
         changed.expect("the file was removed, although there was none at the last check");
     }
 
@@ -325,10 +327,10 @@ mod tests {
         fs::write(&path, "a").unwrap();
         let mut watch = FileWatch::new(&path);
         fs::remove_file(&path).unwrap();
-        watch.changed().await;
+        timeout(Duration::from_secs(20), watch.changed()).await.expect("the removal of the file");
         fs::write(&path, "a").unwrap();
         fs::rename(home.path().join("run"), home.path().join("gone")).unwrap();
-        let changed = tokio::time::timeout(Duration::from_secs(20), watch.changed()).await;
+        let changed = timeout(Duration::from_secs(20), watch.changed()).await;
         changed.expect("the file was written, although its state is the same as at the last check");
     }
 
@@ -370,17 +372,17 @@ mod tests {
             assert!(watch.inotify.is_none());
             for text in ["A=1\n", "A=2\n"] {
                 write(&path, text.as_bytes()).unwrap();
-                tokio::time::timeout(limit, watch.changed()).await.expect(text);
+                timeout(limit, watch.changed()).await.expect(text);
             }
             fs::remove_file(&path).unwrap();
-            tokio::time::timeout(limit, watch.changed()).await.expect("deleted");
+            timeout(limit, watch.changed()).await.expect("deleted");
             instances("4");
             let again = async {
                 while watch.inotify.is_none() {
                     watch.changed().await;
                 }
             };
-            tokio::time::timeout(limit, again).await.expect("it must use inotify again when that works");
+            timeout(limit, again).await.expect("it must use inotify again when that works");
         });
     }
 }

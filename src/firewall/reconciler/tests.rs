@@ -11,6 +11,8 @@ use crate::firewall::error::FirewallError;
 use crate::firewall::fake::FakeFilter;
 
 const RESYNC: Duration = Duration::from_secs(5);
+/// How long a state is waited for. The clock is paused, so this takes no time.
+const LIMIT: Duration = Duration::from_secs(600);
 
 fn some(own: &str) -> Rules {
     let networks = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: None };
@@ -29,23 +31,35 @@ async fn with(test: impl AsyncFnOnce(FakeFilter, &mut Handle)) {
     local.run_until(test(fake, &mut handle)).await;
 }
 
+/// Waits for another state. `what` did not come if the test fails.
+async fn next_state(handle: &mut Handle, what: &str) -> State {
+    let changed = tokio::time::timeout(LIMIT, handle.state.changed()).await;
+    changed.unwrap_or_else(|_| panic!("{what} did not come within {LIMIT:?}")).unwrap();
+    handle.state.borrow_and_update().clone()
+}
+
+/// Waits until this is true of the state.
+async fn until(handle: &mut Handle, what: &str, is: impl FnMut(&State) -> bool) {
+    let reached = tokio::time::timeout(LIMIT, handle.state.wait_for(is)).await;
+    reached.unwrap_or_else(|_| panic!("{what} did not come within {LIMIT:?}")).unwrap();
+}
+
 #[tokio::test]
 async fn rules_are_written_once_and_the_same_state_is_not_sent_again() {
     with(async |fake, handle| {
         tokio::time::sleep(RESYNC * 3).await;
         assert_eq!(fake.reads(), 0, "nothing is wanted yet");
         handle.wanted.send_replace(Some(some("10.5.1.0/24")));
-        handle.state.changed().await.unwrap();
-        assert_eq!(handle.state.borrow_and_update().in_place, Some(some("10.5.1.0/24")));
+        let state = next_state(handle, "the state with the first rules").await;
+        assert_eq!(state.in_place, Some(some("10.5.1.0/24")));
         tokio::time::sleep(RESYNC * 21 / 2).await;
         assert!(!handle.state.has_changed().unwrap(), "the same state is not sent again");
         assert_eq!((fake.writes(), fake.reads()), (1, 11));
         handle.wanted.send_replace(Some(some("10.5.2.0/24")));
-        handle.state.changed().await.unwrap();
-        let state = handle.state.borrow_and_update().clone();
+        let state = next_state(handle, "the state with other rules").await;
         assert_eq!((state.in_place, state.writes, state.restored), (Some(some("10.5.2.0/24")), 2, 0));
         handle.wanted.send_replace(Some(Rules::default()));
-        handle.state.changed().await.unwrap();
+        next_state(handle, "the state without rules").await;
         let reads = fake.reads();
         tokio::time::sleep(RESYNC * 10).await;
         assert_eq!(fake.reads(), reads, "where no rules are wanted, none are read");
@@ -57,12 +71,13 @@ async fn rules_are_written_once_and_the_same_state_is_not_sent_again() {
 async fn a_flush_is_restored_at_once_and_many_flushes_by_the_resync() {
     with(async |fake, handle| {
         handle.wanted.send_replace(Some(some("10.5.1.0/24")));
-        handle.state.changed().await.unwrap();
+        next_state(handle, "the state with the rules").await;
         let mut last = Duration::ZERO;
         for n in 1..=30 {
             let start = tokio::time::Instant::now();
             fake.flush();
             while fake.rules().is_empty() {
+                assert!(start.elapsed() < LIMIT, "flush {n}: the rules are not restored");
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             last = start.elapsed();
@@ -72,9 +87,9 @@ async fn a_flush_is_restored_at_once_and_many_flushes_by_the_resync() {
         assert_eq!(handle.state.borrow().restored, 30);
         let text = "another program changes the traffic rules all the time: a resync restores them";
         let warning = Problem::new(ProblemKind::Fight, text);
-        handle.state.wait_for(|state| state.warnings == [warning.clone()]).await.unwrap();
+        until(handle, "the warning", |state| state.warnings == [warning.clone()]).await;
         let stopped = tokio::time::Instant::now();
-        handle.state.wait_for(|state| state.warnings.is_empty()).await.unwrap();
+        until(handle, "the end of the warning", |state| state.warnings.is_empty()).await;
         assert!(
             stopped.elapsed() > MINUTE - RESYNC && stopped.elapsed() < MINUTE + RESYNC * 3,
             "{:?}",
@@ -89,12 +104,10 @@ async fn an_error_is_in_the_state_until_it_ends() {
     with(async |fake, handle| {
         fake.fail_writes(Some("no"));
         handle.wanted.send_replace(Some(some("10.5.1.0/24")));
-        handle.state.changed().await.unwrap();
-        let state = handle.state.borrow_and_update().clone();
+        let state = next_state(handle, "the state with the error").await;
         assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: no")));
         fake.fail_writes(None);
-        handle.state.changed().await.unwrap();
-        let state = handle.state.borrow_and_update().clone();
+        let state = next_state(handle, "the state after the error").await;
         assert_eq!((state.in_place, state.error), (Some(some("10.5.1.0/24")), None));
     })
     .await;
@@ -105,22 +118,19 @@ async fn an_error_is_in_the_state_until_it_ends() {
 async fn rules_that_cannot_be_read_count_as_in_place_for_a_while() {
     with(async |fake, handle| {
         handle.wanted.send_replace(Some(some("10.5.1.0/24")));
-        handle.state.changed().await.unwrap();
+        next_state(handle, "the state with the rules").await;
         fake.fail_reads(Some("busy"));
-        handle.state.changed().await.unwrap();
+        let state = next_state(handle, "the state with a warning").await;
         let unread = tokio::time::Instant::now();
-        let state = handle.state.borrow_and_update().clone();
         assert_eq!((state.in_place, state.error), (Some(some("10.5.1.0/24")), None));
         let text = "rules: they were in place when they were read last, and cannot be read now: run fake: busy";
         assert_eq!(state.warnings, [Problem::new(ProblemKind::Rules, text)]);
-        handle.state.changed().await.unwrap();
-        let state = handle.state.borrow_and_update().clone();
+        let state = next_state(handle, "the state with the error").await;
         assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
         assert_eq!(state.warnings, [], "it is an error now");
         assert!(unread.elapsed() >= UNREAD && unread.elapsed() < UNREAD + RESYNC * 2, "{:?}", unread.elapsed());
         fake.fail_reads(None);
-        handle.state.changed().await.unwrap();
-        let state = handle.state.borrow_and_update().clone();
+        let state = next_state(handle, "the state after the error").await;
         assert_eq!((state.in_place, state.error, state.warnings.len()), (Some(some("10.5.1.0/24")), None, 0));
     })
     .await;
@@ -132,8 +142,7 @@ async fn rules_that_were_never_read_are_an_error_at_once() {
     with(async |fake, handle| {
         fake.fail_reads(Some("busy"));
         handle.wanted.send_replace(Some(some("10.5.1.0/24")));
-        handle.state.changed().await.unwrap();
-        let state = handle.state.borrow_and_update().clone();
+        let state = next_state(handle, "the state with the error").await;
         assert_eq!((state.in_place, state.error.as_deref()), (None, Some("run fake: busy")));
     })
     .await;
@@ -161,8 +170,8 @@ async fn warnings_are_checked_again_even_without_rules() {
     local
         .run_until(async {
             handle.wanted.send_replace(Some(Rules::default()));
-            handle.state.wait_for(|state| !state.warnings.is_empty()).await.unwrap();
-            handle.state.wait_for(|state| state.warnings.is_empty()).await.unwrap();
+            until(&mut handle, "the warning", |state| !state.warnings.is_empty()).await;
+            until(&mut handle, "the end of the warning", |state| state.warnings.is_empty()).await;
             let reads = fake.reads();
             assert_eq!(reads, 3);
             tokio::time::sleep(RESYNC * 10).await;
@@ -176,8 +185,7 @@ async fn an_error_does_not_matter_when_no_rules_are_wanted() {
     with(async |fake, handle| {
         fake.fail_writes(Some("no"));
         handle.wanted.send_replace(Some(Rules::default()));
-        handle.state.changed().await.unwrap();
-        let state = handle.state.borrow_and_update().clone();
+        let state = next_state(handle, "the state without rules").await;
         assert_eq!((state.in_place, state.error), (Some(Rules::default()), None));
     })
     .await;
@@ -203,11 +211,11 @@ async fn other_programs_are_dealt_with_only_once_the_rules_are_in_place() {
     local
         .run_until(async {
             handle.wanted.send_replace(Some(some("10.5.1.0/24")));
-            handle.state.wait_for(|state| state.error.is_some()).await.unwrap();
+            until(&mut handle, "the error", |state| state.error.is_some()).await;
             tokio::time::sleep(RESYNC * 3).await;
             assert_eq!(calls.get(), 0);
             fake.fail_writes(None);
-            handle.state.wait_for(|state| state.in_place.is_some()).await.unwrap();
+            until(&mut handle, "the state with the rules", |state| state.in_place.is_some()).await;
             tokio::time::sleep(RESYNC).await;
             assert!(calls.get() > 0);
         })
