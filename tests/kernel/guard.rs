@@ -220,7 +220,8 @@ fn many_peers_are_added_at_once() {
     });
 }
 
-/// The transaction is larger than the usual send buffer of a socket (208 KiB).
+/// The transaction is larger than the usual send buffer of a socket (208 KiB). When it is done, the kernel may still move the elements of the
+/// sets, which the first read must notice.
 #[test]
 fn a_large_cluster_of_both_families_is_one_transaction() {
     in_namespace(|| async {

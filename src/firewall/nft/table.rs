@@ -24,6 +24,9 @@ use weft_netlink::wire::{self, Writer, attr, attr_after, attrs, attrs_after, mes
 
 pub(super) const REQUEST: u16 = 0x1;
 
+/// How often the elements of a set are read while the kernel moves them.
+const TRIES: usize = 8;
+
 /// A table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
@@ -243,13 +246,35 @@ pub fn has_chain(netlink: &mut Netlink, family: Family, table: &str, chain: &str
 /// # Errors
 /// There is no such set (ENOENT), or it could not be read.
 pub fn elements(netlink: &mut Netlink, family: Family, table: &str, set: &str) -> io::Result<BTreeSet<IpAddr>> {
-    let data = netlink.dump(GETSETELEM, |w, kind, flags| {
-        w.begin(kind, flags, &nfgen(family));
-        w.attr_str(TABLE_NAME, table);
-        w.attr_str(ELEMENTS_SET, set);
-    })?;
-    let elements = messages(&data).filter(|m| m.kind == NEWSETELEM);
-    Ok(elements.flat_map(|m| element_addresses(m.payload)).collect())
+    complete(|| {
+        let data = netlink.dump(GETSETELEM, |w, kind, flags| {
+            w.begin(kind, flags, &nfgen(family));
+            w.attr_str(TABLE_NAME, table);
+            w.attr_str(ELEMENTS_SET, set);
+        })?;
+        let elements = messages(&data).filter(|m| m.kind == NEWSETELEM);
+        Ok(elements.flat_map(|m| element_addresses(m.payload)).collect())
+    })
+}
+
+/// Reads the elements of a set until no element comes twice.
+///
+/// The kernel sends a long list in parts. Each part begins after as many elements of the hash table as were sent before (`nft_rhash_walk` in
+/// net/netfilter/nft_set_hash.c). After many elements were added, the kernel makes the table larger. If it does so between two parts, the
+/// elements have other places: some come twice, and as many others do not come. The set itself is unchanged, so the kernel does not mark the
+/// list as interrupted (NLM_F_DUMP_INTR).
+fn complete(mut read: impl FnMut() -> io::Result<Vec<IpAddr>>) -> io::Result<BTreeSet<IpAddr>> {
+    let mut elements = BTreeSet::new();
+    for _ in 0..TRIES {
+        let list = read()?;
+        let count = list.len();
+        elements = list.into_iter().collect();
+        if elements.len() == count {
+            break;
+        }
+    }
+    // Another program may have put a set of ranges in place of ours. There, the end of one range may always be the start of the next one.
+    Ok(elements)
 }
 
 /// Returns the addresses in a message about elements.
@@ -319,4 +344,31 @@ fn comment_of(mut data: &[u8]) -> String {
         data = next;
     }
     String::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(all: [u8; 3]) -> Vec<IpAddr> {
+        all.map(|last| IpAddr::from([10, 0, 0, last])).into()
+    }
+
+    #[test]
+    fn a_list_in_which_an_element_comes_twice_is_read_again() {
+        let mut lists = [[1, 2, 2], [3, 3, 1], [1, 2, 3], [7, 8, 9]].map(addresses).into_iter();
+        let read = complete(|| Ok(lists.next().unwrap())).unwrap();
+        assert_eq!(read, BTreeSet::from_iter(addresses([1, 2, 3])));
+        assert_eq!(lists.len(), 1, "a complete list is not read again");
+    }
+
+    #[test]
+    fn a_set_in_which_an_element_always_comes_twice_is_read_nevertheless() {
+        let mut count = 0;
+        let read = complete(|| {
+            count += 1;
+            Ok(addresses([1, 2, 2]))
+        });
+        assert_eq!((count, read.unwrap().len()), (TRIES, 2));
+    }
 }
