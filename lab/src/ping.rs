@@ -127,6 +127,28 @@ impl Stream {
         Ok(())
     }
 
+    /// Waits until every request before the last answer is answered. Returns the numbers of those that are not answered within `limit`. An answer
+    /// that is late is not lost: on a busy machine, the packets in the queue of one processor wait while those of another one go on.
+    ///
+    /// # Errors
+    /// The output of ping cannot be read.
+    pub async fn unanswered(&mut self, limit: Duration) -> Result<Vec<usize>> {
+        let deadline = Instant::now() + limit;
+        loop {
+            self.read()?;
+            let missing = gaps(&self.seen);
+            if missing.is_empty() || Instant::now() >= deadline {
+                return Ok(missing);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Returns the number of the last request whose answer was read.
+    pub fn last(&self) -> usize {
+        self.seen.last().copied().unwrap_or_default()
+    }
+
     /// Ends the stream. Requests after the last answer do not count as lost; call [`Stream::answers`] first if they
     /// should.
     ///
@@ -149,6 +171,12 @@ impl Stream {
     }
 }
 
+/// Returns the numbers that are missing between the first and the last one.
+fn gaps(seen: &BTreeSet<usize>) -> Vec<usize> {
+    let Some((first, last)) = seen.first().zip(seen.last()) else { return Vec::new() };
+    (*first..*last).filter(|number| !seen.contains(number)).collect()
+}
+
 /// Parses the sequence number of an answer: `64 bytes from 10.1.2.3: icmp_seq=7 ttl=62 time=0.1 ms`. That of
 /// busybox prints `seq=7`. Lines about errors have no time.
 fn sequence(line: &str) -> Option<usize> {
@@ -158,7 +186,7 @@ fn sequence(line: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Loss, sequence};
+    use super::{Loss, gaps, sequence};
 
     #[test]
     fn only_answers_have_a_sequence_number() {
@@ -176,5 +204,13 @@ mod tests {
             assert_eq!(loss(&[0]), Loss { sent: 1, lost: 0 });
             assert_eq!(loss(&[0, 1, 4]), Loss { sent: 5, lost: 2 });
         }
+    }
+
+    #[test]
+    fn the_numbers_of_unanswered_requests_are_between_the_first_and_the_last_answer() {
+        let gaps = |seen: &[usize]| gaps(&seen.iter().copied().collect());
+        assert_eq!(gaps(&[]), Vec::<usize>::new());
+        assert_eq!(gaps(&[3, 4]), Vec::<usize>::new());
+        assert_eq!(gaps(&[3, 4, 6, 9]), [5, 7, 8]);
     }
 }
