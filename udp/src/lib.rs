@@ -30,7 +30,8 @@
 //!
 //! The device is persistent: it stays with its addresses and routes while no process reads it, and the kernel drops what is
 //! sent to it. The descriptors of device and socket may be given to the service manager ([`Tunnel::descriptors`]) and handed to the
-//! next process ([`Device::adopt`], [`Config::socket`]). The device's queue then keeps up to 500 packets, and the socket 4 MiB.
+//! next process ([`Device::adopt`], [`Config::socket`]). The device's queue then keeps up to 500 packets, and the socket 4 MiB. A tunnel that
+//! ends still sends what it has read.
 //!
 //! # Echo requests
 //!

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::PollFlags;
@@ -24,6 +25,9 @@ const FRAME: usize = VIRTIO_NET_HDR_LEN + 65_536;
 const MAX_PAYLOAD: usize = 65_535 - 28;
 /// The number of frames that are read before the collected packets are sent, and the table of peers is read again.
 const BURST: usize = 64;
+/// How long a tunnel that has to end waits for room in the buffer of its socket. The packets that it has read are in no queue of the kernel any
+/// more, so no later tunnel can send them.
+const LAST_WAIT: Duration = Duration::from_secs(3);
 const NEEDS_CHECKSUM: u8 = 1;
 const NO_SEGMENTS: u8 = 0;
 
@@ -34,6 +38,8 @@ pub(crate) struct Outgoing {
     /// The segments of one frame, one after the other.
     segments: Vec<u8>,
     batch: Batch,
+    /// When the last wait for room in the socket's buffer ends. `None` as long as the tunnel has not had to end during such a wait.
+    last_wait: Option<Instant>,
 }
 
 /// Packets of equal length for one peer, which one call sends.
@@ -56,7 +62,7 @@ impl Batch {
 
 impl Outgoing {
     pub(crate) fn new(shared: Arc<Shared>) -> Outgoing {
-        Outgoing { shared, frame: vec![0; FRAME], segments: Vec::new(), batch: Batch::default() }
+        Outgoing { shared, frame: vec![0; FRAME], segments: Vec::new(), batch: Batch::default(), last_wait: None }
     }
 
     /// Forwards packets until the tunnel has to end.
@@ -65,6 +71,10 @@ impl Outgoing {
         while shared.wait(shared.device.as_fd(), PollFlags::POLLIN)? {
             let routes = shared.routes();
             for _ in 0..BURST {
+                // What is not read waits in the device's queue for the next tunnel.
+                if self.last_wait.is_some() {
+                    break;
+                }
                 match shared.device.read(&mut self.frame) {
                     Ok(length) => self.forward(length, &routes)?,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -149,7 +159,7 @@ impl Outgoing {
     }
 
     /// Sends packets that lie one after the other, each of `segment` bytes but the last.
-    fn send(&self, peer: Ipv4Addr, bytes: &[u8], segment: usize) -> Result<(), Error> {
+    fn send(&mut self, peer: Ipv4Addr, bytes: &[u8], segment: usize) -> Result<(), Error> {
         let at_once = self.shared.state.max_gso_segments().min(MAX_PAYLOAD / segment).max(1);
         for chunk in bytes.chunks(at_once * segment) {
             if let Err(error) = self.send_once(peer, chunk, segment)? {
@@ -169,24 +179,34 @@ impl Outgoing {
     }
 
     /// Sends with one call, and waits while the socket's buffer is full. The inner result is that of the call.
-    fn send_once(&self, peer: Ipv4Addr, bytes: &[u8], segment: usize) -> Result<io::Result<()>, Error> {
-        let shared = &self.shared;
-        let destination = SocketAddr::V4(SocketAddrV4::new(peer, shared.port));
+    fn send_once(&mut self, peer: Ipv4Addr, bytes: &[u8], segment: usize) -> Result<io::Result<()>, Error> {
+        let destination = SocketAddr::V4(SocketAddrV4::new(peer, self.shared.port));
         let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size: Some(segment), src_ip: None };
         loop {
-            match shared.state.try_send(UdpSockRef::from(&shared.socket), &transmit) {
+            let sent = self.shared.state.try_send(UdpSockRef::from(&self.shared.socket), &transmit);
+            match sent {
                 Ok(()) => {
-                    shared.counters.sent.forward(bytes.len().div_ceil(segment), bytes.len());
+                    self.shared.counters.sent.forward(bytes.len().div_ceil(segment), bytes.len());
                     return Ok(Ok(()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !shared.wait(shared.socket.as_fd(), PollFlags::POLLOUT)? {
+                    if !self.wait_for_room()? {
                         return Ok(Err(error));
                     }
                 }
                 Err(error) => return Ok(Err(error)),
             }
         }
+    }
+
+    /// Waits until the socket's buffer has room. Returns false if the tunnel has to end and there is still none after [`LAST_WAIT`].
+    fn wait_for_room(&mut self) -> Result<bool, Error> {
+        let socket = self.shared.socket.as_fd();
+        if self.last_wait.is_none() && self.shared.wait(socket, PollFlags::POLLOUT)? {
+            return Ok(true);
+        }
+        let deadline = *self.last_wait.get_or_insert_with(|| Instant::now() + LAST_WAIT);
+        Shared::wait_until(socket, PollFlags::POLLOUT, deadline)
     }
 
     fn count_failure(&self, error: &io::Error) {

@@ -6,6 +6,7 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
 
 use ipnet::Ipv4Net;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -47,6 +48,19 @@ impl Shared {
             let mut fds = [PollFd::new(fd, events), PollFd::new(self.stop.as_fd(), PollFlags::POLLIN)];
             match poll(&mut fds, PollTimeout::NONE) {
                 Ok(_) => return Ok(!fds[1].any().unwrap_or(true)),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(Error::Thread(errno.into())),
+            }
+        }
+    }
+
+    /// Waits for an event of a descriptor until the deadline, although the tunnel has to end. Returns false if there was none.
+    pub(crate) fn wait_until(fd: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> Result<bool, Error> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+            let left = PollTimeout::from(u16::try_from(left).unwrap_or(u16::MAX));
+            match poll(&mut [PollFd::new(fd, events)], left) {
+                Ok(ready) => return Ok(ready > 0),
                 Err(nix::errno::Errno::EINTR) => {}
                 Err(errno) => return Err(Error::Thread(errno.into())),
             }

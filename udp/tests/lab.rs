@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{getsockopt, sockopt};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use nix::unistd::Pid;
 use weft_lab::netns::{Netns, enter, in_thread, make_names_private};
 use weft_udp::counters::Reason;
@@ -459,6 +459,28 @@ fn nothing_is_lost_while_somebody_keeps_the_descriptors() {
         let first = one.adopt(&descriptors.device, Some(&stranger.into()))?;
         assert!(one.ping("-q -c 1 -W 60 10.5.2.0")?.contains(" 0% packet loss"));
         drop(first);
+        Ok(())
+    });
+}
+
+/// The socket's buffer is full when the tunnel has to end. What the tunnel has read is in no queue of the kernel any more.
+#[test]
+fn packets_that_were_read_are_sent_before_the_tunnel_ends() {
+    two_nodes(|one, two| async move {
+        // Nobody answers the question for the link address of the other node. So datagrams stay in the socket's buffer until the kernel gives
+        // up after a second.
+        two.ns.ip("link set up0 arp off").await?;
+        one.ns.sysctl(&["ipv4/neigh/up0/mcast_solicit=1"])?;
+        let first = one.start().await?;
+        // The kernel makes that the smallest buffer, which has room for some datagrams.
+        setsockopt(&first.descriptors()?.socket, sockopt::SndBuf, &1)?;
+        let before = echoes_sent(&one)?;
+        let mut ping = one.spawn("ping", "-c 40 -i 0.01 -W 1 10.5.2.0")?;
+        eventually("the requests wait", || echoes_sent(&one).is_ok_and(|now| now == before + 40))?;
+        let counters = first.counters();
+        first.stop()?;
+        assert_eq!(counters.sent.dropped(Reason::SendFailed), 0);
+        ping.wait()?;
         Ok(())
     });
 }
