@@ -5,6 +5,7 @@
 //! The device is persistent: it stays with its address and its route when the tunnel, or the agent, ends. If the service manager keeps the
 //! descriptors of the tunnel ([`Handover`]), packets wait in the kernel for the tunnel of the next process, and none is lost.
 
+use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,8 @@ const TABLE_PAUSE: u32 = 9;
 pub struct Wanted<'a> {
     /// The tunnel.
     pub tunnel: Tunnel,
+    /// The other ports to which peers may send while the port changes.
+    pub more_ports: Vec<u16>,
     /// The version of the peers. Only if it is another one than before, the peers are asked for.
     pub version: u64,
     /// Returns the peers.
@@ -40,8 +43,8 @@ pub struct Wanted<'a> {
 pub struct Earlier {
     /// The TUN device.
     pub device: Option<OwnedFd>,
-    /// The UDP socket.
-    pub socket: Option<OwnedFd>,
+    /// The UDP sockets.
+    pub sockets: Vec<OwnedFd>,
 }
 
 /// What the service manager is to do with the descriptors of the tunnel.
@@ -60,6 +63,8 @@ pub struct DataPath {
     /// What the next tunnel takes over. A device has one descriptor that works, so the tunnel cannot open it while the service manager keeps
     /// another one.
     earlier: Earlier,
+    /// The socket of a tunnel that will replace the running one ([`DataPath::reserve`]).
+    reserved: Option<UdpSocket>,
     /// True if there is a service manager that may keep descriptors.
     is_managed: bool,
     handover: Option<Handover>,
@@ -78,6 +83,7 @@ pub struct DataPath {
 struct Running {
     tunnel: weft_udp::Tunnel,
     described: Tunnel,
+    more_ports: Vec<u16>,
     since: Instant,
     /// Number of peers in its table.
     peers: usize,
@@ -106,8 +112,9 @@ impl DataPath {
 
     /// No tunnel is wanted in the future, so nothing is kept for one.
     pub fn forget(&mut self) {
-        let Earlier { device, socket } = std::mem::take(&mut self.earlier);
-        if device.is_some() || socket.is_some() {
+        self.reserved = None;
+        let Earlier { device, sockets } = std::mem::take(&mut self.earlier);
+        if device.is_some() || !sockets.is_empty() {
             self.handover = Some(Handover::Forget);
         }
     }
@@ -116,9 +123,9 @@ impl DataPath {
     pub fn update(&mut self, wanted: Option<&Wanted<'_>>, now: Instant) {
         let Some(wanted) = wanted else { return self.stop() };
         self.record_end(now);
-        // A socket cannot be bound to another address, so another tunnel takes over the device.
-        if let Some(other) = self.running.take_if(|running| running.described != wanted.tunnel) {
-            self.end(&other);
+        // A socket cannot be bound to another address, so another tunnel takes over the device, and packets wait in it meanwhile.
+        if let Some(other) = self.running.take_if(|running| !running.is_as_wanted(wanted)) {
+            self.keep_descriptors(&other);
         }
         match &mut self.running {
             Some(running) => running.update_peers(wanted, now),
@@ -129,10 +136,27 @@ impl DataPath {
 
     /// Ends the tunnel, and forgets its failures. The device stays.
     pub fn stop(&mut self) {
-        if let Some(running) = self.running.take() {
-            self.end(&running);
+        if let Some(running) = self.running.take()
+            && self.is_managed
+        {
+            self.keep_descriptors(&running);
         }
         (self.problem, self.failures, self.retry_at) = (None, 0, None);
+    }
+
+    /// Opens the socket of the `next` tunnel, which is to take over the device of the running one. So peers may send to it before that.
+    ///
+    /// # Errors
+    /// Its address and port cannot be used.
+    pub fn reserve(&mut self, next: &Tunnel) -> Result<(), weft_udp::Error> {
+        self.reserved = None;
+        if self.running.as_ref().is_some_and(|running| running.listens_as(next)) {
+            return Ok(());
+        }
+        let address = SocketAddrV4::new(next.local, next.port);
+        let socket = UdpSocket::bind(address).map_err(|source| weft_udp::Error::Socket { address, source })?;
+        self.reserved = Some(socket);
+        Ok(())
     }
 
     /// Returns when to call [`DataPath::update`], besides after every event.
@@ -169,9 +193,9 @@ impl DataPath {
     }
 
     /// Keeps the descriptors of a tunnel that ends for the next one.
-    fn end(&mut self, running: &Running) {
-        if let (true, Ok(Descriptors { device, socket })) = (self.is_managed, running.tunnel.descriptors()) {
-            self.earlier = Earlier { device: Some(device), socket: Some(socket) };
+    fn keep_descriptors(&mut self, running: &Running) {
+        if let Ok(Descriptors { device, sockets }) = running.tunnel.descriptors() {
+            self.earlier = Earlier { device: Some(device), sockets };
         }
     }
 
@@ -182,10 +206,16 @@ impl DataPath {
             self.problem = Some(format!("the device {name} does not exist yet"));
             return;
         }
-        let earlier = std::mem::take(&mut self.earlier);
+        let mut earlier = std::mem::take(&mut self.earlier);
+        earlier.sockets.extend(self.reserved.take().map(OwnedFd::from));
         match Running::start(wanted, (&self.counters, self.ended.clone()), earlier, now) {
             Ok(running) => {
                 tracing::info!(tunnel = %wanted.tunnel, peers = running.peers, "the tunnel carries packets");
+                for error in running.tunnel.refused() {
+                    tracing::warn!(
+                        "peers that have not followed the change of the port do not reach this node: {error}"
+                    );
+                }
                 if self.is_managed {
                     self.handover = running.tunnel.descriptors().ok().map(Handover::Keep);
                 }
@@ -236,13 +266,32 @@ impl Running {
         let Tunnel { device, mtu, local, port, subnet } = wanted.tunnel;
         let adopted = earlier.device.and_then(|fd| adopt(fd, &device.text()));
         let device = adopted.map_or_else(|| Device::open(&device.text()), Ok)?;
-        let config =
-            Config { device, uplink: local, port, subnet, mtu, socket: earlier.socket, counters: counters.clone() };
+        let more_ports = wanted.more_ports.clone();
+        let config = Config {
+            device,
+            uplink: local,
+            port,
+            more_ports: more_ports.clone(),
+            subnet,
+            mtu,
+            sockets: earlier.sockets,
+            counters: counters.clone(),
+        };
         let Table { routes, peers, took } = table(wanted);
         let tunnel = weft_udp::Tunnel::start(config, routes, move || ended.notify_one())?;
         let next_table = now + took * TABLE_PAUSE;
         let (described, version) = (wanted.tunnel, wanted.version);
-        Ok(Running { tunnel, described, since: now, peers, version, outdated: false, next_table })
+        Ok(Running { tunnel, described, more_ports, since: now, peers, version, outdated: false, next_table })
+    }
+
+    /// Returns true if this is the wanted tunnel, with whatever peers.
+    fn is_as_wanted(&self, wanted: &Wanted<'_>) -> bool {
+        self.described == wanted.tunnel && self.more_ports == wanted.more_ports
+    }
+
+    /// Returns true if it receives what is sent to the other tunnel.
+    fn listens_as(&self, other: &Tunnel) -> bool {
+        self.described.local == other.local && self.tunnel.listens_on(other.port)
     }
 
     fn update_peers(&mut self, wanted: &Wanted<'_>, now: Instant) {
@@ -297,9 +346,9 @@ mod tests {
     /// The service manager could not be told the first wish. Meanwhile there is another one.
     #[test]
     fn an_older_wish_to_the_service_manager_does_not_replace_a_newer_one() {
-        let mut data_path = DataPath::new(true, Earlier { device: Some(descriptor()), socket: None });
+        let mut data_path = DataPath::new(true, Earlier { device: Some(descriptor()), sockets: Vec::new() });
         data_path.forget();
-        data_path.hand_over_later(Handover::Keep(Descriptors { device: descriptor(), socket: descriptor() }));
+        data_path.hand_over_later(Handover::Keep(Descriptors { device: descriptor(), sockets: vec![descriptor()] }));
         assert!(matches!(data_path.take_handover(), Some(Handover::Forget)));
         data_path.hand_over_later(Handover::Forget);
         assert!(matches!(data_path.take_handover(), Some(Handover::Forget)), "it is told later");

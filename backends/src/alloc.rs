@@ -17,7 +17,7 @@ use crate::state::State;
 /// alloc in the register. Its leases have neither a type nor data.
 pub(crate) const TYPE: BackendType = BackendType {
     lease_type: "",
-    annotations: |_| Annotations::without_data(true, true),
+    annotations: Annotations::of_data_or_null,
     makes_routes: false,
     ..BackendType::new("alloc", make)
 };

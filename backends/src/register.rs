@@ -28,7 +28,7 @@ pub const TYPES: BackendTypes = BackendTypes {
     ports: |attrs| of_lease(attrs).map(|known| (known.ports)(attrs)).unwrap_or_default(),
 };
 
-/// Returns the first type that this lease may have. The types without a name in leases publish the same in their leases.
+/// Returns the first type that this lease may have. The types without a name in leases have the same annotations.
 fn of_lease(attrs: &Attrs) -> Option<&'static BackendType> {
     REGISTER.iter().find(|known| known.lease_type == attrs.backend_type)
 }

@@ -3,7 +3,7 @@
 //! and its peers with these values, and the agent runs it (`src/data_path.rs`).
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use ipnet::Ipv4Net;
 
@@ -18,7 +18,7 @@ pub struct Tunnel {
     pub mtu: u16,
     /// The address of the uplink, to which the socket is bound.
     pub local: Ipv4Addr,
-    /// The UDP port of all nodes.
+    /// The UDP port of this node, and of all nodes unless it changes.
     pub port: u16,
     /// The subnet of this node. Packets from peers to other addresses are dropped.
     pub subnet: Ipv4Net,
@@ -35,8 +35,8 @@ impl fmt::Display for Tunnel {
 pub struct TunnelPeer {
     /// The subnet of its pods. It may send packets from there only.
     pub subnet: Ipv4Net,
-    /// The address to which packets for the subnet are sent.
-    pub address: Ipv4Addr,
+    /// The address and the UDP port to which packets for the subnet are sent.
+    pub address: SocketAddrV4,
     /// Another address from which the peer sends, if it has one.
     pub sends_from: Option<Ipv4Addr>,
 }

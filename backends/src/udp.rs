@@ -3,7 +3,7 @@
 //! The kernel has one route for the whole Network, and no entry for a peer. Behaviour: docs/flannel-formats.md, "Backends".
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -17,7 +17,7 @@ use crate::backend::{Backend, BackendType, Planned, Skip};
 use crate::family::host_address;
 use crate::host::Host;
 use crate::link::{Link, LinkKind};
-use crate::options::{BadOption, Options};
+use crate::options::{BadOption, Members, Options};
 use crate::overhead;
 use crate::state::{Key, Name, Route, State, Value, metric};
 use crate::tunnel::{Tunnel, TunnelPeer};
@@ -27,12 +27,12 @@ const DEVICE: &str = "flannel0";
 /// The kind of its device.
 const DEVICE_KIND: &str = "tun";
 /// flannel's default port.
-const PORT: u32 = 8285;
+const PORT: u16 = 8285;
 
-/// udp in the register. Its leases have neither a type nor data, and are for IPv4 only.
+/// udp in the register. Its leases have no type, and are for IPv4 only. They have data only if the port is not flannel's default.
 pub(crate) const TYPE: BackendType = BackendType {
     lease_type: "",
-    annotations: |_| Annotations::without_data(true, false),
+    annotations: Annotations::of_data_or_null,
     device_kind: Some(DEVICE_KIND),
     ..BackendType::new("udp", make)
 };
@@ -93,9 +93,16 @@ struct Udp {
 fn make(options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     let has_v6 = net_conf.networks.v6.is_some();
     let network = net_conf.networks.v4.ok_or_else(|| Skip::new(UdpError::WithoutIpv4))?;
-    let port = u16::try_from(options.number("Port", 1..=u32::from(u16::MAX), PORT)?).unwrap_or(u16::MAX);
+    let port = u16::try_from(options.number("Port", 1..=u32::from(u16::MAX), PORT.into())?).unwrap_or(u16::MAX);
     let device = Name::new(DEVICE).ok_or_else(|| Skip::new(UdpError::Name))?;
     Ok(Box::new(Udp { network, port, has_v6, device }))
+}
+
+/// Returns the port that a lease names. flannel names none, whatever its port is. We name none if it is flannel's default. Data that cannot be
+/// read name none.
+fn named_port(lease: &Attrs) -> Option<u16> {
+    let members: Members = serde_json::from_str(lease.backend_data.as_deref()?).ok()?;
+    u16::try_from(members.get("Port")?.as_u64()?).ok().filter(|port| *port != 0)
 }
 
 impl Udp {
@@ -109,7 +116,8 @@ impl Udp {
             return Some(Err(UdpError::InsideNetwork { subnet, public, network: self.network }));
         }
         let sends_from = peer.attrs.tunnel_ip.filter(|other| *other != public);
-        Some(Ok(TunnelPeer { subnet, address: public, sends_from }))
+        let port = named_port(&peer.attrs).unwrap_or(self.port);
+        Some(Ok(TunnelPeer { subnet, address: SocketAddrV4::new(public, port), sends_from }))
     }
 }
 
@@ -123,20 +131,28 @@ impl Backend for Udp {
         backend_type.is_empty()
     }
 
+    /// Returns true if the node with this lease listens on our port.
     fn understands(&self, lease: &Attrs) -> bool {
-        self.serves(&lease.backend_type)
+        self.serves(&lease.backend_type) && named_port(lease).unwrap_or(PORT) == self.port
+    }
+
+    /// flannel names no port.
+    fn knows_options_of_flannel(&self) -> bool {
+        false
     }
 
     fn mtu(&self, host: &Host, _family: Family) -> u32 {
         host.uplink.mtu.saturating_sub(overhead::udp())
     }
 
-    /// Names the address of the uplink, too, if another one is published, because peers on the same link get our packets from there.
+    /// Names the address of the uplink, too, if another one is published, because peers on the same link get our packets from there. And names
+    /// the port, if flannel's default is another one, so that peers see in the lease whether this node has followed a change of the port.
     fn advertise(&self, host: &Host) -> Result<Attrs, Skip> {
         let local = host.uplink.v4.ok_or_else(|| Skip::new(UdpError::NoAddress(host.uplink.name)))?;
         let public = host.public_v4.unwrap_or(local);
         let tunnel_ip = (public != local).then_some(local);
-        Ok(Attrs { public_ip: Some(public), tunnel_ip, ..Attrs::default() })
+        let backend_data = (self.port != PORT).then(|| format!("{{\"Port\":{}}}", self.port).into_boxed_str());
+        Ok(Attrs { public_ip: Some(public), tunnel_ip, backend_data, ..Attrs::default() })
     }
 
     fn device(&self, host: &Host, own: &Lease) -> State {

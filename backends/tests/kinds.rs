@@ -272,6 +272,27 @@ fn a_lease_without_a_type_is_one_of_udp_in_a_network_of_udp_alone() {
     assert_eq!(published.data.as_deref(), Some("null"));
 }
 
+/// Peers see in the lease whether this node has followed a change of the port. flannel names no port, whatever its port is.
+#[test]
+fn udp_names_a_port_that_is_not_the_usual_one_and_understands_leases_of_its_own_port() {
+    let [usual, other] =
+        [8285, 8286].map(|port| make_kind("udp", &format!(r#"{{"Port":{port}}}"#), &net_conf()).unwrap());
+    assert_eq!(usual.advertise(&host()).unwrap().backend_data, None, "the lease is as flannel writes it");
+    let moved = other.advertise(&host()).unwrap();
+    assert_eq!(moved.backend_data.as_deref(), Some(r#"{"Port":8286}"#));
+    assert_eq!((TYPES.annotations)(&moved).data.as_deref(), Some(r#"{"Port":8286}"#));
+    let unreadable = [r#"{"Port":0}"#, r#"{"Port":65536}"#, r#"{"Port":"8286"}"#, "[]", r#"{"VNI":1}"#];
+    let unnamed = std::iter::once(None).chain(unreadable.into_iter().map(Some)).map(|data| (data, [8285, 8286]));
+    for (data, ports) in unnamed.chain([(Some(r#"{"port":8286}"#), [8286, 8286])]) {
+        let mut peer = lease("10.5.2.0-24", "", 2);
+        peer.attrs.backend_data = data.map(Into::into);
+        let is_moved = ports[0] == 8286;
+        assert_eq!([usual.understands(&peer.attrs), other.understands(&peer.attrs)], [!is_moved, is_moved], "{data:?}");
+        let sent_to = [&usual, &other].map(|udp| udp.tunnel_peer(&host(), &peer).unwrap().address.port());
+        assert_eq!(sent_to, ports, "{data:?}");
+    }
+}
+
 /// flannel also uses udp, although its documentation says vxlan.
 #[test]
 fn a_net_conf_without_a_backend_is_one_of_udp() {

@@ -22,14 +22,19 @@ const SOCKET: &str = "tunnel-socket";
 
 /// Returns a data path that takes over the descriptors that systemd kept.
 pub(super) fn at_start(systemd: &mut Systemd) -> DataPath {
-    let earlier = Earlier { device: systemd.take_kept(DEVICE), socket: systemd.take_kept(SOCKET) };
+    let earlier =
+        Earlier { device: systemd.take_kept(DEVICE), sockets: systemd.take_kept(SOCKET).into_iter().collect() };
     DataPath::new(systemd.is_connected(), earlier)
 }
 
-/// Tells systemd what to do with the descriptors of the tunnel. Returns false if its queue is full.
+/// Tells systemd what to do with the descriptors of the tunnel. Of several sockets it keeps the one on the port of this node, because units have
+/// room for two descriptors. Returns false if its queue is full.
 fn tell(systemd: &Systemd, handover: &Handover) -> bool {
     match handover {
-        Handover::Keep(all) => systemd.keep(DEVICE, all.device.as_fd()) && systemd.keep(SOCKET, all.socket.as_fd()),
+        Handover::Keep(all) => {
+            let socket = all.sockets.first();
+            systemd.keep(DEVICE, all.device.as_fd()) && socket.is_none_or(|fd| systemd.keep(SOCKET, fd.as_fd()))
+        }
         Handover::Forget => systemd.forget(DEVICE) && systemd.forget(SOCKET),
     }
 }
@@ -42,7 +47,12 @@ impl<K: Kernel> Node<K> {
         let peers = || plan.tunnel_peers().collect();
         let planned = plan.tunnel().map(|planned| planned.tunnel);
         let tunnel = planned.filter(|tunnel| self.may_carry(tunnel));
-        let wanted = tunnel.map(|tunnel| Wanted { tunnel, version: plan.peers_version(), peers: &peers });
+        let wanted = tunnel.map(|tunnel| Wanted {
+            tunnel,
+            more_ports: plan.more_tunnel_ports(),
+            version: plan.peers_version(),
+            peers: &peers,
+        });
         if wanted.is_some() {
             self.context.reporter.metrics.tunnel(self.data_path.counters());
         }
@@ -76,9 +86,13 @@ impl<K: Kernel> Node<K> {
         (!is_next).then(|| format!("tunnel: {problem}"))
     }
 
-    /// Starts the tunnel of the next backend, if it has one. Returns why it carries no packets, if so.
+    /// Starts the tunnel of the next backend, if it has one. If another backend has a tunnel, too, the next one takes over its device when our
+    /// lease names it, so only its port is opened here. Returns why it will carry no packets, if so.
     pub(super) fn next_tunnel_problem(&mut self) -> Option<String> {
-        self.plan.tunnel().filter(|planned| planned.is_next)?;
+        let next = self.plan.next_tunnel()?;
+        if self.plan.tunnel().is_some_and(|planned| !planned.is_next) {
+            return self.data_path.reserve(&next).err().map(|error| error.to_string());
+        }
         self.update_data_path();
         let problem = self.data_path.problem().map(str::to_owned);
         problem.or_else(|| self.data_path.running().is_none().then(|| "the tunnel does not run yet".to_owned()))

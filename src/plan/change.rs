@@ -174,7 +174,7 @@ impl Plan {
         std::iter::once((&*self.backend, &self.host, false)).chain(earlier).chain(next)
     }
 
-    fn backend_of(&self, which: Which) -> Option<(&dyn Backend, &Host)> {
+    pub(super) fn backend_of(&self, which: Which) -> Option<(&dyn Backend, &Host)> {
         match which {
             Which::Current => Some((&*self.backend, &self.host)),
             Which::Earlier(_) | Which::Next => self.extra_backends.get(which).map(ExtraBackend::planned),

@@ -57,6 +57,12 @@ impl Annotations {
         Annotations { data: text(&attrs.backend_data), data_v6: text(&attrs.backend_v6_data) }
     }
 
+    /// Returns the data of each family, or the text `null` for one that has none.
+    pub fn of_data_or_null(attrs: &Attrs) -> Annotations {
+        let (own, null) = (Annotations::of_data(attrs), Annotations::without_data(true, true));
+        Annotations { data: own.data.or(null.data), data_v6: own.data_v6.or(null.data_v6) }
+    }
+
     /// Returns the text `null` for these families, which a backend without data publishes.
     pub fn without_data(v4: bool, v6: bool) -> Annotations {
         let null = |wanted: bool| wanted.then(|| "null".to_owned());

@@ -79,7 +79,7 @@ fn a_tap_device_is_not_one_and_a_device_of_a_person_is_taken_over() {
 fn wanted(version: u64, peers: &dyn Fn() -> Vec<TunnelPeer>) -> Wanted<'_> {
     let (local, subnet) = ("10.0.0.1".parse().unwrap(), "10.5.1.0/24".parse().unwrap());
     let tunnel = Tunnel { device: name("flannel0"), mtu: 1400, local, port: 8285, subnet };
-    Wanted { tunnel, version, peers }
+    Wanted { tunnel, more_ports: Vec::new(), version, peers }
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn the_table_of_peers_is_made_once_for_each_version() {
         let peers = || {
             made.set(made.get() + 1);
             let subnet = |third: u32| format!("10.5.{third}.0/24").parse().unwrap();
-            let address = "10.0.0.2".parse().unwrap();
+            let address = "10.0.0.2:8285".parse().unwrap();
             (2..2 + count.get()).map(|third| TunnelPeer { subnet: subnet(third), address, sends_from: None }).collect()
         };
         let mut data_path = DataPath::default();
@@ -216,10 +216,42 @@ fn another_tunnel_replaces_the_one_that_runs() {
         let first = wanted(1, &Vec::new);
         for (local, port) in [("10.0.0.1", 8285), ("10.0.0.7", 8285), ("10.0.0.7", 8286)] {
             let tunnel = Tunnel { local: local.parse().unwrap(), port, ..first.tunnel };
-            until_running(&mut data_path, &Wanted { tunnel, version: 1, peers: &Vec::new }, now);
+            until_running(
+                &mut data_path,
+                &Wanted { tunnel, more_ports: Vec::new(), version: 1, peers: &Vec::new },
+                now,
+            );
             assert_eq!(data_path.running(), Some((tunnel, 0)));
         }
         assert_eq!((data_path.starts(), data_path.problem()), (3, None));
+    });
+}
+
+/// Another port in net-conf: peers may send to it as soon as our lease names it, and to the earlier one until they have followed.
+#[test]
+fn the_next_port_is_open_before_its_tunnel_runs_and_the_earlier_one_stays() {
+    in_namespace(|| async {
+        put(&mut kernel(true), &[tun(1400)]);
+        let (mut data_path, now) = (DataPath::default(), Instant::now());
+        let first = wanted(1, &Vec::new);
+        until_running(&mut data_path, &first, now);
+        let is_open = |port: u16| std::net::UdpSocket::bind(("10.0.0.1", port)).is_err();
+        let taken = std::net::UdpSocket::bind("10.0.0.1:8287").unwrap();
+        let refused = data_path.reserve(&Tunnel { port: 8287, ..first.tunnel }).unwrap_err().to_string();
+        assert!(refused.contains("10.0.0.1:8287"), "{refused}");
+        drop(taken);
+        let next = Tunnel { port: 8286, ..first.tunnel };
+        for _ in 0..2 {
+            data_path.reserve(&next).unwrap();
+            assert!(is_open(8286) && data_path.running() == Some((first.tunnel, 0)));
+        }
+        let both = Wanted { tunnel: next, more_ports: vec![8285], version: 1, peers: &Vec::new };
+        until_running(&mut data_path, &both, now);
+        assert!(data_path.running() == Some((next, 0)) && is_open(8286) && is_open(8285));
+        data_path.reserve(&first.tunnel).expect("it listens there already");
+        until_running(&mut data_path, &Wanted { more_ports: Vec::new(), ..both }, now);
+        port_is_free().await;
+        assert!(is_open(8286));
     });
 }
 
@@ -233,7 +265,7 @@ fn the_next_tunnel_takes_over_the_descriptors_that_were_kept() {
         let mut first = DataPath::new(true, Earlier::default());
         until_running(&mut first, &wanted, now);
         let kept = first.take_handover();
-        let Some(Handover::Keep(Descriptors { device, socket })) = kept else { panic!("{kept:?}") };
+        let Some(Handover::Keep(Descriptors { device, sockets })) = kept else { panic!("{kept:?}") };
         assert!(first.take_handover().is_none(), "it is told once");
         first.stop();
         drop(first);
@@ -243,7 +275,7 @@ fn the_next_tunnel_takes_over_the_descriptors_that_were_kept() {
         assert!(stranger.running().is_none() && stranger.problem().is_some(), "somebody else has the device");
         assert!(matches!(stranger.take_handover(), Some(Handover::Forget)));
 
-        let mut second = DataPath::new(true, Earlier { device: Some(device), socket: Some(socket) });
+        let mut second = DataPath::new(true, Earlier { device: Some(device), sockets });
         until_running(&mut second, &wanted, now);
         let told = second.take_handover().expect("the next process gets them, too");
         second.hand_over_later(told);
@@ -274,9 +306,9 @@ fn a_device_of_another_name_that_was_kept_is_not_used() {
         first.stop();
         drop(first);
         port_is_free().await;
-        let mut second = DataPath::new(true, Earlier { device: Some(device), socket: None });
+        let mut second = DataPath::new(true, Earlier { device: Some(device), sockets: Vec::new() });
         let tunnel = Tunnel { device: name("flannel1"), ..before.tunnel };
-        until_running(&mut second, &Wanted { tunnel, version: 1, peers: &Vec::new }, now);
+        until_running(&mut second, &Wanted { tunnel, more_ports: Vec::new(), version: 1, peers: &Vec::new }, now);
         assert!(Device::open("flannel1").is_err(), "only one can have it open, and that is the tunnel");
     });
 }

@@ -6,7 +6,7 @@
 
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -88,10 +88,18 @@ impl Nodes {
             ns.ip(&format!("addr add 10.5.{n}.0/32 dev flannel0")).await?;
             ns.ip("route add 10.5.0.0/16 dev flannel0").await?;
             let (uplink, subnet) = (Ipv4Addr::new(192, 168, 0, n), subnet_of(n)?);
-            let config =
-                Config { device, uplink, port: 8285, subnet, mtu: MTU, socket: None, counters: Default::default() };
-            let peers = [1, 2]
-                .map(|n| Ok(Peer { subnet: subnet_of(n)?, address: Ipv4Addr::new(192, 168, 0, n), sends_from: None }));
+            let config = Config {
+                device,
+                uplink,
+                port: 8285,
+                more_ports: Vec::new(),
+                subnet,
+                mtu: MTU,
+                sockets: Vec::new(),
+                counters: Default::default(),
+            };
+            let address = |n| SocketAddrV4::new(Ipv4Addr::new(192, 168, 0, n), 8285);
+            let peers = [1, 2].map(|n| Ok(Peer { subnet: subnet_of(n)?, address: address(n), sends_from: None }));
             let routes = Routes::new(peers.into_iter().collect::<Result<Vec<_>>>()?);
             tunnels.push(self.inside(node, || Ok(Tunnel::start(config, routes, || {})?))?);
         }

@@ -17,7 +17,7 @@ use super::error::Error;
 use super::outgoing::reason_of;
 use super::packet::{Header, checksum_is_right};
 use super::routes::Routes;
-use super::shared::Shared;
+use super::shared::{Shared, Socket};
 
 /// The number of buffers that one receive call fills.
 const BUFFERS: usize = 8;
@@ -31,23 +31,24 @@ const JOINED: [u8; VIRTIO_NET_HDR_LEN] = [0xff; VIRTIO_NET_HDR_LEN];
 /// The number of receive calls that may fail in a row before the tunnel ends.
 const FAILURES: usize = 100;
 
-/// The thread that receives.
+/// A thread that receives from one socket.
 pub(crate) struct Incoming {
     shared: Arc<Shared>,
+    socket: Arc<Socket>,
     received: Vec<u8>,
     writer: Writer,
 }
 
 impl Incoming {
-    pub(crate) fn new(shared: Arc<Shared>) -> Incoming {
-        Incoming { shared, received: vec![0; BUFFERS * BUFFER], writer: Writer::new() }
+    pub(crate) fn new(shared: Arc<Shared>, socket: Arc<Socket>) -> Incoming {
+        Incoming { shared, socket, received: vec![0; BUFFERS * BUFFER], writer: Writer::new() }
     }
 
     /// Forwards packets until the tunnel has to end.
     pub(crate) fn run(&mut self) -> Result<(), Error> {
-        let shared = self.shared.clone();
+        let (shared, socket) = (self.shared.clone(), self.socket.clone());
         let mut failures = 0;
-        while shared.wait(shared.socket.as_fd(), PollFlags::POLLIN)? {
+        while shared.wait(socket.socket.as_fd(), PollFlags::POLLIN)? {
             match self.receive() {
                 Ok(()) => failures = 0,
                 Err(Error::SocketLost(_)) if failures < FAILURES => failures += 1,
@@ -59,10 +60,10 @@ impl Incoming {
 
     /// Receives once, and writes everything that is believed.
     fn receive(&mut self) -> Result<(), Error> {
-        let Incoming { shared, received, writer } = self;
+        let Incoming { shared, socket, received, writer } = self;
         let mut meta = [RecvMeta::default(); BUFFERS];
         let mut buffers: Vec<_> = received.chunks_mut(BUFFER).map(IoSliceMut::new).collect();
-        let count = match shared.state.recv(UdpSockRef::from(&shared.socket), &mut buffers, &mut meta) {
+        let count = match socket.state.recv(UdpSockRef::from(&socket.socket), &mut buffers, &mut meta) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err(Error::SocketLost(error)),

@@ -29,9 +29,15 @@
 //! # Restarts
 //!
 //! The device is persistent: it stays with its addresses and routes while no process reads it, and the kernel drops what is
-//! sent to it. The descriptors of device and socket may be given to the service manager ([`Tunnel::descriptors`]) and handed to the
-//! next process ([`Device::adopt`], [`Config::socket`]). The device's queue then keeps up to 500 packets, and the socket 4 MiB. A tunnel that
+//! sent to it. The descriptors of device and sockets may be given to the service manager ([`Tunnel::descriptors`]) and handed to the
+//! next process ([`Device::adopt`], [`Config::sockets`]). The device's queue then keeps up to 500 packets, and the socket 4 MiB. A tunnel that
 //! ends still sends what it has read.
+//!
+//! # A change of the port
+//!
+//! Each peer of the table has a port of its own, and a tunnel can receive on several ports ([`Config::more_ports`]), with one thread for each. A peer
+//! gets its datagrams from the same port as that to which they are sent. The next tunnel of the process takes over the device and the sockets of
+//! this one, so that packets wait in the kernel as in a restart.
 //!
 //! # Echo requests
 //!

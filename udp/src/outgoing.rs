@@ -2,7 +2,7 @@
 //! From the TUN device to the peers.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use super::error::Error;
 use super::icmp::Answer;
 use super::packet::{Header, Malformed, checksum, decrement_ttl};
 use super::routes::Routes;
-use super::shared::Shared;
+use super::shared::{Shared, Socket};
 
 /// The largest frame that the kernel hands over.
 const FRAME: usize = VIRTIO_NET_HDR_LEN + 65_536;
@@ -45,14 +45,14 @@ pub(crate) struct Outgoing {
 /// Packets of equal length for one peer, which one call sends.
 #[derive(Default)]
 struct Batch {
-    peer: Option<Ipv4Addr>,
+    peer: Option<SocketAddrV4>,
     /// Length of each packet but the last, which may be shorter.
     segment: usize,
     bytes: Vec<u8>,
 }
 
 impl Batch {
-    fn takes(&self, peer: Ipv4Addr, length: usize) -> bool {
+    fn takes(&self, peer: SocketAddrV4, length: usize) -> bool {
         self.peer == Some(peer)
             && length <= self.segment
             && self.bytes.len().is_multiple_of(self.segment)
@@ -125,7 +125,7 @@ impl Outgoing {
     }
 
     /// Sends a frame whose TTL is decremented.
-    fn send_frame(&mut self, virtio: VirtioNetHdr, length: usize, peer: Ipv4Addr) -> Result<(), Error> {
+    fn send_frame(&mut self, virtio: VirtioNetHdr, length: usize, peer: SocketAddrV4) -> Result<(), Error> {
         let packet = &mut self.frame[VIRTIO_NET_HDR_LEN..][..length];
         if virtio.gso_type != NO_SEGMENTS {
             let Some(segment) = split(packet, virtio, &mut self.segments) else {
@@ -159,17 +159,19 @@ impl Outgoing {
     }
 
     /// Sends packets that lie one after the other, each of `segment` bytes but the last.
-    fn send(&mut self, peer: Ipv4Addr, bytes: &[u8], segment: usize) -> Result<(), Error> {
-        let at_once = self.shared.state.max_gso_segments().min(MAX_PAYLOAD / segment).max(1);
+    fn send(&mut self, peer: SocketAddrV4, bytes: &[u8], segment: usize) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        let socket = shared.socket_for(peer.port());
+        let at_once = socket.state.max_gso_segments().min(MAX_PAYLOAD / segment).max(1);
         for chunk in bytes.chunks(at_once * segment) {
-            if let Err(error) = self.send_once(peer, chunk, segment)? {
+            if let Err(error) = self.send_once((socket, peer), chunk, segment)? {
                 if chunk.len() <= segment {
                     self.count_failure(&error);
                     continue;
                 }
                 // The driver may not support segmentation, or a segment may be too long. So each packet is sent by itself.
                 for packet in chunk.chunks(segment) {
-                    if let Err(error) = self.send_once(peer, packet, segment)? {
+                    if let Err(error) = self.send_once((socket, peer), packet, segment)? {
                         self.count_failure(&error);
                     }
                 }
@@ -179,18 +181,22 @@ impl Outgoing {
     }
 
     /// Sends with one call, and waits while the socket's buffer is full. The inner result is that of the call.
-    fn send_once(&mut self, peer: Ipv4Addr, bytes: &[u8], segment: usize) -> Result<io::Result<()>, Error> {
-        let destination = SocketAddr::V4(SocketAddrV4::new(peer, self.shared.port));
+    fn send_once(
+        &mut self,
+        (socket, peer): (&Socket, SocketAddrV4),
+        bytes: &[u8],
+        segment: usize,
+    ) -> Result<io::Result<()>, Error> {
+        let destination = SocketAddr::V4(peer);
         let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size: Some(segment), src_ip: None };
         loop {
-            let sent = self.shared.state.try_send(UdpSockRef::from(&self.shared.socket), &transmit);
-            match sent {
+            match socket.state.try_send(UdpSockRef::from(&socket.socket), &transmit) {
                 Ok(()) => {
                     self.shared.counters.sent.forward(bytes.len().div_ceil(segment), bytes.len());
                     return Ok(Ok(()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !self.wait_for_room()? {
+                    if !self.wait_for_room(&socket.socket)? {
                         return Ok(Err(error));
                     }
                 }
@@ -200,8 +206,8 @@ impl Outgoing {
     }
 
     /// Waits until the socket's buffer has room. Returns false if the tunnel has to end and there is still none after [`LAST_WAIT`].
-    fn wait_for_room(&mut self) -> Result<bool, Error> {
-        let socket = self.shared.socket.as_fd();
+    fn wait_for_room(&mut self, socket: &UdpSocket) -> Result<bool, Error> {
+        let socket = socket.as_fd();
         if self.last_wait.is_none() && self.shared.wait(socket, PollFlags::POLLOUT)? {
             return Ok(true);
         }
@@ -303,12 +309,13 @@ mod tests {
     /// The kernel cuts what one call sends into packets of equal length. Only the last one may be shorter.
     #[test]
     fn packets_are_sent_together_only_where_the_kernel_cuts_them_apart_again() {
-        let (peer, other) = (Ipv4Addr::new(192, 168, 0, 2), Ipv4Addr::new(192, 168, 0, 3));
+        let [peer, other, moved]: [SocketAddrV4; 3] =
+            ["192.168.0.2:8285", "192.168.0.3:8285", "192.168.0.2:8286"].map(|text| text.parse().unwrap());
         let batch = |bytes: usize| Batch { peer: Some(peer), segment: 100, bytes: vec![0; bytes] };
         assert!(batch(100).takes(peer, 100) && batch(300).takes(peer, 40));
         assert!(!batch(100).takes(peer, 101), "a longer one would be cut");
         assert!(!batch(140).takes(peer, 100), "after a shorter one the cuts would be wrong");
-        assert!(!batch(100).takes(other, 100) && !Batch::default().takes(peer, 100));
+        assert!(!batch(100).takes(other, 100) && !batch(100).takes(moved, 100) && !Batch::default().takes(peer, 100));
         let full = MAX_PAYLOAD / 100 * 100;
         assert!(batch(full - 100).takes(peer, 100) && !batch(full).takes(peer, 100));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the two threads of a tunnel share: the device, the socket and the table of peers.
+//! What the threads of a tunnel share: the device, the sockets and the table of peers.
 
 use std::io;
 use std::net::UdpSocket;
@@ -18,13 +18,23 @@ use super::device::Device;
 use super::error::Error;
 use super::routes::Routes;
 
-/// What both threads use.
+/// A UDP socket of the tunnel.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) socket: UdpSocket,
+    pub(crate) state: UdpSocketState,
+    /// The port to which it is bound.
+    pub(crate) port: u16,
+}
+
+/// What all threads use.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) device: Device,
-    pub(crate) socket: UdpSocket,
-    pub(crate) state: UdpSocketState,
-    pub(crate) port: u16,
+    /// The socket on the port of this node.
+    pub(crate) socket: Arc<Socket>,
+    /// Those on other ports, to which peers may still send.
+    pub(crate) more_sockets: Vec<Arc<Socket>>,
     pub(crate) subnet: Ipv4Net,
     pub(crate) mtu: u16,
     pub(crate) counters: Arc<Counters>,
@@ -40,6 +50,17 @@ impl Shared {
     /// Returns the current table. It may be replaced while the caller uses it.
     pub(crate) fn routes(&self) -> Arc<Routes> {
         self.routes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Iterates over all sockets. That on the port of this node comes first.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = &Arc<Socket>> {
+        std::iter::once(&self.socket).chain(&self.more_sockets)
+    }
+
+    /// Returns the socket from which a peer at this port gets its datagrams: the one with the same port, as with flannel. So a firewall
+    /// that has let packets between two nodes through sees the same ports as before.
+    pub(crate) fn socket_for(&self, port: u16) -> &Socket {
+        self.sockets().find(|socket| socket.port == port).unwrap_or(&self.socket)
     }
 
     /// Waits for an event of a descriptor. Returns false when the tunnel has to end.
@@ -72,7 +93,7 @@ impl Shared {
     }
 
     pub(crate) fn end(&self) {
-        // Its counter cannot overflow: only two threads and one owner write 1 to it.
+        // Its counter cannot overflow: only the threads and one owner write 1 to it.
         let _ = self.stop.write(1);
     }
 }

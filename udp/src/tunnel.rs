@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Starts and ends the two threads of a tunnel.
+//! Starts and ends the threads of a tunnel.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
@@ -19,7 +19,7 @@ use super::error::Error;
 use super::incoming::Incoming;
 use super::outgoing::Outgoing;
 use super::routes::Routes;
-use super::shared::Shared;
+use super::shared::{Shared, Socket};
 
 /// Bytes that the kernel may keep for the socket, so that a burst is not lost while the thread waits for a processor.
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -29,17 +29,19 @@ const SOCKET_BUFFER: usize = 4 << 20;
 pub struct Config {
     /// The device, which the tunnel reads and writes.
     pub device: Device,
-    /// The address of the uplink. The socket is bound to it, and packets are sent from it.
+    /// The address of the uplink. The sockets are bound to it, and packets are sent from it.
     pub uplink: Ipv4Addr,
-    /// The port of all nodes; flannel's default is 8285.
+    /// The port of this node; flannel's default is 8285.
     pub port: u16,
+    /// Other ports to which peers may send while the port changes. One that cannot be used is left out ([`Tunnel::refused`]).
+    pub more_ports: Vec<u16>,
     /// The subnet of this node. Its first address is the source of ICMP answers.
     pub subnet: Ipv4Net,
     /// The MTU of the device: that of the uplink less 28.
     pub mtu: u16,
-    /// The socket of an earlier tunnel, perhaps of another process. It is used if it has this address and port, and the datagrams that
-    /// wait in it are forwarded.
-    pub socket: Option<OwnedFd>,
+    /// The sockets of an earlier tunnel, perhaps of another process. Those that have this address and one of the ports are used, and the
+    /// datagrams that wait in them are forwarded.
+    pub sockets: Vec<OwnedFd>,
     /// Where packets are counted. The next tunnel goes on counting if it gets the same counters.
     pub counters: Arc<Counters>,
 }
@@ -49,8 +51,8 @@ pub struct Config {
 pub struct Descriptors {
     /// The device, for [`Device::adopt`].
     pub device: OwnedFd,
-    /// The socket, for [`Config::socket`].
-    pub socket: OwnedFd,
+    /// The sockets, for [`Config::sockets`]. That on the port of this node comes first.
+    pub sockets: Vec<OwnedFd>,
 }
 
 /// The function that each thread of a tunnel calls at its end.
@@ -61,24 +63,31 @@ type OnEnd = Arc<dyn Fn() + Send + Sync>;
 pub struct Tunnel {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<Result<(), Error>>>,
+    refused: Vec<Error>,
 }
 
 impl Tunnel {
-    /// Opens the socket in the network namespace of the calling thread, and starts to forward packets. `on_end` is called
+    /// Opens the sockets in the network namespace of the calling thread, and starts to forward packets. `on_end` is called
     /// once by each thread at its end, from that thread, so that the owner need not ask [`Tunnel::has_ended`] again and again.
     ///
     /// # Errors
-    /// The address and port cannot be used, or a thread cannot be started.
+    /// The address and the port of this node cannot be used, or a thread cannot be started.
     pub fn start(config: Config, routes: Routes, on_end: impl Fn() + Send + Sync + 'static) -> Result<Tunnel, Error> {
-        let address = SocketAddrV4::new(config.uplink, config.port);
-        let (socket, state) =
-            open_socket(address, config.socket).map_err(|source| Error::Socket { address, source })?;
+        let mut earlier: Vec<UdpSocket> = config.sockets.into_iter().filter(is_datagram).map(UdpSocket::from).collect();
+        let mut open = |port| open_socket(SocketAddrV4::new(config.uplink, port), &mut earlier);
+        let socket = open(config.port)?;
+        let (mut more_sockets, mut refused) = (Vec::new(), Vec::new());
+        for port in config.more_ports {
+            match open(port) {
+                Ok(socket) => more_sockets.push(socket),
+                Err(error) => refused.push(error),
+            }
+        }
         let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let shared = Arc::new(Shared {
             device: config.device,
             socket,
-            state,
-            port: config.port,
+            more_sockets,
             subnet: config.subnet,
             mtu: config.mtu,
             counters: config.counters,
@@ -86,13 +95,15 @@ impl Tunnel {
             stop: stop.map_err(|errno| Error::Thread(errno.into()))?,
             has_ended: AtomicBool::new(false),
         });
-        // If the second thread cannot be started, the drop of the tunnel ends the first.
-        let mut tunnel = Tunnel { shared: shared.clone(), threads: Vec::new() };
+        // If one of the threads cannot be started, the drop of the tunnel ends those before it.
+        let mut tunnel = Tunnel { shared: shared.clone(), threads: Vec::new(), refused };
         let on_end: OnEnd = Arc::new(on_end);
         let mut outgoing = Outgoing::new(shared.clone());
         tunnel.spawn("udp-send", on_end.clone(), move || outgoing.run())?;
-        let mut incoming = Incoming::new(shared);
-        tunnel.spawn("udp-receive", on_end, move || incoming.run())?;
+        for socket in shared.sockets() {
+            let mut incoming = Incoming::new(shared.clone(), socket.clone());
+            tunnel.spawn("udp-receive", on_end.clone(), move || incoming.run())?;
+        }
         Ok(tunnel)
     }
 
@@ -104,7 +115,7 @@ impl Tunnel {
     ) -> Result<(), Error> {
         let shared = self.shared.clone();
         let body = move || {
-            // The other thread ends, too, even if this one panics.
+            // The other threads end, too, even if this one panics.
             let _end = EndOnDrop { shared, on_end };
             run()
         };
@@ -133,13 +144,23 @@ impl Tunnel {
         self.shared.device.try_clone()
     }
 
-    /// Returns further descriptors of the device and of the socket.
+    /// Returns true if datagrams to this port of the uplink's address are received.
+    pub fn listens_on(&self, port: u16) -> bool {
+        self.shared.sockets().any(|socket| socket.port == port)
+    }
+
+    /// Returns why some of the other ports cannot be used.
+    pub fn refused(&self) -> &[Error] {
+        &self.refused
+    }
+
+    /// Returns further descriptors of the device and of the sockets.
     ///
     /// # Errors
     /// The process has too many descriptors.
     pub fn descriptors(&self) -> io::Result<Descriptors> {
-        let socket = self.shared.socket.as_fd().try_clone_to_owned()?;
-        Ok(Descriptors { device: self.shared.device.try_clone_fd()?, socket })
+        let sockets = self.shared.sockets().map(|socket| socket.socket.as_fd().try_clone_to_owned());
+        Ok(Descriptors { device: self.shared.device.try_clone_fd()?, sockets: sockets.collect::<io::Result<_>>()? })
     }
 
     /// Returns true if a thread has ended or is about to end, so that no packets flow any more. [`Tunnel::stop`] says why.
@@ -182,15 +203,21 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// Opens the socket, or takes over an `earlier` one. Its datagrams have DF set, and ICMP messages do not change their largest size.
-fn open_socket(address: SocketAddrV4, earlier: Option<OwnedFd>) -> io::Result<(UdpSocket, UdpSocketState)> {
-    let earlier = earlier.filter(|fd| getsockopt(fd, sockopt::SockType) == Ok(SockType::Datagram)).map(UdpSocket::from);
-    let socket = match earlier.filter(|socket| socket.local_addr().is_ok_and(|at| at == address.into())) {
-        Some(socket) => socket,
-        None => UdpSocket::bind(address)?,
+fn is_datagram(fd: &OwnedFd) -> bool {
+    getsockopt(fd, sockopt::SockType) == Ok(SockType::Datagram)
+}
+
+/// Opens a socket, or takes over the one of the `earlier` ones that has the address. Its datagrams have DF set, and ICMP messages do not change
+/// their largest size.
+fn open_socket(address: SocketAddrV4, earlier: &mut Vec<UdpSocket>) -> Result<Arc<Socket>, Error> {
+    let refused = |source| Error::Socket { address, source };
+    let has_address = |socket: &UdpSocket| socket.local_addr().is_ok_and(|at| at == address.into());
+    let socket = match earlier.iter().position(has_address) {
+        Some(at) => earlier.swap_remove(at),
+        None => UdpSocket::bind(address).map_err(refused)?,
     };
     // Without CAP_NET_ADMIN in the initial user namespace, the kernel's default size has to do.
     let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER);
-    let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-    Ok((socket, state))
+    let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(refused)?;
+    Ok(Arc::new(Socket { socket, state, port: address.port() }))
 }

@@ -7,7 +7,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use bolero::check;
@@ -56,7 +56,7 @@ fn mended(mut bytes: Vec<u8>, mend: u8) -> Vec<u8> {
 fn fuzz_datagram() {
     let peer = Ipv4Addr::new(192, 168, 0, 2);
     let (own, theirs) = ("10.5.1.0/24".parse().unwrap(), "10.5.2.0/24".parse().unwrap());
-    let routes = Routes::new([Peer { subnet: theirs, address: peer, sends_from: None }]);
+    let routes = Routes::new([Peer { subnet: theirs, address: SocketAddrV4::new(peer, 8285), sends_from: None }]);
     let target = |(bytes, mend, stranger): &(Vec<u8>, u8, bool)| {
         let bytes = mended(bytes.clone(), *mend);
         let sender = if *stranger { Ipv4Addr::new(192, 168, 0, 9) } else { peer };

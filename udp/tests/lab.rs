@@ -8,7 +8,7 @@
 )]
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -23,9 +23,10 @@ use nix::unistd::Pid;
 use weft_lab::netns::{Netns, enter, in_thread, make_names_private};
 use weft_udp::counters::Reason;
 use weft_udp::packet::checksum;
-use weft_udp::{Config, Device, Peer, Routes, Tunnel};
+use weft_udp::{Config, Descriptors, Device, Peer, Routes, Tunnel};
 
 const PORT: u16 = 8285;
+const OTHER_PORT: u16 = 8286;
 const MTU: u16 = 1472;
 const ACCEPTS_ITSELF: &str = "ipv4/conf/flannel0/accept_local=1";
 
@@ -58,7 +59,7 @@ impl Node {
 
     /// Starts a tunnel that takes over a socket.
     fn tunnel_with(&self, device: Device, socket: Option<OwnedFd>) -> Result<Tunnel> {
-        let config = Config { socket, ..self.config(device)? };
+        let config = Config { sockets: socket.into_iter().collect(), ..self.config(device)? };
         self.inside(|| Ok(Tunnel::start(config, routes(), || {})?))
     }
 
@@ -66,7 +67,16 @@ impl Node {
         let n = self.number;
         let uplink = Ipv4Addr::new(192, 168, 0, n);
         let subnet = format!("10.5.{n}.0/24").parse()?;
-        Ok(Config { device, uplink, port: PORT, subnet, mtu: MTU, socket: None, counters: Default::default() })
+        Ok(Config {
+            device,
+            uplink,
+            port: PORT,
+            more_ports: Vec::new(),
+            subnet,
+            mtu: MTU,
+            sockets: Vec::new(),
+            counters: Default::default(),
+        })
     }
 
     async fn start(&self) -> Result<Tunnel> {
@@ -87,6 +97,15 @@ impl Node {
         })
     }
 
+    /// Starts a tunnel that takes over the device and the sockets of another one, and receives on these ports. The first one is its own.
+    fn on_ports(&self, before: Tunnel, ports: &[u16], routes: Routes) -> Result<Tunnel> {
+        let Descriptors { device, sockets } = before.descriptors()?;
+        before.stop()?;
+        let device = self.inside(|| Ok(Device::adopt(device)?))?;
+        let config = Config { port: ports[0], more_ports: ports[1..].to_vec(), sockets, ..self.config(device)? };
+        self.inside(|| Ok(Tunnel::start(config, routes, || {})?))
+    }
+
     fn ping(&self, words: &str) -> Result<String> {
         self.inside(|| {
             let out = Command::new("ping").args(words.split_whitespace()).output()?;
@@ -99,11 +118,15 @@ impl Node {
     }
 }
 
-/// Both nodes. A node's own subnet never reaches its device, so that one table serves both.
 fn routes() -> Routes {
+    routes_to(PORT)
+}
+
+/// Both nodes, at this port. A node's own subnet never reaches its device, so that one table serves both.
+fn routes_to(port: u16) -> Routes {
     Routes::new([1, 2].map(|n| Peer {
         subnet: format!("10.5.{n}.0/24").parse().unwrap(),
-        address: Ipv4Addr::new(192, 168, 0, n),
+        address: SocketAddrV4::new(Ipv4Addr::new(192, 168, 0, n), port),
         sends_from: None,
     }))
 }
@@ -245,7 +268,7 @@ fn the_datagram_is_the_bare_inner_packet() {
 fn the_socket_keeps_a_burst_of_four_mebibytes() {
     two_nodes(|one, _two| async move {
         let tunnel = one.start().await?;
-        let kept = getsockopt(&tunnel.descriptors()?.socket, sockopt::RcvBuf)?;
+        let kept = getsockopt(&tunnel.descriptors()?.sockets[0], sockopt::RcvBuf)?;
         assert!(kept >= 4 << 20, "{kept} bytes");
         tunnel.stop()?;
         Ok(())
@@ -441,11 +464,11 @@ fn nothing_is_lost_while_somebody_keeps_the_descriptors() {
         // The requests come from the other node, so both directions wait: requests in the socket, and replies of later pings in the device.
         let pings = [Pings::start(&two, 1)?, Pings::start(&one, 2)?];
         eventually("the pings run", || first.counters().received.packets() >= 20)?;
-        let weft_udp::Descriptors { device, socket } = first.descriptors()?;
+        let Descriptors { device, sockets } = first.descriptors()?;
         first.stop()?;
         let (sent, before) = (second.counters(), second.counters().sent.packets());
         eventually("datagrams wait in the socket", || sent.sent.packets() >= before + 10)?;
-        let first = one.adopt(&device, Some(&socket))?;
+        let first = one.adopt(&device, sockets.first())?;
         for ping in pings {
             let answered = ping.stop()?;
             let lost: Vec<_> = (1..*answered.last().unwrap()).filter(|number| !answered.contains(number)).collect();
@@ -455,7 +478,7 @@ fn nothing_is_lost_while_somebody_keeps_the_descriptors() {
         let descriptors = first.descriptors()?;
         first.stop()?;
         let stranger = one.inside(|| Ok(UdpSocket::bind("192.168.0.1:8286")?))?;
-        drop((descriptors.socket, socket));
+        drop((descriptors.sockets, sockets));
         let first = one.adopt(&descriptors.device, Some(&stranger.into()))?;
         assert!(one.ping("-q -c 1 -W 60 10.5.2.0")?.contains(" 0% packet loss"));
         drop(first);
@@ -473,7 +496,7 @@ fn packets_that_were_read_are_sent_before_the_tunnel_ends() {
         one.ns.sysctl(&["ipv4/neigh/up0/mcast_solicit=1"])?;
         let first = one.start().await?;
         // The kernel makes that the smallest buffer, which has room for some datagrams.
-        setsockopt(&first.descriptors()?.socket, sockopt::SndBuf, &1)?;
+        setsockopt(&first.descriptors()?.sockets[0], sockopt::SndBuf, &1)?;
         let before = echoes_sent(&one)?;
         let mut ping = one.spawn("ping", "-c 40 -i 0.01 -W 1 10.5.2.0")?;
         eventually("the requests wait", || echoes_sent(&one).is_ok_and(|now| now == before + 40))?;
@@ -481,6 +504,74 @@ fn packets_that_were_read_are_sent_before_the_tunnel_ends() {
         first.stop()?;
         assert_eq!(counters.sent.dropped(Reason::SendFailed), 0);
         ping.wait()?;
+        Ok(())
+    });
+}
+
+/// Waits until a tunnel has received some more packets.
+fn receives(tunnel: &Tunnel) -> Result<()> {
+    let counters = tunnel.counters();
+    let before = counters.received.packets();
+    eventually("packets arrive", || counters.received.packets() >= before + 20)
+}
+
+#[test]
+fn nothing_is_lost_while_the_nodes_change_the_port_one_after_the_other() {
+    two_nodes(|one, two| async move {
+        let (first, second) = (one.start().await?, two.start().await?);
+        let pings = [Pings::start(&one, 2)?, Pings::start(&two, 1)?];
+        receives(&first)?;
+        // The first node has followed, and the second one knows nothing of the change.
+        let first = one.on_ports(first, &[OTHER_PORT, PORT], routes_to(PORT))?;
+        assert!(first.listens_on(PORT) && first.listens_on(OTHER_PORT) && first.refused().is_empty());
+        receives(&first)?;
+        receives(&second)?;
+        // The second one sees that the first one has followed, and the first one does not yet see that of the second one.
+        let second = two.on_ports(second, &[OTHER_PORT, PORT], routes_to(OTHER_PORT))?;
+        receives(&first)?;
+        receives(&second)?;
+        first.set_routes(routes_to(OTHER_PORT));
+        receives(&second)?;
+        let first = one.on_ports(first, &[OTHER_PORT], routes_to(OTHER_PORT))?;
+        let second = two.on_ports(second, &[OTHER_PORT], routes_to(OTHER_PORT))?;
+        assert!(!first.listens_on(PORT) && !second.listens_on(PORT));
+        for ping in pings {
+            let answered = ping.stop()?;
+            let lost: Vec<_> = (1..*answered.last().unwrap()).filter(|number| !answered.contains(number)).collect();
+            assert!(lost.is_empty(), "{lost:?} of {}", answered.len());
+        }
+        Ok(())
+    });
+}
+
+/// A firewall between the nodes may know the packets by their two ports.
+#[test]
+fn a_peer_gets_its_datagrams_from_the_port_to_which_they_are_sent() {
+    two_nodes(|one, two| async move {
+        let tunnel = one.start().await?;
+        let tunnel = one.on_ports(tunnel, &[OTHER_PORT, PORT], routes_to(PORT))?;
+        let socket = two.inside(|| Ok(UdpSocket::bind((Ipv4Addr::new(192, 168, 0, 2), PORT))?))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let mut ping = one.spawn("ping", "-c 1 -W 1 10.5.2.0")?;
+        let (_, from) = socket.recv_from(&mut [0; 2000])?;
+        ping.wait()?;
+        assert_eq!(from.to_string(), format!("192.168.0.1:{PORT}"));
+        tunnel.stop()?;
+        Ok(())
+    });
+}
+
+/// The port of this node is another one, so it goes on to reach the peers that have followed.
+#[test]
+fn an_earlier_port_that_is_taken_is_named_and_does_not_stop_the_tunnel() {
+    two_nodes(|one, two| async move {
+        let (first, _second) = (one.start().await?, two.start().await?);
+        let _taken = one.inside(|| Ok(UdpSocket::bind((Ipv4Addr::new(192, 168, 0, 1), OTHER_PORT))?))?;
+        let first = one.on_ports(first, &[PORT, OTHER_PORT], routes())?;
+        let refused: Vec<String> = first.refused().iter().map(ToString::to_string).collect();
+        assert!(refused.len() == 1 && refused[0].contains("192.168.0.1:8286"), "{refused:?}");
+        assert!(!first.listens_on(OTHER_PORT));
+        assert!(one.ping("-q -c 1 -W 60 10.5.2.0")?.contains(" 0% packet loss"));
         Ok(())
     });
 }

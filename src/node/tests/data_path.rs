@@ -77,11 +77,29 @@ async fn a_change_to_udp_starts_the_tunnel_before_it_asks_whether_the_tunnel_run
     .await;
 }
 
+/// The lease must not name a port on which nobody listens. The host of these tests has no such address.
+#[tokio::test]
+async fn another_port_that_cannot_be_opened_is_not_in_our_lease() {
+    local(async {
+        let mut test = node_of_udp();
+        test.node.start(list()).await;
+        let moved = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":8286}}"#;
+        test.node.store_changed(vec![Event::Config(moved.to_owned())]).await;
+        let problem = test.node.net_conf.not_applied.clone().unwrap_or_default();
+        let words =
+            "net-conf: the backend udp cannot work on this node: cannot receive tunnel packets on 192.168.0.1:8286";
+        assert!(problem.starts_with(words), "{problem}");
+        assert_eq!(test.node.wanted_attrs().backend_data, None);
+        assert_eq!(test.node.plan.tunnel().map(|planned| planned.tunnel.port), Some(8285));
+    })
+    .await;
+}
+
 /// A node whose earlier process had a tunnel, and whose backend has none.
 fn without_a_tunnel() -> TestNode {
     let mut test = TestNode::new(OnLostLease::Hold);
     let device = std::fs::File::open("/dev/null").unwrap().into();
-    test.node.data_path = DataPath::new(true, Earlier { device: Some(device), socket: None });
+    test.node.data_path = DataPath::new(true, Earlier { device: Some(device), sockets: Vec::new() });
     test
 }
 

@@ -131,3 +131,41 @@ fn packets_go_by_our_backend_when_the_earlier_one_that_they_prefer_is_dropped() 
     plan.drop_earlier(*other);
     assert!(!plan.is_settling(), "nothing is waited for any more");
 }
+
+/// The port of udp changes, and nodes read net-conf one after the other.
+#[test]
+fn a_peer_is_sent_to_at_a_port_on_which_it_listens_and_the_earlier_port_stays_until_nobody_needs_it() {
+    let mut plan = plan_of("udp");
+    let of = |plan: &Plan| {
+        let sent_to: Vec<u16> = plan.tunnel_peers().map(|peer| peer.address.port()).collect();
+        (plan.tunnel().unwrap().tunnel.port, plan.more_tunnel_ports(), sent_to)
+    };
+    put(&mut plan, udp(2));
+    let next = ParsedConf::parse(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":8286}}"#).unwrap();
+    assert!(!plan.is_understood_by(&*next.backend), "peers must learn of it");
+    let host = plan.host().clone();
+    plan.prepare(ExtraBackend::new(next, host));
+    assert_eq!(of(&plan), (8285, vec![], vec![8285]));
+    assert_eq!(plan.next_tunnel().map(|tunnel| tunnel.port), Some(8286));
+    plan.switch_to_next(UDP.to_owned()).unwrap();
+    assert_eq!(of(&plan), (8286, vec![8285], vec![8285]));
+    let attrs = plan.advertise(plan.host()).unwrap();
+    let ways: Vec<_> = attrs.other_ways().into_iter().map(|way| way.backend_data).collect();
+    assert_eq!((attrs.backend_data.as_deref(), ways), (Some(r#"{"Port":8286}"#), vec![None]));
+    let earlier = plan.earlier().next().unwrap().0;
+
+    let moved = Attrs { backend_data: attrs.backend_data, ..udp(2) };
+    put(&mut plan, moved.clone().with_other_ways(&[udp(2)]));
+    assert_eq!(of(&plan).2, [8285], "the peer may not know our lease yet");
+    plan.send_current();
+    assert_eq!(of(&plan), (8286, vec![8285], vec![8286]));
+    assert!(!plan.is_earlier_used(earlier));
+    put(&mut plan, udp(2));
+    assert_eq!(of(&plan).2, [8285], "the peer was started with the earlier net-conf");
+    assert!(plan.is_earlier_used(earlier) && plan.is_earlier_guessed(earlier));
+    put(&mut plan, moved);
+    plan.drop_earlier(earlier);
+    assert_eq!(of(&plan), (8286, vec![], vec![8286]));
+    put(&mut plan, udp(2));
+    assert_eq!(of(&plan).2, [8286], "a node of flannel names no port");
+}
