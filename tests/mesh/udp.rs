@@ -15,6 +15,7 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use tokio::process::Command;
 use weft::observe::status::{Status, TunnelCounts, TunnelStatus};
+use weft_lab::change::{StreamLoss, Streams};
 use weft_lab::netns::{Netns, checked, enter, in_thread};
 use weft_lab::node::Node;
 use weft_lab::ping::Stream;
@@ -28,6 +29,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// How late the answer to a ping may come on a busy machine.
 const LATE: Duration = Duration::from_secs(20);
 const PORT: u16 = 8285;
+const OTHER_PORT: u16 = 8286;
 /// The MTU of pods: that of the uplinks less 28.
 const MTU: u32 = 1472;
 
@@ -65,11 +67,11 @@ async fn full_mtu(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn socket(ns: &Netns, address: &str) -> Result<UdpSocket> {
+fn socket(ns: &Netns, address: &str, port: u16) -> Result<UdpSocket> {
     let address: Ipv4Addr = address.parse()?;
     in_thread(|| {
         enter(&ns.path())?;
-        Ok(UdpSocket::bind((address, PORT))?)
+        Ok(UdpSocket::bind((address, port))?)
     })
 }
 
@@ -331,7 +333,7 @@ fn a_deleted_device_comes_back_with_its_tunnel() {
 fn a_port_that_is_taken_is_named_and_used_when_it_is_free() {
     on_this_thread(async {
         let mut lab = Lab::build(&LabOptions { nodes: 2, ..udp() }).await?;
-        let taken = socket(&lab.nodes[0].ns, "192.168.77.11")?;
+        let taken = socket(&lab.nodes[0].ns, "192.168.77.11", PORT)?;
         for node in &mut lab.nodes {
             node.start()?;
         }
@@ -346,6 +348,55 @@ fn a_port_that_is_taken_is_named_and_used_when_it_is_free() {
         let warnings = std::fs::read_to_string(lab.nodes[0].log())?;
         let count = warnings.matches("the tunnel carries no packets").count();
         ensure!(count == 1, "a failure that lasts is logged once, and not {count} times");
+        Ok(())
+    });
+}
+
+/// Waits until a node has followed a change of the port, and no peer needs the earlier one.
+async fn moved(node: &Node, port: u16) -> Result<()> {
+    let end = format!(":{port}");
+    let what = format!("it uses port {port} alone");
+    until(node, &what, |status, tunnel| tunnel.socket.ends_with(&end) && status.other_ways.is_empty()).await
+}
+
+/// n2 follows later than the others, because another program has the next port there. Meanwhile it is reached at the earlier one, and sends to the
+/// others there.
+#[test]
+fn another_port_and_back_lose_nothing_although_a_node_follows_later() {
+    on_this_thread(async {
+        // The other nodes wait for n2 for ten times the grace time. It tries again at each audit.
+        let flags = ["--change-grace=10s", "--hold-removals=0s", "--resync=1s"];
+        let options = LabOptions { agent_flags: flags.map(str::to_owned).to_vec(), ..udp() };
+        let mut lab = Lab::start(&options).await?;
+        lab.reach_all().await?;
+        let mut streams = Streams::start(&lab.nodes).await?;
+        let conf = |port: u16| options.net_conf_with(&serde_json::json!({ "Type": "udp", "Port": port }));
+        let taken = socket(&lab.nodes[1].ns, "192.168.77.12", OTHER_PORT)?;
+        lab.store.set_net_conf(&conf(OTHER_PORT)).await?;
+        until(&lab.nodes[1], "it says that it cannot follow", |status, tunnel| {
+            let words = "cannot receive tunnel packets on 192.168.77.12:8286";
+            tunnel.running && status.problems.iter().any(|problem| problem.text.contains(words))
+        })
+        .await?;
+        for node in [0, 2] {
+            until(&lab.nodes[node], "it names n2, which needs the earlier port", |status, tunnel| {
+                let is_named = status.problems.iter().any(|problem| problem.text.contains("1 nodes still need"));
+                is_named && tunnel.socket.ends_with(":8286") && status.other_ways.len() == 1
+            })
+            .await?;
+        }
+        streams.answers(100).await?;
+        drop(taken);
+        for port in [OTHER_PORT, PORT] {
+            lab.store.set_net_conf(&conf(port)).await?;
+            for node in &lab.nodes {
+                moved(node, port).await?;
+            }
+            streams.answers(100).await?;
+        }
+        let StreamLoss { all: loss, names } = streams.stop().await.with_context(|| lab.logs(20))?;
+        ensure!(loss.lost == 0, "{} of {} packets lost: {names:?}\n{}", loss.lost, loss.sent, lab.logs(30));
+        lab.reach_all().await?;
         Ok(())
     });
 }
@@ -380,7 +431,7 @@ fn only_peers_are_let_in_and_only_with_their_own_sources() {
         let stranger = lab.add_host("stranger", 99).await?;
         let before = status(node).await?.1.received;
         // A stranger pretends to be a pod of n2, and then n3 does. The socket of n3's agent is on the same port.
-        let from_stranger = socket(&stranger, "192.168.77.99")?;
+        let from_stranger = socket(&stranger, "192.168.77.99", PORT)?;
         let from_peer = in_thread(|| {
             enter(&lab.nodes[2].ns.path())?;
             Ok(UdpSocket::bind((Ipv4Addr::new(192, 168, 77, 13), 0))?)
