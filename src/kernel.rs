@@ -30,7 +30,8 @@ mod write;
 pub use linux::{LinuxKernel, LinuxOptions};
 pub use machine::{AddrInfo, Creator, LinkInfo, Machine, MachineError, RouteInfo, RouteLookup};
 pub use monitor::{LinuxMonitor, MonitorOptions};
-pub use weft_netlink::{rt, socket, wire};
+pub use weft_netlink::{generic, rt, socket, wire};
+pub use wireguard_peers::{Endpoints, wireguard_entries};
 
 use std::collections::BTreeMap;
 use std::io;

@@ -25,6 +25,7 @@ use devices::{Devices, on};
 use difference::Difference;
 use takeover::Takeover;
 
+pub use difference::wireguard_difference;
 pub use pending::{Pending, Pendings};
 use report::Before;
 pub use report::{Cause, PassReport, Trigger, kind};
@@ -178,22 +179,7 @@ impl<K: Kernel> Passer<K> {
     pub async fn wireguard(&mut self, plan: &Plan) -> io::Result<Option<PassReport>> {
         let devices: Vec<Name> = plan.wireguard_devices().collect();
         let observed = self.kernel.wireguard(&devices)?;
-        let mut differing: HashMap<Key, Option<ObservedValue>> = HashMap::new();
-        // Both are nearly always equal and in the same order, and this is compared every few seconds: so the next entry is tried first.
-        let (mut next, mut found) = (observed.iter().peekable(), 0);
-        for (key, value) in plan.wireguard_entries() {
-            let seen = next.next_if(|(there, _)| **there == key).map(|(_, seen)| seen).or_else(|| observed.get(&key));
-            found += usize::from(seen.is_some());
-            if !seen.is_some_and(|seen| diff::agrees(&value, seen)) {
-                differing.insert(key, seen.cloned());
-            }
-        }
-        if found < observed.len() {
-            for (key, seen) in observed.iter().filter(|(key, _)| plan.desired(key).is_none()) {
-                differing.insert(*key, Some(seen.clone()));
-            }
-        }
-        Ok(self.noticed(plan, differing).await)
+        Ok(self.noticed(plan, wireguard_difference(plan, &observed)).await)
     }
 
     /// Compares entries that the kernel announced with the plan, and repairs them. `None` says that an entry is gone. Returns `None` if

@@ -78,6 +78,13 @@ pub struct Device {
     pub peers: BTreeMap<PublicKey, Peer>,
 }
 
+impl Device {
+    /// Adds what one datagram of a dump says. `family` is the number of the family `wireguard` in this dump.
+    pub fn add(&mut self, family: u16, datagram: &[u8]) {
+        decode::datagram(self, family, datagram);
+    }
+}
+
 /// A peer as the kernel describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Peer {
@@ -209,9 +216,7 @@ impl WireGuard {
     fn dump(&mut self, device: &str) -> Result<Device, WireGuardError> {
         let family = self.family;
         let build = |w: &mut Writer, kind: u16, flags: u16| encode::get(w, kind, flags, device);
-        let result = self
-            .netlink
-            .dump_into(family, build, |found: &mut Device, datagram| decode::datagram(found, family, datagram));
+        let result = self.netlink.dump_into(family, build, |found: &mut Device, datagram| found.add(family, datagram));
         self.netlink.wipe();
         result.map_err(|e| WireGuardError::of_io(device, e))
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use weft_backends::diff::Op;
-use weft_backends::state::{Key, Name, ObservedValue, Value};
+use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_backends::wireguard::WireGuardLink;
 use weft_backends::wireguard_key::{DeviceSecrets, PeerId};
 use weft_backends::wireguard_peer::WgPeer;
@@ -220,7 +220,13 @@ fn family(socket: &mut Option<WireGuard>) -> Result<&mut WireGuard, WireGuardErr
 }
 
 /// The endpoint that was written last for each peer of a device.
-type Endpoints = HashMap<(Name, PeerId), SocketAddr>;
+pub type Endpoints = HashMap<(Name, PeerId), SocketAddr>;
+
+/// Returns the peers and allowed IPs of a device without a preshared key. `written` has the endpoints that were written last. The bench measures an
+/// audit with this where the kernel has no WireGuard.
+pub fn wireguard_entries(name: Name, device: wireguard::Device, written: &mut Endpoints) -> Observed {
+    described(name, device, written, None, wall_clock()).1.into_iter().collect()
+}
 
 /// Returns what was read of a device, and forgets the endpoints of peers that it does not have any more.
 fn described(

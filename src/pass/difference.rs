@@ -2,12 +2,12 @@
 //! The first half of a full pass: it reads the kernel and compares it with the plan. Nothing is written here, so `weft plan` uses the
 //! same code to show what the next full pass would write.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 
 use tokio::time::Instant;
-use weft_backends::diff::Op;
-use weft_backends::state::{Key, Name, Observed};
+use weft_backends::diff::{self, Op};
+use weft_backends::state::{Key, Name, Observed, ObservedValue};
 
 use super::Passer;
 use super::devices::{Devices, on};
@@ -25,6 +25,27 @@ pub(super) struct Difference {
     pub crowded: BTreeSet<Name>,
     /// The comparison must be repeated after these operations, because they also remove or allow other entries.
     pub again: bool,
+}
+
+/// Returns the entries of WireGuard devices that are not as the plan wants them, with what the kernel has instead. `None` says that it has no such
+/// entry.
+pub fn wireguard_difference(plan: &Plan, observed: &Observed) -> HashMap<Key, Option<ObservedValue>> {
+    let mut differing = HashMap::new();
+    // Both are nearly always equal and in the same order, and this is compared every few seconds: so the next entry is tried first.
+    let (mut next, mut found) = (observed.iter().peekable(), 0);
+    for (key, value) in plan.wireguard_entries() {
+        let seen = next.next_if(|(there, _)| **there == key).map(|(_, seen)| seen).or_else(|| observed.get(&key));
+        found += usize::from(seen.is_some());
+        if !seen.is_some_and(|seen| diff::agrees(&value, seen)) {
+            differing.insert(key, seen.cloned());
+        }
+    }
+    if found < observed.len() {
+        for (key, seen) in observed.iter().filter(|(key, _)| plan.desired(key).is_none()) {
+            differing.insert(*key, Some(seen.clone()));
+        }
+    }
+    differing
 }
 
 impl<K: Kernel> Passer<K> {
