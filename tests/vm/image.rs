@@ -27,12 +27,24 @@ const MODULES: [&str; 12] = [
     "vmxnet3",
 ];
 
-/// The scenarios that get flanneld and etcd, and need memory for them.
-pub const WITH_FLANNEL: [&str; 4] =
-    ["wireguard-flannel.sh", "wireguard-change-flannel.sh", "wireguard-modes-flannel.sh", "wireguard-many.sh"];
+/// The scenarios that get flanneld and etcd.
+const WITH_FLANNEL: [&str; 3] = ["wireguard-flannel.sh", "wireguard-change-flannel.sh", "wireguard-modes-flannel.sh"];
+/// The scenario that gets etcd, and flanneld if `FLANNELD` names it.
+const MANY_PEERS: &str = "wireguard-many.sh";
 
 /// The scenario that gets the program nft, for a router with address translation.
 const BEHIND_NAT: &str = "wireguard-nat.sh";
+
+/// Returns true for a scenario that gets etcd, and needs memory for it.
+pub fn has_etcd(scenario: &str) -> bool {
+    scenario == MANY_PEERS || WITH_FLANNEL.contains(&scenario)
+}
+
+/// Returns true for a scenario that gets flanneld.
+fn has_flanneld(scenario: &str) -> bool {
+    let is_named = || std::env::var_os("FLANNELD").is_some_and(|path| !path.is_empty());
+    WITH_FLANNEL.contains(&scenario) || (scenario == MANY_PEERS && is_named())
+}
 
 /// A kernel and its modules.
 pub struct Kernel {
@@ -215,8 +227,10 @@ pub fn initrd(dir: &Path, scenario: &str, env: &str, extra: Option<&Path>) -> Pa
     }
     let (mut modules, mut seen) = (Vec::new(), HashSet::new());
     let mut names = MODULES.to_vec();
-    if WITH_FLANNEL.contains(&scenario) {
+    if has_flanneld(scenario) {
         tree.program(&crate::flanneld::flanneld(), "/opt/bin/flanneld");
+    }
+    if has_etcd(scenario) {
         for name in ["etcd", "etcdctl"] {
             tree.program(&which(name), &format!("/opt/bin/{name}"));
         }

@@ -2,18 +2,22 @@
 //! Shows, makes and disturbs WireGuard devices in the test machine, as another program would. The machine has no program `wg`.
 //!
 //! `wg peers DEVICE FILE` writes the peers of a file, whose lines are a public key, an endpoint and a prefix each. It begins a handshake with
-//! each peer of the first [`HANDSHAKES`].
+//! each peer of the first [`HANDSHAKES`]. `wg peers-without-handshakes DEVICE FILE` begins none.
 //!
 //! `wg dump DEVICE TIMES` prints the CPU time of one dump of the device in microseconds, without reading what is in it: the median of TIMES.
 //!
 //! `wg all-have DEVICE KEY` fails unless each peer of the device has this preshared key.
 //!
 //! `wg reaches ADDRESS` sends packets until the kernel has a peer for them, and prints the seconds since boot.
+//!
+//! `wg answers ADDRESS` sends packets until the host with this address refuses one, so that one has passed the tunnel in each direction, and
+//! prints the seconds since boot.
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::print_stdout, reason = "a test says what it expected")]
 #![allow(clippy::disallowed_methods, reason = "packets are sent at fixed times")]
 
+use std::io::ErrorKind;
 use std::net::UdpSocket;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
 use weft::kernel::wireguard::{DeviceChange, PeerChange, PublicKey, Secret, WireGuard};
@@ -46,21 +50,27 @@ fn main() {
             let secret = Secret::parse(std::fs::read_to_string(file).unwrap().trim()).expect("a private key");
             family.set(device, DeviceChange { private: Some(&secret), ..DeviceChange::default() }, &[]).unwrap();
         }
-        ["peers", device, file] => peers(&mut family, device, &std::fs::read_to_string(file).unwrap()),
+        ["peers", device, file] => peers(&mut family, device, file, HANDSHAKES),
+        ["peers-without-handshakes", device, file] => peers(&mut family, device, file, 0),
         ["all-have", device, preshared] => all_have(&mut family, device, preshared),
         ["dump", device, times] => dump(device, times.parse().unwrap()),
         ["reaches", address] => reaches(address),
-        _ => panic!("wg show|remove-peer|remove-allowed|port|key|peers|all-have|dump DEVICE ... | wg reaches ADDRESS"),
+        ["answers", address] => answers(address),
+        _ => panic!(
+            "wg show|remove-peer|remove-allowed|port|key|peers|peers-without-handshakes|all-have|dump DEVICE ... | \
+             wg reaches|answers ADDRESS"
+        ),
     }
 }
 
-/// Writes all peers in as few messages as possible, and begins handshakes as the agent does.
-fn peers(family: &mut WireGuard, device: &str, text: &str) {
+/// Writes all peers of a file in as few messages as possible, and begins this number of handshakes as the agent does.
+fn peers(family: &mut WireGuard, device: &str, file: &str, handshakes: usize) {
+    let text = std::fs::read_to_string(file).unwrap();
     let peer = |(number, line): (usize, &str)| {
         let [key, endpoint, prefix] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("no peer: {line}") };
         PeerChange {
             endpoint: Some(endpoint.parse().unwrap()),
-            keepalive: Some(u16::from(number < HANDSHAKES)),
+            keepalive: Some(u16::from(number < handshakes)),
             allowed: vec![prefix.parse().unwrap()],
             ..PeerChange::of(PublicKey::parse(key).expect("a public key"))
         }
@@ -68,7 +78,7 @@ fn peers(family: &mut WireGuard, device: &str, text: &str) {
     let peers: Vec<PeerChange<'_>> = text.lines().enumerate().map(peer).collect();
     family.set(device, DeviceChange::default(), &peers).unwrap();
     let off = |peer: &PeerChange<'_>| PeerChange { update_only: true, keepalive: Some(0), ..PeerChange::of(peer.key) };
-    let restore: Vec<PeerChange<'_>> = peers.iter().take(HANDSHAKES).map(off).collect();
+    let restore: Vec<PeerChange<'_>> = peers.iter().take(handshakes).map(off).collect();
     family.set(device, DeviceChange::default(), &restore).unwrap();
 }
 
@@ -103,11 +113,31 @@ fn dump(device: &str, times: usize) {
 
 fn reaches(address: &str) {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    let end = std::time::Instant::now() + Duration::from_secs(120);
+    let end = Instant::now() + Duration::from_secs(120);
     while socket.send_to(&[0], (address, 9)).is_err() {
-        assert!(std::time::Instant::now() < end, "no peer for {address}");
+        assert!(Instant::now() < end, "no peer for {address}");
         std::thread::sleep(Duration::from_millis(1));
     }
+    print_uptime();
+}
+
+/// Each packet has a socket of its own, because a socket keeps the source address that it got before the route into the tunnel.
+fn answers(address: &str) {
+    let end = Instant::now() + Duration::from_secs(300);
+    loop {
+        assert!(Instant::now() < end, "no answer from {address}");
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let answer = socket.connect((address, 9)).and_then(|()| socket.send(&[0])).and_then(|_| socket.recv(&mut [0]));
+        if answer.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
+            return print_uptime();
+        }
+        // A router that knows no way answers at once.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn print_uptime() {
     print!("{}", std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap());
 }
 
