@@ -180,14 +180,13 @@ bench-pods: static ## compare routed pods with the bridge; needs iperf3; FLANNEL
 	@LAST_STEP=1 $(STEP) 600 "pods" env WEFT_CNI=$(STATIC_CNI) cargo bench --locked -p weft-cni --bench pods
 
 .PHONY: bench-udp
-bench-udp: prepare-bench static bench-program ## compare the backend udp with FLANNELD=/path/to/flanneld and vxlan: packets, and many peers
-	@$(STEP) 1200 "udp, packets" cargo run --quiet --release --locked -p weft-udp --example throughput
-	@LAST_STEP=1 $(STEP) 1200 "udp, peers" $(TARGET_DIR)/release/weft-bench udp --weft $(STATIC)
+bench-udp: prepare-bench static bench-program ## the rows of `make bench` for udp alone, beside FLANNELD=/path/to/flanneld and vxlan
+	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --out $(TARGET_DIR)/bench-udp --backends udp $(BENCH_ARGS)
 
 .PHONY: bench-wireguard
-bench-wireguard: static vm-programs ## measure wireguard with 1,000 peers in a virtual machine, beside FLANNELD=/path/to/flanneld, which it needs
+bench-wireguard: prepare-bench static vm-programs ## the rows of `make bench` for wireguard in a virtual machine, and the CPU of an idle node; FLANNELD=/path/to/flanneld adds flannel
 	@LAST_STEP=1 $(STEP) 1800 "wireguard, peers" env WEFT_BIN=$(STATIC) FLANNELD=$(abspath $(FLANNELD)) \
-	  cargo test --workspace --locked --test vm -- --ignored --exact bench::wireguard_with_many_peers --show-output
+	  cargo test --workspace --locked --test vm -- --ignored --exact bench::wireguard_with_many_peers_and_nothing_to_do --show-output
 
 .PHONY: prepare-kube test-kube
 prepare-kube: ## install what a Kubernetes cluster needs, and build Kubernetes if that was not done before
@@ -251,9 +250,14 @@ needs-flannel:
 no-flannel:
 	@printf '\n==== skipped: no FLANNELD and no FLANNEL_CNI: the tests beside flannel count as ignored\n'
 
-.PHONY: vm-programs test-vm test-vm-loss test-lab test-all
+.PHONY: vm-programs vm-kernel test-vm test-vm-loss test-lab test-all
 vm-programs:
 	@$(STEP) 900 "programs of the virtual machines" cargo build --workspace --locked --example wg --example traffic
+
+# It is downloaded once. The bench starts virtual machines where no mirror can be reached.
+vm-kernel: vm-programs
+	@$(STEP) 1200 "kernel of the virtual machines" \
+	  cargo test --workspace --locked --test vm -- --ignored --exact bench::the_kernel_is_there
 
 test-vm: static vm-programs ## run the agent on Debian's kernel, in virtual machines
 	@$(STEP) 1800 "virtual machines" env WEFT_BIN=$(STATIC) cargo test --workspace --locked --test vm -- --skip loss::
@@ -286,7 +290,7 @@ bench-program: prepare-bench
 # This ends with an error if a promise is broken. A full run takes about 50 minutes, and with FLANNELD an hour and a half.
 # BENCH_ARGS="--sizes 1000,5000 --rows cold,event" measures a part.
 BENCH_ARGS ?=
-bench: prepare-bench static static-bare bench-program ## measure speed and memory beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold" measures a part
+bench: prepare-bench static static-bare bench-program vm-kernel ## measure speed and memory beside the kernel's floor and FLANNELD=/path/to/flanneld; BENCH_ARGS="--sizes 5000 --rows cold" measures a part
 	$(TARGET_DIR)/release/weft-bench run --weft $(STATIC) --bare $(BARE) --out $(TARGET_DIR)/bench $(BENCH_ARGS)
 
 .PHONY: bench-kube

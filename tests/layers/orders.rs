@@ -45,7 +45,7 @@ pub const ALL: &[Layers] = &[
         parent_is_above: false,
         order: "
             peers watch site options about measure targets table plots store process kube docs floor rows shape storm
-            udp main
+            udp wireguard main
         ",
     },
     Layers {

@@ -72,7 +72,9 @@ fn excerpt(run: &Run, plots: &[String], docs: &Path) -> String {
 fn render(run: &Run, plots: &[String]) -> String {
     let mut page = "<!-- Written by `make bench-docs` from the last `make bench`. -->\n# Measured\n\n".to_owned();
     page += "The floor is what the kernel and the store need with any program. [method.md](method.md) says what it is, and how each row is measured.\n\
-             All columns come from the same run. Trust the ratios, and how a figure grows with the number of peers, more than its digits.\n\n";
+             All columns come from the same run. Trust the ratios, and how a figure grows with the number of peers, more than its digits.\n\
+             In the table of udp with one peer, the floor is the kernel's vxlan, and larger figures are better. \
+             The times of wireguard, except the comparison of peers, are those of an emulated processor.\n\n";
     page += &about(run);
     for plot in plots {
         let _ = writeln!(page, "![{}]({plot})", plot.trim_end_matches(".svg"));

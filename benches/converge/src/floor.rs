@@ -54,7 +54,7 @@ impl Batcher {
     /// A device is missing.
     pub fn new(node: &Node, backend: Backend) -> Result<Batcher> {
         let devices = match backend {
-            Backend::HostGw | Backend::Udp => [node.index("eth0")?; 2],
+            Backend::HostGw | Backend::Udp | Backend::Wireguard => [node.index("eth0")?; 2],
             Backend::Vxlan => [node.index("flannel.1")?; 2],
             Backend::VxlanDual => [node.index("flannel.1")?, node.index("flannel-v6.1")?],
         };
@@ -192,7 +192,7 @@ impl Batcher {
     fn tables(&self, v6: bool) -> &'static [Table] {
         match (self.backend, v6) {
             (Backend::HostGw, _) => &[Table::Route],
-            (Backend::Udp, _) => &[],
+            (Backend::Udp | Backend::Wireguard, _) => &[],
             (_, false) => &[Table::Fdb, Table::Neigh, Table::Route],
             (_, true) => &[Table::Fdb6, Table::Neigh6, Table::Route6],
         }

@@ -77,8 +77,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn note(&mut self, what: &str, who: Who, cell: Cell) {
-        eprintln!("   {:<9} {what}: {}", format!("{who:?}").to_lowercase(), table::shown(Some(&cell)));
-        self.run.note(("kube", self.options.nodes), what, who, cell);
+        table::tell(&mut self.run, ("kube", self.options.nodes), (what, who), cell);
     }
 
     fn limit(&self) -> Duration {

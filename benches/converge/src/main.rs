@@ -23,6 +23,7 @@ mod table;
 mod targets;
 mod udp;
 mod watch;
+mod wireguard;
 
 use std::fs;
 use std::io::Write;
@@ -33,6 +34,7 @@ use clap::Parser;
 
 use measure::Run;
 use options::{Cli, Options, Row, Task};
+use peers::Backend;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().task {
@@ -40,7 +42,6 @@ fn main() -> ExitCode {
         Task::Shape(options) => shape::run(&options),
         Task::Kube(options) => kube::run(&options),
         Task::Storm(options) => storm::run(&options),
-        Task::Udp(options) => udp::run(&options),
         Task::Docs { out, docs, readme } => docs::write(&out, &docs, &readme).map(|()| true),
     };
     match done {
@@ -64,7 +65,7 @@ fn run(options: &Options) -> Result<bool> {
     fs::create_dir_all(&options.out).with_context(|| format!("create {}", options.out.display()))?;
     let mut nodes = 0;
     for (backend, peers) in options.sites() {
-        rows::all(backend, peers, options, (&mut run, &mut nodes))?;
+        place(backend, peers, options, (&mut run, &mut nodes))?;
         // A run that is ended early leaves the results so far.
         save(&run, options)?;
     }
@@ -77,6 +78,16 @@ fn run(options: &Options) -> Result<bool> {
     say(&format!("{}\n{}", table::text(&run), table::targets(&judged)));
     say(&format!("results and plots: {}", options.out.display()));
     Ok(all_kept(&judged))
+}
+
+/// Measures everything that is wanted with a backend and a number of peers.
+fn place(backend: Backend, peers: usize, options: &Options, results: (&mut Run, &mut usize)) -> Result<()> {
+    eprintln!("== {}, peers: {peers}", backend.name());
+    match backend {
+        Backend::Vxlan | Backend::HostGw | Backend::VxlanDual => rows::all(backend, peers, options, results),
+        Backend::Udp => udp::all(peers, options, results).context("udp"),
+        Backend::Wireguard => wireguard::all(peers, options, results.0).context("wireguard"),
+    }
 }
 
 fn save(run: &Run, options: &Options) -> Result<()> {
@@ -107,7 +118,7 @@ fn again(run: &Run, options: &Options, nodes: &mut usize) -> Result<Option<Run>>
         let compared = open.iter().filter(needs).any(|verdict| verdict.what.ends_with("than flanneld"));
         later.rows.extend(&rows);
         let flanneld = options.flanneld.clone().filter(|_| compared);
-        rows::all(backend, peers, &Options { rows, flanneld, ..options.clone() }, (&mut later, nodes))?;
+        place(backend, peers, &Options { rows, flanneld, ..options.clone() }, (&mut later, nodes))?;
     }
     Ok(Some(later))
 }

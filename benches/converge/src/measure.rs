@@ -51,7 +51,7 @@ pub enum Who {
 /// One line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
-    /// `vxlan`, `host-gw`, `vxlan-dual`.
+    /// `vxlan`, `host-gw`, `vxlan-dual`, `udp`, `wireguard`.
     pub backend: String,
     /// Number of peers.
     pub peers: usize,
@@ -83,9 +83,12 @@ pub struct Run {
 
 /// All possible lines in the order of the table, with their units.
 pub const NAMES: &[(&str, &str)] = &[
+    ("TCP", "Mbit/s"),
+    ("UDP packets of 1,400 bytes", "Mbit/s"),
     ("list", "ms"),
     ("cold start", "ms"),
     ("cold start, first entry", "ms"),
+    ("cold start, first packet through the tunnel", "ms"),
     ("cold start, CPU", "ms"),
     ("restart in place", "ms"),
     ("restart in place, writes", ""),
@@ -110,6 +113,9 @@ pub const NAMES: &[(&str, &str)] = &[
     ("CPU idle", "%"),
     ("CPU, 100 renewals/s", "%"),
     ("CPU for a status update of another node", "ms"),
+    ("packets sent over a restart", ""),
+    ("packets lost over a restart", ""),
+    ("CPU of a comparison of all peers", "ms"),
 ];
 
 impl Run {

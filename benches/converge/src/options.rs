@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use crate::peers::Backend;
+
+/// The numbers of peers with which agents with udp are measured. A cold start reaches 32 of them.
+const UDP: RangeInclusive<usize> = 32..=5000;
+/// The number of peers with which wireguard is measured: that of tests/vm/wireguard-many.sh.
+const WIREGUARD: usize = 1000;
 
 /// Measures weft beside the kernel's floor and flanneld, with a real etcd, in network namespaces of its own. Needs root.
 #[derive(Debug, clap::Parser)]
@@ -25,8 +31,6 @@ pub enum Task {
     Shape(ShapeOptions),
     /// Many nodes that start, renew, reboot and leave at once, with one etcd. Fails when a promise is broken
     Storm(StormOptions),
-    /// Agents with the backend udp: cold start, new peers, memory. Prints figures, and promises nothing
-    Udp(UdpOptions),
     /// Write the last run's table and plots as documents
     Docs {
         /// Where the last run is
@@ -61,6 +65,12 @@ pub enum Row {
     Idle,
     /// CPU while others renew their leases.
     Renewals,
+    /// What the tunnel of udp carries, beside flannel's and vxlan.
+    Packets,
+    /// CPU of a comparison of WireGuard peers with the plan.
+    Audit,
+    /// wireguard in a virtual machine.
+    Vm,
 }
 
 /// What to measure.
@@ -78,8 +88,8 @@ pub struct Options {
     /// Numbers of peers
     #[arg(long, value_delimiter = ',', default_value = "1000,5000,20000,50000")]
     pub sizes: Vec<usize>,
-    /// Backends; vxlan-dual runs with 5,000 peers, or with the smallest size
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "vxlan,host-gw,vxlan-dual")]
+    /// Backends; vxlan-dual runs with 5,000 peers, or with the smallest size; udp runs with up to 5,000, and wireguard with 1,000
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "vxlan,host-gw,vxlan-dual,udp,wireguard")]
     pub backends: Vec<Backend>,
     /// Rows; all when none is given
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -112,7 +122,10 @@ impl Options {
         let dual = self.sizes.iter().copied().find(|n| *n == 5000).or(self.sizes.iter().copied().min());
         let sizes = |backend: Backend| match backend {
             Backend::VxlanDual => dual.into_iter().collect(),
-            Backend::Vxlan | Backend::HostGw | Backend::Udp => self.sizes.clone(),
+            Backend::Vxlan | Backend::HostGw => self.sizes.clone(),
+            // One peer is that to which packets are sent.
+            Backend::Udp => std::iter::once(1).chain(self.sizes.iter().copied().filter(|n| UDP.contains(n))).collect(),
+            Backend::Wireguard => self.sizes.iter().copied().filter(|n| *n == WIREGUARD).collect(),
         };
         self.backends.iter().flat_map(|backend| sizes(*backend).into_iter().map(|n| (*backend, n))).collect()
     }
@@ -153,26 +166,6 @@ pub struct ShapeOptions {
     /// More flags for weft: with --no-nexthop-objects this must fail
     #[arg(long = "agent-flag", value_name = "FLAG", allow_hyphen_values = true)]
     pub agent_flags: Vec<String>,
-}
-
-/// What is measured with the backend udp.
-#[derive(Debug, Clone, clap::Args)]
-pub struct UdpOptions {
-    /// weft's binary
-    #[arg(long, env = "WEFT_BIN", value_name = "FILE")]
-    pub weft: PathBuf,
-    /// flanneld's binary; without it there are no figures of flanneld
-    #[arg(long, env = "FLANNELD", value_name = "FILE")]
-    pub flanneld: Option<PathBuf>,
-    /// Numbers of peers
-    #[arg(long, value_delimiter = ',', default_value = "1000,5000")]
-    pub sizes: Vec<usize>,
-    /// Cold starts: the median counts
-    #[arg(long, default_value_t = 5)]
-    pub repeat: usize,
-    /// Seconds after which a peer that is not reached is an error
-    #[arg(long, default_value_t = 120, value_name = "SECONDS")]
-    pub limit: u64,
 }
 
 /// What the storms are measured with.

@@ -28,8 +28,9 @@ pub enum Backend {
     /// vxlan, IPv4 and IPv6.
     VxlanDual,
     /// udp, which has no entries of peers in the kernel. [`crate::udp`] measures it.
-    #[value(skip)]
     Udp,
+    /// wireguard. [`crate::wireguard`] measures it in a virtual machine, which has a store of its own.
+    Wireguard,
 }
 
 /// A table of the kernel for one family.
@@ -67,6 +68,7 @@ impl Backend {
             Backend::HostGw => "host-gw",
             Backend::VxlanDual => "vxlan-dual",
             Backend::Udp => "udp",
+            Backend::Wireguard => "wireguard",
         }
     }
 
@@ -76,6 +78,7 @@ impl Backend {
             Backend::Vxlan | Backend::VxlanDual => "vxlan",
             Backend::HostGw => "host-gw",
             Backend::Udp => "udp",
+            Backend::Wireguard => "wireguard",
         }
     }
 
@@ -88,7 +91,7 @@ impl Backend {
     pub fn devices(self) -> &'static [&'static str] {
         match self {
             Backend::Vxlan => &["flannel.1"],
-            Backend::HostGw | Backend::Udp => &[],
+            Backend::HostGw | Backend::Udp | Backend::Wireguard => &[],
             Backend::VxlanDual => &["flannel.1", "flannel-v6.1"],
         }
     }
@@ -99,7 +102,7 @@ impl Backend {
             Backend::Vxlan => &[Table::Fdb, Table::Neigh, Table::Route],
             Backend::HostGw => &[Table::Route],
             Backend::VxlanDual => &TABLES,
-            Backend::Udp => &[],
+            Backend::Udp | Backend::Wireguard => &[],
         }
     }
 
@@ -228,7 +231,7 @@ mod tests {
                 assert_eq!(by_inner(peer.inner(v6)), Some(number));
                 assert_eq!(by_mac(peer.mac(v6)), Some((number, v6)));
             }
-            for backend in [Backend::Vxlan, Backend::HostGw, Backend::VxlanDual, Backend::Udp] {
+            for backend in [Backend::Vxlan, Backend::HostGw, Backend::VxlanDual, Backend::Udp, Backend::Wireguard] {
                 let subnets = Subnets::from_key(&peer.id(backend)).unwrap();
                 assert_eq!(subnets.to_key(), peer.id(backend));
                 let net_conf = NetConf::parse(&backend.net_conf()).unwrap();

@@ -41,7 +41,6 @@ pub struct Place<'a> {
 /// A namespace, etcd or an agent fails. A row that takes too long is no error.
 pub fn all(backend: Backend, peers: usize, options: &Options, (run, nodes): (&mut Run, &mut usize)) -> Result<()> {
     anyhow::ensure!(peers + EVENTS + BURST <= MOST, "at most {} peers", MOST - EVENTS - BURST);
-    eprintln!("== {} with {peers} peers", backend.name());
     let mut store = Store::start(backend)?;
     store.put((0..peers).map(Peer::new))?;
     let mut place = Place { backend, peers, options, store, run, nodes };
@@ -79,8 +78,7 @@ fn earlier(place: &mut Place<'_>, weft: &Program) -> Result<(Vec<Duration>, Vec<
 
 impl Place<'_> {
     fn note(&mut self, what: &str, who: Who, cell: Cell) {
-        eprintln!("   {:<9} {what}: {}", format!("{who:?}").to_lowercase(), table::shown(Some(&cell)));
-        self.run.note((self.backend.name(), self.peers), what, who, cell);
+        table::tell(self.run, (self.backend.name(), self.peers), (what, who), cell);
     }
 
     /// Adds the median and the 99th percentile of some times. A series that was cut has none.

@@ -8,6 +8,17 @@ use crate::targets::Judged;
 
 const HEAD: [&str; 6] = ["", "floor", "weft", "flanneld", "weft / floor", "flanneld / weft"];
 
+/// Adds one answer to a run, and prints it to standard error.
+pub fn tell(run: &mut Run, at: (&str, usize), (what, who): (&str, Who), cell: Cell) {
+    eprintln!("   {:<9} {what}: {}", format!("{who:?}").to_lowercase(), shown(Some(&cell)));
+    run.note(at, what, who, cell);
+}
+
+/// Returns the heading of a table.
+fn heading((backend, peers): (&str, usize)) -> String {
+    format!("{peers} {}, {backend}", if peers == 1 { "peer" } else { "peers" })
+}
+
 /// Returns all tables for a terminal.
 pub fn text(run: &Run) -> String {
     let mut out = String::new();
@@ -15,7 +26,7 @@ pub fn text(run: &Run) -> String {
         let _ = writeln!(out, "{name:<18} {value}");
     }
     for at in run.sites() {
-        let _ = writeln!(out, "\n{} peers, {}", at.1, at.0);
+        let _ = writeln!(out, "\n{}", heading(at));
         let mut rows = vec![HEAD.map(str::to_owned)];
         rows.extend(lines(run, at));
         out += &aligned(&rows);
@@ -27,7 +38,7 @@ pub fn text(run: &Run) -> String {
 pub fn markdown(run: &Run) -> String {
     let mut out = String::new();
     for at in run.sites() {
-        let _ = writeln!(out, "\n### {} peers, {}\n\n| {} |\n|---|--:|--:|--:|--:|--:|", at.1, at.0, HEAD.join(" | "));
+        let _ = writeln!(out, "\n### {}\n\n| {} |\n|---|--:|--:|--:|--:|--:|", heading(at), HEAD.join(" | "));
         for row in lines(run, at) {
             let _ = writeln!(out, "| {} |", row.join(" | "));
         }

@@ -198,9 +198,30 @@ impl Place<'_> {
     }
 
     fn promises(&self) -> Vec<Verdict> {
-        let all = [self.starts(), self.events(), self.repairs(), self.costs()].concat();
+        let all = match self.at.0 {
+            "udp" => self.packets(),
+            "wireguard" => self.wireguard(),
+            _ => [self.starts(), self.events(), self.repairs(), self.costs()].concat(),
+        };
         let asked = |verdict: &Verdict| verdict.again.as_ref().is_none_or(|(row, _)| self.run.asked(*row));
         all.into_iter().filter(asked).collect()
+    }
+
+    /// The promises of udp. A flow of UDP packets is compared, too, but nothing is promised for it (docs/bench/method.md).
+    fn packets(&self) -> Vec<Verdict> {
+        let Some(other) = self.run.cell(self.at, "TCP", Who::Flanneld) else { return Vec::new() };
+        let times = self.weft("TCP").zip(other.value()).map(|(weft, other)| weft / other);
+        let verdict = self.most(Row::Packets, "TCP, times more than flanneld", times, Some(3.0));
+        vec![Verdict { at_least: true, ..verdict }]
+    }
+
+    fn wireguard(&self) -> Vec<Verdict> {
+        let (lost, audit) = ("packets lost over a restart", "CPU of a comparison of all peers");
+        vec![
+            self.most(Row::Vm, lost, self.weft(lost), Some(0.0)),
+            // The agent compares every 5 s or more often, with at most 0.1 % of a core.
+            self.most(Row::Audit, "CPU of a comparison of all peers, ms", self.weft(audit), Some(5.0)),
+        ]
     }
 
     fn starts(&self) -> Vec<Verdict> {
@@ -387,6 +408,33 @@ mod tests {
         let mut run = Run::default();
         run.note(("host-gw", 1000), "list", Who::Floor, Cell::Value(1.0));
         assert!(!complaints(&judged(&run)).iter().any(|one| one.contains("device") || one.contains("FDB")));
+    }
+
+    #[test]
+    fn udp_is_compared_with_flanneld_and_wireguard_loses_nothing() {
+        let mut run = Run::default();
+        run.note(("udp", 1), "TCP", Who::Weft, Cell::Value(590.0));
+        run.note(("udp", 5000), "cold start", Who::Weft, Cell::Value(145.0));
+        assert!(check(&run).is_empty(), "without flanneld there is no promise for udp: {:?}", check(&run));
+        run.note(("udp", 1), "TCP", Who::Flanneld, Cell::Value(200.0));
+        run.note(("wireguard", 1000), "packets lost over a restart", Who::Weft, Cell::Value(1.0));
+        run.note(("wireguard", 1000), "CPU of a comparison of all peers", Who::Weft, Cell::Value(4.9));
+        let kept = |run: &Run| check(run).iter().map(|v| (v.name(), v.kept())).collect::<Vec<_>>();
+        let row = |name: &str, is_kept| (name.to_owned(), Some(is_kept));
+        assert_eq!(
+            kept(&run),
+            [
+                row("udp 1 TCP, times more than flanneld", false),
+                row("wireguard 1000 packets lost over a restart", false),
+                row("wireguard 1000 CPU of a comparison of all peers, ms", true),
+            ]
+        );
+        run.note(("udp", 1), "TCP", Who::Weft, Cell::Value(600.0));
+        run.note(("wireguard", 1000), "packets lost over a restart", Who::Weft, Cell::Value(0.0));
+        assert!(check(&run).iter().all(|verdict| verdict.kept() == Some(true)), "{:?}", check(&run));
+        // A promise about udp must not be missing because a flanneld that was measured carried nothing.
+        run.note(("udp", 1), "TCP", Who::Flanneld, Cell::None("why".to_owned()));
+        assert!(complaints(&judged(&run)).iter().any(|one| one.contains("udp 1") && one.contains("NOT MEASURED")));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures agents with the backend udp. It has no entries in the kernel, so a peer counts as reached when a packet for its subnet leaves the
-//! node in a datagram for its published address.
+//! Measures the backend udp: what its tunnel carries ([`packets`]), and agents with many peers. It has no entries in the kernel, so a peer counts
+//! as reached when a packet for its subnet leaves the node in a datagram for its published address.
+
+mod packets;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
@@ -8,17 +10,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::measure::quantile;
-use crate::options::UdpOptions;
+use crate::measure::{Cell, Run, Who, quantile};
+use crate::options::{Options, Row};
 use crate::peers::{Backend, MOST, Peer, by_inner};
 use crate::process::{Agent, Program};
 use crate::site::{self, Node, pause};
 use crate::store::Store;
+use crate::table;
 
 /// flannel's port.
 const PORT: u16 = 8285;
 /// The number of peers that a cold start must reach, spread over all peers.
 const PROBES: usize = 32;
+/// The number of cold starts.
+const STARTS: usize = 3;
 /// The number of peers that are added one after the other.
 const ADDS: usize = 100;
 /// The time between two packets to a peer that is not reached yet.
@@ -26,81 +31,107 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// How long an idle agent is watched.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// What was measured of a program: the name with its unit, and the value.
-type Figures = Vec<(&'static str, f64)>;
-
-/// Measures, and prints a table for each number of peers.
+/// Measures everything with this number of peers: with one peer what the tunnel carries, and with more of them what the agents need.
 ///
 /// # Errors
-/// A namespace, etcd or an agent fails, or an agent does not reach its peers in time.
-pub fn run(options: &UdpOptions) -> Result<bool> {
-    site::build()?;
-    // The fabric has the published addresses of all peers.
-    site::command("ip", &["route", "add", "local", "172.16.0.0/13", "dev", "lo"])?;
+/// A namespace, etcd or a program fails, or an agent does not reach its peers in time.
+pub fn all(peers: usize, options: &Options, (run, nodes): (&mut Run, &mut usize)) -> Result<()> {
+    if peers == 1 { throughput(options, run) } else { agents(peers, options, (run, nodes)) }
+}
+
+/// Measures packets between two nodes, if that row is wanted.
+fn throughput(options: &Options, run: &mut Run) -> Result<()> {
+    if !options.wants(Row::Packets) {
+        return Ok(());
+    }
+    for (row, who, mut rates) in packets::measure(options.flanneld.clone())? {
+        let rounds: Vec<String> = rates.iter().map(|rate| format!("{rate:.0}")).collect();
+        eprintln!("   {row}, Mbit/s in each round: {}", rounds.join(", "));
+        rates.sort_by(f64::total_cmp);
+        table::tell(run, (Backend::Udp.name(), 1), (row, who), Cell::Value(rates[rates.len() / 2]));
+    }
+    Ok(())
+}
+
+/// Measures agents with this number of peers.
+fn agents(peers: usize, options: &Options, (run, nodes): (&mut Run, &mut usize)) -> Result<()> {
+    anyhow::ensure!(peers >= PROBES && peers + ADDS <= MOST, "between {PROBES} and {} peers", MOST - ADDS);
+    published("add")?;
     let fabric = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)).context("bind the port of the peers")?;
     fabric.set_read_timeout(Some(AGAIN)).context("bound a read")?;
-    let weft = Program::Weft(options.weft.clone(), Vec::new());
-    let programs: Vec<Program> = std::iter::once(weft).chain(options.flanneld.clone().map(Program::Flanneld)).collect();
-    let mut nodes = 0;
-    for peers in options.sizes.iter().copied() {
-        anyhow::ensure!(peers >= PROBES && peers + ADDS <= MOST, "between {PROBES} and {} peers", MOST - ADDS);
-        let mut store = Store::start(Backend::Udp)?;
-        store.put((0..peers).map(Peer::new))?;
-        crate::say(&format!("udp, {peers} peers: a list of all leases takes {} ms", ms(store.list_time()?)));
-        for program in &programs {
-            let mut place = Place { options, store: &mut store, fabric: &fabric, peers };
-            let figures = place.measure(program, &mut nodes).with_context(|| program.name().to_owned())?;
-            for (what, value) in figures {
-                crate::say(&format!("  {:<9} {what}: {value:.2}", program.name()));
-            }
-        }
+    let mut store = Store::start(Backend::Udp)?;
+    store.put((0..peers).map(Peer::new))?;
+    let list = Cell::time(Some(store.list_time()?), Duration::ZERO);
+    let mut place = Place { options, store, fabric, peers, run, nodes };
+    place.note("list", Who::Floor, list);
+    place.program(&Program::Weft(options.weft.clone(), options.agent_flags.clone()), Who::Weft).context("weft")?;
+    if let Some(path) = &options.flanneld {
+        place.program(&Program::Flanneld(path.clone()), Who::Flanneld).context("flanneld")?;
     }
-    Ok(true)
+    published("del")
+}
+
+/// Gives the published addresses of all peers to the fabric (`add`), or takes them away again (`del`).
+fn published(verb: &str) -> Result<()> {
+    site::command("ip", &["route", verb, "local", "172.16.0.0/13", "dev", "lo"]).map(drop)
 }
 
 struct Place<'a> {
-    options: &'a UdpOptions,
-    store: &'a mut Store,
-    fabric: &'a UdpSocket,
+    options: &'a Options,
+    store: Store,
+    fabric: UdpSocket,
     peers: usize,
+    run: &'a mut Run,
+    nodes: &'a mut usize,
 }
 
 impl Place<'_> {
-    fn measure(&mut self, program: &Program, nodes: &mut usize) -> Result<Figures> {
-        let (mut starts, mut last) = (Vec::new(), None);
-        for _ in 0..self.options.repeat.max(1) {
+    fn note(&mut self, what: &str, who: Who, cell: Cell) {
+        table::tell(self.run, (Backend::Udp.name(), self.peers), (what, who), cell);
+    }
+
+    fn program(&mut self, program: &Program, who: Who) -> Result<()> {
+        let (agent, node) = self.starts(program, who)?;
+        pause(Duration::from_secs(1));
+        let (now, peak) = agent.memory()?;
+        self.note("memory", who, Cell::Value(now));
+        self.note("memory, peak", who, Cell::Value(peak));
+        if self.options.wants(Row::Event) {
+            let adds = self.adds(&node)?;
+            for (name, part) in [("add p50", 0.5), ("add p99", 0.99)] {
+                self.note(name, who, Cell::time(quantile(&adds, part), Duration::ZERO));
+            }
+        }
+        if self.options.wants(Row::Idle) {
+            let (before, begin) = (agent.cpu()?, Instant::now());
+            pause(IDLE);
+            let share = (agent.cpu()? - before).as_secs_f64() / begin.elapsed().as_secs_f64();
+            self.note("CPU idle", who, Cell::Value(share * 100.0));
+        }
+        agent.stop().map(drop)
+    }
+
+    /// Starts a program on fresh nodes. Returns the last agent with its node.
+    fn starts(&mut self, program: &Program, who: Who) -> Result<(Agent, Node)> {
+        let (mut times, mut cpus, mut last) = (Vec::new(), Vec::new(), None);
+        for _ in 0..STARTS {
             // The agent must end before its node is deleted.
             if let Some((agent, node)) = last.take() {
                 drop::<Agent>(agent);
                 drop::<Node>(node);
             }
-            *nodes += 1;
-            let node = Node::new(&format!("u{nodes}"), Backend::Udp)?;
+            *self.nodes += 1;
+            let node = Node::new(&format!("u{}", self.nodes), Backend::Udp)?;
             let agent = Agent::start(program, &node, self.store.dir.path())?;
             let probes = (0..PROBES).map(|n| n * (self.peers - 1) / (PROBES - 1)).collect();
             let reached = self.reached(&node, probes)?;
-            starts.push((reached - agent.started, agent.cpu()?));
+            times.push(reached - agent.started);
+            cpus.push(agent.cpu()?);
             last = Some((agent, node));
         }
-        let (agent, node) = last.context("nothing was started")?;
-        let median = |times: Vec<Duration>| quantile(&times, 0.5).map_or(0.0, |time| time.as_secs_f64() * 1e3);
-        let mut figures = vec![
-            ("cold start, ms", median(starts.iter().map(|(took, _)| *took).collect())),
-            ("cold start, CPU, ms", median(starts.iter().map(|(_, cpu)| *cpu).collect())),
-        ];
-        pause(Duration::from_secs(1));
-        let (now, peak) = agent.memory()?;
-        figures.extend([("memory, MB", now), ("memory, peak, MB", peak)]);
-        let adds = self.adds(&node)?;
-        figures.push(("add p50, ms", quantile(&adds, 0.5).map_or(0.0, |time| time.as_secs_f64() * 1e3)));
-        figures.push(("add p99, ms", quantile(&adds, 0.99).map_or(0.0, |time| time.as_secs_f64() * 1e3)));
-        let (before, begin) = (agent.cpu()?, Instant::now());
-        pause(IDLE);
-        let share = (agent.cpu()? - before).as_secs_f64() / begin.elapsed().as_secs_f64();
-        figures.push(("CPU idle, %", share * 100.0));
-        agent.stop()?;
-        drop(node);
-        Ok(figures)
+        self.note("cold start", who, Cell::time(quantile(&times, 0.5), Duration::ZERO));
+        self.note("cold start, CPU", who, Cell::time(quantile(&cpus, 0.5), Duration::ZERO));
+        last.context("nothing was started")
     }
 
     /// Adds peers one after the other, and removes them together. Returns how long after its lease each was reached.
@@ -143,10 +174,6 @@ impl Place<'_> {
 fn destination(packet: &[u8]) -> Option<IpAddr> {
     let address: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
     (packet[0] >> 4 == 4).then(|| Ipv4Addr::from(address).into())
-}
-
-fn ms(time: Duration) -> String {
-    format!("{:.1}", time.as_secs_f64() * 1e3)
 }
 
 #[cfg(test)]

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures what a tunnel carries between two network namespaces that a veth pair connects: weft's udp, flannel's udp if
-//! `FLANNELD` names the program, and the kernel's vxlan, in turns. Needs root, iproute2, iperf3, and etcd for flannel.
-//!
-//! `FLANNELD=/path/to/flanneld cargo run --release -p weft-udp --example throughput`
-
-#![allow(clippy::print_stdout, reason = "the table is the result")]
+//! Measures what a tunnel carries between two network namespaces that a veth pair connects: weft's udp, flannel's udp, and the kernel's vxlan, in turns.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,11 +10,16 @@ use anyhow::{Context, Result, bail};
 use weft_lab::netns::{Netns, enter, in_thread, make_names_private};
 use weft_udp::{Config, Device, Peer, Routes, Tunnel};
 
+use crate::measure::Who;
+
 const ROUNDS: usize = 3;
 const MTU: u16 = 1472;
 
-/// The flows that are measured: a name, and the flags of iperf3's client.
-const FLOWS: [(&str, &str); 2] = [("TCP", ""), ("UDP of 1,400 bytes", "-u -b 0 -l 1400")];
+/// The flows that are measured: the row, and the flags of iperf3's client.
+const FLOWS: [(&str, &str); 2] = [("TCP", ""), ("UDP packets of 1,400 bytes", "-u -b 0 -l 1400")];
+
+/// What a tunnel carried: its row, whose tunnel it was, and the Mbit/s of each round. The floor is vxlan, which needs no program.
+pub type Rates = Vec<(&'static str, Who, Vec<f64>)>;
 
 /// A process that ends with its tunnel.
 struct Running(Child);
@@ -31,7 +31,7 @@ impl Drop for Running {
     }
 }
 
-/// What keeps a tunnel alive.
+/// What keeps a tunnel up.
 enum Alive {
     Weft { _tunnels: [Tunnel; 2] },
     Flannel { _processes: Vec<Running>, _dir: tempfile::TempDir },
@@ -178,36 +178,38 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-async fn measure() -> Result<()> {
-    let flanneld = std::env::vars().find(|(name, _)| name == "FLANNELD").map(|(_, path)| path);
-    let kinds = ["weft udp", "flannel udp", "vxlan"];
-    let mut rates = vec![Vec::new(); kinds.len() * FLOWS.len()];
+async fn all_rounds(flanneld: Option<&Path>) -> Result<Rates> {
+    let subjects = [Who::Weft, Who::Flanneld, Who::Floor];
+    let mut rates: Rates = FLOWS.iter().flat_map(|(row, _)| subjects.map(|who| (*row, who, Vec::new()))).collect();
     for round in 0..ROUNDS {
-        for (index, kind) in kinds.into_iter().enumerate() {
-            let nodes = Nodes::new(&format!("{round}-{index}")).await?;
-            let _alive = match (kind, &flanneld) {
-                ("weft udp", _) => nodes.weft().await?,
-                ("vxlan", _) => nodes.vxlan().await?,
-                (_, Some(program)) => nodes.flannel(program)?,
-                (_, None) => continue,
+        for who in subjects {
+            let nodes = Nodes::new(&format!("{round}-{who:?}")).await?;
+            let _alive = match (who, flanneld) {
+                (Who::Weft, _) => nodes.weft().await?,
+                (Who::Floor, _) => nodes.vxlan().await?,
+                (Who::Flanneld, Some(program)) => nodes.flannel(&program.to_string_lossy())?,
+                (Who::Flanneld, None) => continue,
             };
-            for (flow, (_, flags)) in FLOWS.into_iter().enumerate() {
-                rates[index * FLOWS.len() + flow].push(nodes.flow(flags)?);
+            for (row, flags) in FLOWS {
+                let rate = nodes.flow(flags)?;
+                rates.iter_mut().filter(|(of, by, _)| (*of, *by) == (row, who)).for_each(|(.., all)| all.push(rate));
             }
         }
     }
-    println!("| tunnel | flow | Mbit/s, one figure for each of {ROUNDS} rounds |\n|---|---|---|");
-    for (place, rates) in rates.iter().enumerate() {
-        let rates: Vec<_> = rates.iter().map(|rate| format!("{rate:.0}")).collect();
-        println!("| {} | {} | {} |", kinds[place / FLOWS.len()], FLOWS[place % FLOWS.len()].0, rates.join(", "));
-    }
-    Ok(())
+    rates.retain(|(.., all)| !all.is_empty());
+    Ok(rates)
 }
 
-fn main() -> Result<()> {
-    let run = || {
+/// Measures all tunnels, in [`ROUNDS`] rounds. Without flanneld, its tunnel is left out.
+///
+/// # Errors
+/// A namespace or a program fails, or no packet arrives.
+pub fn measure(flanneld: Option<PathBuf>) -> Result<Rates> {
+    // The thread has names of namespaces of its own. They and its processes end with it.
+    let run = move || {
         make_names_private()?;
-        tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(measure())
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(all_rounds(flanneld.as_deref()))
     };
     std::thread::spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
