@@ -9,7 +9,7 @@ use clap::Command;
 use crate::page::{Page, files};
 
 /// Flags that a page names by themselves and that belong to another program.
-const OTHERS: [(&str, &str); 13] = [
+const OTHERS: [(&str, &str); 14] = [
     ("--random-fully", "iptables"),
     ("--bip", "Docker"),
     ("--mtu", "Docker"),
@@ -23,6 +23,7 @@ const OTHERS: [(&str, &str); 13] = [
     ("--shard", "cargo-mutants"),
     ("--sizes", "the bench"),
     ("--rows", "the bench"),
+    ("--backends", "the bench"),
 ];
 
 /// Names of variables with these beginnings belong to this repository.
