@@ -121,7 +121,12 @@ impl EtcdStore {
     /// Returns the error with the command that writes net-conf, for this cluster and this prefix.
     fn no_net_conf(&self) -> Error {
         let place = self.keys.config();
-        let remedy = format!("write it, for example: etcdctl {} put {place} '{EXAMPLE}'", self.pool.etcdctl_flags());
+        // Up to etcd 3.3, etcdctl writes into the store of version 2 unless ETCDCTL_API says otherwise, and reports success.
+        let remedy = format!(
+            "if `etcdctl set` or ETCDCTL_API=2 wrote it, it is in etcd's store of version 2, which is not read; write it, for example: \
+             ETCDCTL_API=3 etcdctl {} put {place} '{EXAMPLE}'",
+            self.pool.etcdctl_flags()
+        );
         Error::NoNetConf { place, remedy }
     }
 

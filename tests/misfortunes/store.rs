@@ -144,7 +144,8 @@ fn a_certificate_has_ended_or_begins_in_the_future() {
         let check = |name: &str| [vec!["--check-store".to_owned()], flags(&dir, name)].concat();
         let good = check("good");
         let good: Vec<&str> = good.iter().map(String::as_str).collect();
-        named_with(node, "store", &["answers, and has no net-conf", "write it, for example: etcdctl"], &good).await?;
+        let words = ["answers, and has no net-conf", "write it, for example: ETCDCTL_API=3 etcdctl"];
+        named_with(node, "store", &words, &good).await?;
         let findings = doctor(node, &good).await?;
         ensure!(findings.iter().all(|finding| finding[0] == "store"), "{findings:?}");
         let ended = check("ended");

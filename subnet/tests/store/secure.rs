@@ -375,8 +375,9 @@ async fn a_missing_net_conf_names_the_command_that_writes_it() {
     let file = |name: &str| tls.dir.path().join(name).display().to_string();
     let files = format!("--cacert={} --cert={} --key={}", file("ca.pem"), file("client.pem"), file("client.key"));
     let net_conf = r#"'{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}}'"#;
-    let command = format!("etcdctl --endpoints={} {files} put /my/pods/config {net_conf}", tls.url());
-    assert_eq!(error, format!("/my/pods/config does not exist: write it, for example: {command}"));
+    let command = format!("ETCDCTL_API=3 etcdctl --endpoints={} {files} put /my/pods/config {net_conf}", tls.url());
+    let earlier = "if `etcdctl set` or ETCDCTL_API=2 wrote it, it is in etcd's store of version 2, which is not read";
+    assert_eq!(error, format!("/my/pods/config does not exist: {earlier}; write it, for example: {command}"));
 }
 
 #[test]
