@@ -3,11 +3,12 @@
 //!
 //! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, [`rules`] through those of iptables,
 //! and [`links`] through chains at a link and in bridges. [`ends`] says which addresses packets of a tunnel have. [`queues`] knows which programs
-//! may decide about a packet, and [`ipvs`] the endpoints of services.
+//! may decide about a packet, [`ipset`] which addresses are in a set, and [`ipvs`] the endpoints of services.
 
 mod ask;
 pub mod ends;
 pub mod entries;
+pub mod ipset;
 pub mod ipvs;
 pub mod links;
 pub mod nft;

@@ -22,6 +22,8 @@ mod pods;
 mod ports;
 #[path = "node/queues.rs"]
 mod queues;
+#[path = "node/sets.rs"]
+mod sets;
 #[path = "node/translations.rs"]
 mod translations;
 #[path = "node/underlay.rs"]

@@ -16,8 +16,9 @@ use super::tables::Tables;
 use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
 use crate::kernel::entries::Packet;
+use crate::kernel::ipset;
 use crate::kernel::nft;
-use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow, names_source, new_source};
+use crate::kernel::rules::{Connection, Fate, InSet, Outcome, Tested, follow, names_source, new_source};
 use crate::saved_rules::{SavedRules, is_listed};
 use crate::sources::NodeSources;
 
@@ -68,7 +69,8 @@ impl Flow {
     fn tested(&self) -> Tested<'_> {
         let TunnelPacket { packet, input, output, .. } = &self.of_tunnel;
         let tested = Tested::new(packet, input.as_deref(), output.as_deref());
-        Tested { connection: Connection::New, to_local: Some(input.is_some()), ..tested }
+        let sets = Some(ipset::contains as InSet);
+        Tested { connection: Connection::New, to_local: Some(input.is_some()), sets, ..tested }
     }
 
     fn is_ipv4(&self) -> bool {

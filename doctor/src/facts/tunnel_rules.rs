@@ -15,10 +15,11 @@ use super::tables::Tables;
 use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
 use crate::kernel::entries::{Packet, Proto, unspecified};
+use crate::kernel::ipset;
 use crate::kernel::links::{Point, drops};
 use crate::kernel::nft;
 use crate::kernel::queues;
-use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
+use crate::kernel::rules::{Connection, Fate, InSet, Outcome, Tested, follow};
 use crate::known_links::{BRIDGE, bridge};
 use crate::saved_rules::{FILTER, SavedRules, is_listed};
 use crate::sources::NodeSources;
@@ -83,8 +84,8 @@ impl Flow {
     fn tested(&self) -> Tested<'_> {
         let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
         let to_local = Some(self.to_local);
-        let queues = self.queues.as_deref();
-        Tested { connection: self.connection, known_bits: self.known_bits, to_local, queues, ..tested }
+        let (queues, sets) = (self.queues.as_deref(), Some(ipset::contains as InSet));
+        Tested { connection: self.connection, known_bits: self.known_bits, to_local, queues, sets, ..tested }
     }
 
     fn of_tunnel(&self) -> bool {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the rules of a firewall do with a packet, as far as it can be decided from their text.
 //!
-//! Only simple tests are evaluated: addresses and the kind of the destination, interfaces, protocol and destination port, the state of a new
-//! connection, and the mark, which is 0 until a rule of the chain sets it. A rule with another test is not evaluated: then both cases are
+//! Only simple tests are evaluated: addresses and the kind of the destination, sets of addresses, interfaces, protocol and destination port, the
+//! state of a new connection, and the mark, which is 0 until a rule of the chain sets it. A rule with another test is not evaluated: then both cases are
 //! followed, and the first such rule is quoted.
 
 mod chance;
+mod match_set;
 mod new_address;
 mod outcome;
 
@@ -56,7 +57,12 @@ pub struct Tested<'a> {
     pub to_local: Option<bool>,
     /// The queues that programs read, if they are known.
     pub queues: Option<&'a [u16]>,
+    /// Looks addresses up in sets of ipset. Without it, nothing is known of them.
+    pub sets: Option<InSet>,
 }
+
+/// Returns whether a set has an address, of which only these bits may be known (see `contains` of `kernel/ipset.rs`).
+pub type InSet = fn(&str, IpAddr, Option<u8>) -> Option<bool>;
 
 /// The state of a connection, as rules test it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -94,6 +100,7 @@ impl<'a> Tested<'a> {
             known_bits: None,
             to_local: None,
             queues: None,
+            sets: None,
         }
     }
 
@@ -277,6 +284,12 @@ pub fn matches(spec: &[String], tested: Tested<'_>) -> Matches {
             // The options behind the target belong to it.
             "-j" | "-g" | "--jump" | "--goto" => break,
             "-m" | "--comment" => Matches::Yes,
+            "--match-set" => {
+                at += 1;
+                // Each question goes to the kernel.
+                let is_asked = all != Matches::No;
+                spec.get(at - 2..).filter(|_| is_asked).map_or(Matches::No, |words| match_set::test(words, tested))
+            }
             option => test(option, value, tested),
         };
         all = all.and(match (one, negated && !matches!(word.as_str(), "-m" | "--comment")) {

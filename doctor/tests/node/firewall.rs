@@ -412,7 +412,7 @@ fn a_port_without_hairpin_mode_is_found_only_beside_kube_proxy() {
 }
 
 /// A node with an uplink, a peer, a bridge with two pods, and a vxlan device with a route to the pods of the peer.
-fn with_pods(file: &Path) -> (NodeSources, OtherNamespace) {
+pub(super) fn with_pods(file: &Path) -> (NodeSources, OtherNamespace) {
     let sources = with_peer(file);
     fs::write(file, ENV).unwrap();
     let pods = two_pods();

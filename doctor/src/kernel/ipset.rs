@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sets of addresses of ipset, as rules of iptables test them with `-m set --match-set`. The kernel is asked about single addresses, because
+//! blocklists may have a hundred thousand elements (linux/netfilter/ipset/ip_set.h of the kernel).
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+use weft_netlink::nftables::{self, NFGENMSG};
+use weft_netlink::rt::{PLAIN, family};
+use weft_netlink::socket::Netlink;
+use weft_netlink::wire::{Writer, attr_after, messages, text, u8_at};
+
+/// NFNL_SUBSYS_IPSET, in the upper byte of each kind of message.
+const SUBSYSTEM: u16 = 6 << 8;
+/// IPSET_CMD_TEST.
+const TEST: u16 = SUBSYSTEM | 11;
+/// IPSET_CMD_HEADER.
+const HEADER: u16 = SUBSYSTEM | 12;
+/// The oldest version of the protocol that kernels of today understand.
+const VERSION: u8 = 6;
+
+const ATTR_PROTOCOL: u16 = 1;
+const ATTR_SETNAME: u16 = 2;
+const ATTR_TYPENAME: u16 = 3;
+const ATTR_FAMILY: u16 = 5;
+const ATTR_DATA: u16 = 7;
+/// Of an element: its address, and the prefix length of a network.
+const ELEMENT_IP: u16 = 1;
+const ELEMENT_CIDR: u16 = 3;
+/// The flag NLA_F_NET_BYTEORDER of the attribute that contains an address. Its number is 1 for IPv4 and 2 for IPv6.
+const NET_BYTEORDER: u16 = 0x4000;
+
+/// The types whose elements are addresses or networks, and nothing else.
+const OF_ADDRESSES: [&str; 3] = [NETWORKS, "hash:ip", "bitmap:ip"];
+const NETWORKS: &str = "hash:net";
+
+/// Returns whether a rule that tests this set matches an address. `known_bits` says how many bits of the address are known, if it stands for all
+/// addresses of a network: then all of them match. `None` if that is not known: the kernel does not answer, the set has another type, or it may have
+/// only some of these addresses.
+pub fn contains(set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
+    let mut netlink = nftables::open().ok()?;
+    let (kind, of_family) = header(&mut netlink, set)?;
+    if !OF_ADDRESSES.contains(&kind.as_str()) {
+        return None;
+    }
+    if of_family != family(address) {
+        return Some(false);
+    }
+    let mut has = |element: IpNet| has(&mut netlink, set, element);
+    let Some(bits) = known_bits else { return has(IpNet::from(address)) };
+    let all = IpNet::new(address, bits).ok()?;
+    // An exception (`nomatch`) for these addresses or more counts for the first one and the last one, too.
+    let has_ends = kind == NETWORKS && has(all.network().into())? && has(all.broadcast().into())?;
+    let mut around = (1..=bits).filter_map(|len| IpNet::new(address, len).ok());
+    (has_ends && around.any(|net| has(net.trunc()) == Some(true))).then_some(true)
+}
+
+/// Returns the type and the family of a set.
+fn header(netlink: &mut Netlink, set: &str) -> Option<(String, u8)> {
+    let ask = |w: &mut Writer| begin(w, HEADER, set);
+    let data = netlink.request(ask).ok()?.ok()?;
+    let answer = messages(&data).find(|message| message.kind == HEADER)?;
+    let get = |kind: u16| attr_after(answer.payload, NFGENMSG, kind);
+    Some((text(get(ATTR_TYPENAME)?).to_owned(), u8_at(get(ATTR_FAMILY)?, 0)))
+}
+
+/// Asks whether a set has an element. An address is in each network that has it; a network must be an element itself.
+fn has(netlink: &mut Netlink, set: &str, element: IpNet) -> Option<bool> {
+    let ask = |w: &mut Writer| {
+        begin(w, TEST, set);
+        w.nest(ATTR_DATA, |w| {
+            let number = if element.addr().is_ipv4() { 1 } else { 2 };
+            w.nest(ELEMENT_IP, |w| w.attr_ip(number | NET_BYTEORDER, element.addr()));
+            if element.prefix_len() < element.max_prefix_len() {
+                w.attr(ELEMENT_CIDR, &[element.prefix_len()]);
+            }
+        });
+    };
+    match netlink.request(ask).ok()? {
+        Ok(_) => Some(true),
+        // IPSET_ERR_EXIST is an error of ipset alone: there is no such element.
+        Err(refusal) if refusal.errno == Errno::UnknownErrno => Some(false),
+        Err(_) => None,
+    }
+}
+
+fn begin(w: &mut Writer, kind: u16, set: &str) {
+    w.begin(kind, PLAIN, &[0; NFGENMSG]);
+    w.attr(ATTR_PROTOCOL, &[VERSION]);
+    w.attr_str(ATTR_SETNAME, set);
+}
