@@ -114,7 +114,11 @@ pub const CHECKS: [Check; 36] = [
     Check { name: "checksum", about: "packets arrive with wrong checksums", decide: checksum::check },
     Check { name: "offload", about: "a card is known to spoil checksums of tunnels", decide: offload::check },
     Check { name: "ipv6", about: "IPv6 is switched off on a node with an IPv6 subnet", decide: ipv6::check },
-    Check { name: "conntrack", about: "the connection tracking table is nearly full", decide: conntrack::check },
+    Check {
+        name: "conntrack",
+        about: "the connection tracking table is nearly full, or loses queries of DNS",
+        decide: conntrack::check,
+    },
     Check { name: "neighbours", about: "the neighbour table is nearly full", decide: neighbours::check },
     Check {
         name: "cni",

@@ -6,6 +6,7 @@ mod arp_tables;
 pub(crate) mod bridge_vlans;
 pub(crate) mod certificates;
 pub(crate) mod checksums;
+pub(crate) mod clashes;
 pub(crate) mod cni_files;
 pub(crate) mod cni_plugins;
 pub(crate) mod duplicates;
@@ -62,6 +63,7 @@ use crate::subnet_file::{self, SubnetFile};
 use crate::sysctl;
 use bridge_vlans::BridgeVlans;
 use checksums::ChecksumErrors;
+use clashes::Clashes;
 use cni_files::{CniFiles, Misplaced};
 use duplicates::{Duplicate, SameMac};
 use filters::PodFilter;
@@ -123,6 +125,8 @@ pub struct NodeFacts {
     pub ipv6_disabled: Vec<String>,
     /// The connection tracking table, if the module is loaded.
     pub conntrack: Option<Fill>,
+    /// Packets that were dropped because of a clash in that table, if services are carried and this is known.
+    pub clashes: Option<Clashes>,
     /// The neighbour tables of IPv4 and IPv6. They have limits in the host's namespace alone.
     pub neighbours: Vec<NeighbourTable>,
     /// What concerns packets between nodes.
@@ -258,6 +262,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         kernel_lacks_ipv6: sysctl::kernel_lacks_ipv6(),
         ipv6_disabled: ipv6_disabled(&links, &ways),
         conntrack: limits::conntrack(),
+        clashes: rules.carry_services().then(clashes::read).flatten(),
         neighbours: limits::neighbour_tables(&neighbours),
         pods: pod_links::read(&tables),
         forwarding: forwarding::read(&tables),
