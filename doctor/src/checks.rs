@@ -100,7 +100,7 @@ pub const CHECKS: [Check; 36] = [
     Check { name: "masquerade", about: "a rule hides pods from other nodes", decide: masquerade::check },
     Check {
         name: "services",
-        about: "kube-proxy's rules are gone, or do not fit this cluster",
+        about: "kube-proxy or its rules are gone, or do not fit this cluster",
         decide: services::check,
     },
     Check { name: "firewall", about: "a firewall of this node drops tunnel packets", decide: firewall::check },

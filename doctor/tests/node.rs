@@ -22,6 +22,8 @@ mod pods;
 mod ports;
 #[path = "node/queues.rs"]
 mod queues;
+#[path = "node/services.rs"]
+mod services;
 #[path = "node/sets.rs"]
 mod sets;
 #[path = "node/translations.rs"]
@@ -114,7 +116,13 @@ struct OtherNamespace(std::process::Child);
 
 impl OtherNamespace {
     fn new() -> OtherNamespace {
+        OtherNamespace::with_variables(&[])
+    }
+
+    /// Makes one whose process has these variables in its environment.
+    fn with_variables(variables: &[(&str, &str)]) -> OtherNamespace {
         let mut sleep = Command::new("setpriv");
+        sleep.envs(variables.iter().copied());
         let child = sleep.args(["--pdeathsig", "KILL", "unshare", "-n", "sleep", "600"]).spawn().unwrap();
         let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
         let theirs = format!("/proc/{}/ns/net", child.id());

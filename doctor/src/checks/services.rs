@@ -1,36 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-//! kube-proxy's rules are gone, or do not fit this cluster.
+//! kube-proxy or its rules are gone, or do not fit this cluster.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use nix::libc;
 use weft_cni::iptables::{value, words};
 
 use crate::facts::NodeFacts;
+use crate::facts::unserved::Unserved;
 use crate::facts::ways::OtherRoute;
 use crate::finding::{NodeFinding, finding, some_of};
 use crate::kernel::rules::net;
 use crate::known_links::{KUBE_IPVS, ports_that};
 
+/// Pods begin before kube-proxy at a boot. From this age of a pod on, it does not only begin.
+const BEGINS: Duration = Duration::from_secs(120);
+
 /// Services do not work as they should.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let flushed = flushed(facts).or_else(|| empty_ipvs(facts)).into_iter();
+    let flushed = flushed(facts).or_else(|| empty_ipvs(facts)).or_else(|| unserved(facts)).into_iter();
     flushed.chain(cluster_cidr(facts)).chain(overlap(facts)).chain(hairpin(facts)).collect()
 }
 
 /// kube-proxy runs, and its rules are gone.
 fn flushed(facts: &NodeFacts) -> Option<NodeFinding> {
     let rules = &facts.rules;
-    let (Some(process), Some(_), false) = (&rules.kube_proxy, &rules.nft, rules.ipvs) else { return None };
-    if !rules.unreadable.is_empty() || rules.carry_services() {
-        return None;
-    }
+    let process = rules.kube_proxy.as_ref().filter(|_| rules.carry_certainly_none())?;
     let evidence = format!(
         "{process} runs, and its rules are gone: nothing in PREROUTING leads to KUBE-SERVICES, and nftables has no table kube-proxy"
     );
     let remedy = "restart kube-proxy, which writes its rules again; then find what flushes them (`iptables -F` of a script, a \
                   firewall that starts later)";
+    Some(finding(evidence, remedy.to_owned()))
+}
+
+/// kube-proxy does not run, and no program is known to do its work.
+fn unserved(facts: &NodeFacts) -> Option<NodeFinding> {
+    let Unserved { service, .. } = facts.rules.unserved.filter(|unserved| unserved.age >= BEGINS)?;
+    let evidence = format!(
+        "a kubelet runs, kube-proxy does not, and there are no rules of it: pods have been told the address {service} of the Kubernetes API, \
+         and it does not answer this node either"
+    );
+    let remedy = "`kubectl -n kube-system get pods -o wide` shows whether a kube-proxy belongs to this node, and its log why it does not run; if \
+                  there is none: kubeadm init phase addon kube-proxy, on a node of the control plane";
     Some(finding(evidence, remedy.to_owned()))
 }
 
@@ -204,6 +218,18 @@ mod tests {
         facts.rules.ipvs_is_empty = true;
         let found = check(&facts);
         assert!(found.len() == 1 && found[0].evidence.contains("the table of IPVS is empty"), "{found:?}");
+    }
+
+    #[test]
+    fn pods_without_kube_proxy_are_found_once_it_does_not_only_begin() {
+        let service = "10.96.0.1:443".parse().unwrap();
+        for (seconds, found) in [(119, false), (120, true)] {
+            let mut facts = facts();
+            facts.rules.unserved = Some(Unserved { service, age: Duration::from_secs(seconds) });
+            let findings = check(&facts);
+            assert_eq!(findings.len(), usize::from(found), "{findings:?}");
+            assert!(findings.iter().all(|one| one.evidence.contains("kube-proxy does not")), "{findings:?}");
+        }
     }
 
     #[test]

@@ -70,7 +70,7 @@ fn candidates(tables: &Tables<'_>, subnets: &[IpNet]) -> BTreeMap<i32, String> {
 }
 
 /// Returns true for the control groups of a process in a pod of the kubelet of this host.
-fn is_of_kubelet(groups: &str) -> bool {
+pub(super) fn is_of_kubelet(groups: &str) -> bool {
     let mut paths = groups.lines().filter_map(|line| line.split_once(OF_KUBELET)).peekable();
     let is_inner = |(before, after): (&str, &str)| {
         // The groups of a pod are `kubepods.slice/kubepods-burstable.slice/...`. One that comes later is that of a pod in a pod.

@@ -11,6 +11,7 @@ use weft_subnet::cidr::Family;
 
 use super::arp_tables;
 use super::tables::Tables;
+use super::unserved::{self, Unserved};
 use super::ways::WayToPeers;
 use crate::kernel::entries::Packet;
 use crate::kernel::ipvs;
@@ -47,6 +48,8 @@ pub struct RuleFacts {
     pub ipvs: bool,
     /// True if services have addresses for IPVS, and its table is empty.
     pub ipvs_is_empty: bool,
+    /// A service that pods use, and that nothing carries.
+    pub unserved: Option<Unserved>,
     /// What could not be read, each once.
     pub unreadable: Vec<String>,
 }
@@ -60,6 +63,11 @@ impl RuleFacts {
         };
         let is_table = |line: &str| line.starts_with("table ") && line.ends_with(" kube-proxy {");
         self.nft.iter().flat_map(|nft| nft.lines()).any(is_table) || self.iptables.iter().any(in_iptables)
+    }
+
+    /// Returns true if everything was read, and there are neither rules of kube-proxy nor IPVS.
+    pub(crate) fn carry_certainly_none(&self) -> bool {
+        self.unreadable.is_empty() && self.nft.is_some() && !self.ipvs && !self.carry_services()
     }
 
     fn could_not_read(&mut self, what: String) {
@@ -101,6 +109,9 @@ pub(super) fn read(
         // A kernel without nftables has no such rules.
         Err(error) if weft_netlink::socket::absent(&error) => {}
         Err(error) => facts.could_not_read(format!("nftables cannot be read: {error}")),
+    }
+    if facts.carry_certainly_none() {
+        facts.unserved = unserved::read(processes);
     }
     facts
 }
