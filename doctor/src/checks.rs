@@ -62,7 +62,11 @@ pub const CHECKS: [Check; 36] = [
     Check { name: "subnet-file", about: "the subnet file cannot be read or written", decide: subnet_file::check },
     Check { name: "store", about: "the store fails or is slow, or net-conf is not valid", decide: store::check },
     Check { name: "certificates", about: "a certificate of the store ended or ends soon", decide: certificates::check },
-    Check { name: "clock", about: "the clock is wrong, or before the start of a certificate", decide: clock::check },
+    Check {
+        name: "clock",
+        about: "the clock is wrong, was set back, or begins before a certificate",
+        decide: clock::check,
+    },
     Check { name: "kernel", about: "the kernel lacks the module of the backend", decide: kernel::check },
     Check { name: "port", about: "another program uses the UDP port of the tunnel", decide: port::check },
     Check { name: "device", about: "another vxlan device takes the packets of weft's", decide: device::check },

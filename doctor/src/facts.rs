@@ -164,6 +164,8 @@ pub struct NodeFacts {
     pub has_peers: bool,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
+    /// By how much the last handshake of WireGuard with such a peer is in the future.
+    pub handshake_ahead: Duration,
     /// Other peers, to which some packets get lost.
     pub lossy: Vec<LossyPeer>,
     /// The rules of other programs.
@@ -328,6 +330,7 @@ fn of_the_agent(sources: &NodeSources) -> NodeFacts {
         backend: sources.backend.clone(),
         has_peers: sources.has_peers,
         unreachable: sources.unreachable,
+        handshake_ahead: sources.handshake_ahead,
         lossy: sources.lossy.clone(),
         ..NodeFacts::default()
     }

@@ -38,6 +38,8 @@ pub struct NodeSources {
     pub peers: Vec<IpAddr>,
     /// Number of peers that packets do not reach.
     pub unreachable: usize,
+    /// By how much the last handshake of WireGuard with such a peer is in the future: then the clock was set back since. Zero in the usual case.
+    pub handshake_ahead: Duration,
     /// Other peers, to which some packets get lost.
     pub lossy: Vec<LossyPeer>,
     /// Agents of flannel that run with the same subnet file, for people.

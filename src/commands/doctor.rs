@@ -88,6 +88,7 @@ async fn ask_agent(sources: &mut NodeSources) {
 /// Takes from the status of the agent what is examined.
 fn take_status(sources: &mut NodeSources, status: Status) {
     sources.unreachable = status.peers.iter().filter(|peer| peer.state == PeerState::Unreachable).count();
+    sources.handshake_ahead = handshake_ahead(&status.peers);
     sources.lossy = lossy_peers(&status.peers);
     sources.peers = addresses(&status.peers, 1).map(|peer| peer.addr).collect();
     sources.peer_addresses = addresses(&status.peers, MAX_WAYS).collect();
@@ -111,6 +112,13 @@ fn addresses(peers: &[Peer], fine: usize) -> impl Iterator<Item = PeerAddress> {
         })
     };
     of_state(PeerState::Unreachable, MAX_PEERS).chain(of_state(PeerState::Programmed, fine))
+}
+
+/// Returns by how much the last handshake of WireGuard with a peer that packets do not reach is in the future.
+fn handshake_ahead(peers: &[Peer]) -> Duration {
+    let unreachable = peers.iter().filter(|peer| peer.state == PeerState::Unreachable);
+    let sessions = unreachable.flat_map(|peer| &peer.sessions);
+    Duration::from_secs(sessions.map(|session| session.handshake_ahead_s).max().unwrap_or(0))
 }
 
 /// Returns the first ones of the peers that packets reach, and to which some get lost.
@@ -456,14 +464,22 @@ mod tests {
     }
 
     #[test]
-    fn the_port_of_a_peer_of_wireguard_is_that_of_its_endpoint() {
+    fn of_a_peer_of_wireguard_the_port_of_its_endpoint_and_a_handshake_in_the_future_are_taken() {
         let session = PeerSession {
             device: "flannel-wg".to_owned(),
             endpoint: Some("192.0.2.5:51821".to_owned()),
             handshake_s: None,
+            handshake_ahead_s: 0,
             received: 0,
             sent: 0,
         };
+        let ahead = |handshake_ahead_s, state| {
+            let sessions = vec![PeerSession { handshake_ahead_s, ..session.clone() }];
+            Peer { sessions, ..peer("192.0.2.7", state) }
+        };
+        let all =
+            [ahead(600, PeerState::Programmed), ahead(70, PeerState::Unreachable), ahead(0, PeerState::Unreachable)];
+        assert_eq!(handshake_ahead(&all), Duration::from_secs(70), "peers that are reached do not matter");
         let peers = [Peer { sessions: vec![session], ..peer("192.0.2.5, 192.0.2.6", PeerState::Unreachable) }];
         let ports: Vec<Option<u16>> = addresses(&peers, 1).map(|peer| peer.port).collect();
         assert_eq!(ports, [Some(51821), None], "the second address is not that of the endpoint");

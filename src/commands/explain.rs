@@ -149,6 +149,7 @@ mod tests {
             device: "flannel-wg".to_owned(),
             endpoint: endpoint.map(str::to_owned),
             handshake_s: None,
+            handshake_ahead_s: 0,
             received: 0,
             sent: 0,
         };

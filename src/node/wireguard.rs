@@ -105,6 +105,7 @@ fn shown(session: Session, now: Duration) -> PeerSession {
         device: session.device.to_string(),
         endpoint: session.endpoint.map(|endpoint| endpoint.to_string()),
         handshake_s: session.handshake.map(|at| now.saturating_sub(at).as_secs()),
+        handshake_ahead_s: session.handshake.map_or(0, |at| at.saturating_sub(now).as_secs()),
         received: session.received,
         sent: session.sent,
     }

@@ -260,6 +260,9 @@ pub struct PeerSession {
     pub endpoint: Option<String>,
     /// Seconds since the last handshake. `None` if there was none.
     pub handshake_s: Option<u64>,
+    /// Seconds by which the last handshake is in the future, because the clock was set back since.
+    #[serde(default)]
+    pub handshake_ahead_s: u64,
     /// Received bytes.
     pub received: u64,
     /// Sent bytes.

@@ -112,10 +112,15 @@ async fn the_traffic_with_a_peer_is_shown_beside_it() {
         assert_eq!(test.node.passer.kernel().sessions(&[]).unwrap(), [], "only of the devices that are asked for");
         let handshake = Some(wall_clock() - Duration::from_secs(90));
         let endpoint = Some("203.0.113.9:1024".parse().unwrap());
-        test.kernel.set_sessions(vec![Session { endpoint, handshake, ..session }]);
+        test.kernel.set_sessions(vec![Session { endpoint, handshake, ..session.clone() }]);
         let shown = test.node.status().peers[0].sessions[0].clone();
         assert_eq!(shown.endpoint.as_deref(), Some("203.0.113.9:1024"));
         assert!(shown.handshake_s.is_some_and(|age| (90..150).contains(&age)), "{shown:?}");
+        assert_eq!(shown.handshake_ahead_s, 0);
+        let handshake = Some(wall_clock() + Duration::from_secs(600));
+        test.kernel.set_sessions(vec![Session { handshake, ..session }]);
+        let shown = test.node.status().peers[0].sessions[0].clone();
+        assert!((540..=600).contains(&shown.handshake_ahead_s), "the clock was set back: {shown:?}");
     })
     .await;
 }

@@ -174,8 +174,11 @@ fn peers(out: &mut String, peers: &[Peer]) {
 }
 
 fn session(session: &PeerSession) -> String {
-    let handshake =
-        session.handshake_s.map_or_else(|| "never".to_owned(), |seconds| format!("{} ago", duration(seconds)));
+    let handshake = match (session.handshake_s, session.handshake_ahead_s) {
+        (None, _) => "never".to_owned(),
+        (Some(seconds), 0) => format!("{} ago", duration(seconds)),
+        (Some(_), ahead) => format!("{} in the future", duration(ahead)),
+    };
     let (device, received, sent) = (&session.device, bytes(session.received), bytes(session.sent));
     let endpoint = session.endpoint.as_deref().unwrap_or("none");
     format!("{device}: last handshake {handshake}, received {received}, sent {sent}, endpoint {endpoint}")

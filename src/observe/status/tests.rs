@@ -182,18 +182,21 @@ fn the_table_has_at_most_100_columns_and_problems_come_first() {
 #[test]
 fn the_traffic_with_a_peer_has_a_line() {
     let mut status = status();
-    let session = |handshake_s| PeerSession {
+    let session = |handshake_s, handshake_ahead_s| PeerSession {
         device: "flannel-wg".into(),
         endpoint: Some("203.0.113.9:1024".into()),
         handshake_s,
+        handshake_ahead_s,
         received: 2_500_000,
         sent: 999,
     };
-    status.peers[0].sessions = vec![session(Some(12)), session(None)];
+    status.peers[0].sessions = vec![session(Some(12), 0), session(None, 0), session(Some(0), 60)];
     let text = render(&status, 5_000);
     let wanted = "\
     flannel-wg: last handshake 12 s ago, received 2.5 MB, sent 999 B, endpoint 203.0.113.9:1024
     flannel-wg: last handshake never, received 2.5 MB, sent 999 B, endpoint 203.0.113.9:1024
+    flannel-wg: last handshake 60 s in the future, received 2.5 MB, sent 999 B, endpoint
+    203.0.113.9:1024
 ";
     assert!(text.ends_with(wanted), "{text}");
 }
