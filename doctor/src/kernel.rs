@@ -3,7 +3,7 @@
 //!
 //! [`Kernel`] asks for single entries ([`entries`]). [`nft`] follows a packet through rules of nftables, [`rules`] through those of iptables,
 //! and [`links`] through chains at a link and in bridges. [`ends`] says which addresses packets of a tunnel have. [`queues`] knows which programs
-//! may decide about a packet, [`ipset`] which addresses are in a set, and [`ipvs`] the endpoints of services.
+//! may decide about a packet, [`ipset`] which addresses are in a set, [`tracked`] what connections keep, and [`ipvs`] the endpoints of services.
 
 mod ask;
 pub mod ends;
@@ -14,5 +14,6 @@ pub mod links;
 pub mod nft;
 pub mod queues;
 pub mod rules;
+pub mod tracked;
 
 pub use ask::Kernel;

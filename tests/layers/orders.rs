@@ -74,7 +74,7 @@ pub const ALL: &[Layers] = &[
         dir: "doctor/src/kernel",
         parent_is_above: true,
         order: "
-            ends entries ask ipset ipvs queues rules nft links
+            ends entries ask ipset ipvs tracked queues rules nft links
         ",
     },
     Layers {

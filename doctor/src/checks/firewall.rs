@@ -19,12 +19,12 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
     facts.dropping.iter().filter(matters).map(one).chain(translations(facts)).collect()
 }
 
-/// A rule loses packets of the tunnel, because it translates one of their addresses.
+/// A rule, or an entry of connection tracking, loses packets of the tunnel, because it translates one of their addresses.
 fn translations(facts: &NodeFacts) -> Vec<NodeFinding> {
     // Most peers accept packets from another address. If one that is reached gets them, the rule is not the reason why others are not.
     let matters = |one: &&Translation| one.change == Change::Destination || (facts.unreachable > 0 && !one.of_reached);
     let one = |one: &Translation| {
-        let Translation { chain, rule, what, change, remedy, .. } = one;
+        let Translation { place, rule, what, change, remedy, .. } = one;
         let effect = match change {
             Change::Destination => format!("leads {what} to another address"),
             Change::Source { from, to } => {
@@ -36,7 +36,7 @@ fn translations(facts: &NodeFacts) -> Vec<NodeFinding> {
                 )
             }
         };
-        finding(format!("chain {chain} {effect}: {rule}"), remedy.clone())
+        finding(format!("{place} {effect}: {rule}"), remedy.clone())
     };
     facts.translations.iter().filter(matters).map(one).collect()
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of this node that translate addresses of the tunnel's own packets. Another destination loses them for certain. Another source is accepted by
 //! most tunnels, but not by a guard of the peer (`--guard-tunnel`), a firewall, or the network of a cloud. A masquerade that keeps the address, as the usual
-//! `-o eth0 -j MASQUERADE` does, is harmless: which source port such a packet has matters to no tunnel.
+//! `-o eth0 -j MASQUERADE` does, is harmless: which source port such a packet has matters to no tunnel. Connection tracking keeps a translation as long as
+//! packets come, so its entries are looked at, too, while a peer is not reached.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,15 +20,16 @@ use crate::kernel::entries::Packet;
 use crate::kernel::ipset;
 use crate::kernel::nft;
 use crate::kernel::rules::{Connection, Fate, InSet, Outcome, Tested, follow, names_source, new_source};
+use crate::kernel::tracked::{Tracked, translated};
 use crate::saved_rules::{SavedRules, is_listed};
 use crate::sources::NodeSources;
 
 /// A rule that translates an address of the tunnel's packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Translation {
-    /// The chain, for people.
-    pub chain: String,
-    /// The rule.
+    /// The chain, or that connection tracking does it, for people.
+    pub place: String,
+    /// The rule, or the entry.
     pub rule: String,
     /// The packets, for people.
     pub what: String,
@@ -77,11 +79,33 @@ impl Flow {
         self.of_tunnel.packet.to.is_ipv4()
     }
 
+    /// Returns the translation that a connection keeps, if it has the packets of this flow.
+    fn kept(&self, tracked: &Tracked, published: &[IpAddr]) -> Option<Translation> {
+        let Tracked { packet, answer } = tracked;
+        let is_published = self.of_tunnel.output.is_some() && published.contains(&answer.to);
+        let change = match answer.from == packet.to {
+            false => Change::Destination,
+            true => Change::Source { from: packet.from, to: Some(answer.to) },
+        };
+        let remedy = format!(
+            "{}; if the entry comes back, `iptables -t nat -S` and `nft list ruleset` show the rules of which one makes it",
+            self.forget
+        );
+        (*packet == self.of_tunnel.packet && !is_published).then(|| Translation {
+            place: "an entry of connection tracking".to_owned(),
+            rule: format!("the answers to {} -> {} are {} -> {}", packet.from, packet.to, answer.from, answer.to),
+            what: self.of_tunnel.what.clone(),
+            change,
+            remedy,
+            of_reached: false,
+        })
+    }
+
     /// Returns the rule that certainly translates an address of the packet to another one. `command` comes before it.
     fn translated(
         &self,
         outcome: Outcome,
-        chain: String,
+        place: String,
         command: String,
         published: &[IpAddr],
     ) -> Option<Translation> {
@@ -106,7 +130,7 @@ impl Flow {
             self.forget
         );
         let what = self.of_tunnel.what.clone();
-        Some(Translation { chain, rule, what, change, remedy, of_reached: self.of_reached })
+        Some(Translation { place, rule, what, change, remedy, of_reached: self.of_reached })
     }
 }
 
@@ -132,14 +156,28 @@ pub(super) fn read(
         Err(error) if absent(&error) => {}
         Err(error) => return Err(error),
     }
+    if sources.unreachable > 0 {
+        let entries = kept(&flows, &found, &sources.published);
+        found.extend(entries);
+    }
     let mut once: Vec<Translation> = Vec::new();
     for one in found {
-        match once.iter_mut().find(|known| known.chain == one.chain && known.rule == one.rule) {
+        match once.iter_mut().find(|known| known.place == one.place && known.rule == one.rule) {
             Some(known) => known.of_reached |= one.of_reached,
             None => once.push(one),
         }
     }
     Ok(once)
+}
+
+/// Returns what connection tracking translates although no rule is known that does it: one that is gone, or one that cannot be decided. Where the table
+/// cannot be read, nothing is known of it. Packets to peers that are reached do not matter.
+fn kept(flows: &[Flow], rules: &[Translation], published: &[IpAddr]) -> Vec<Translation> {
+    let is_open = |flow: &&Flow| !flow.of_reached && !rules.iter().any(|rule| rule.what == flow.of_tunnel.what);
+    let flows: Vec<&Flow> = flows.iter().filter(is_open).collect();
+    let packets: Vec<Packet> = flows.iter().map(|flow| flow.of_tunnel.packet).collect();
+    let entries = translated(&packets).unwrap_or_default();
+    flows.iter().filter_map(|flow| entries.iter().find_map(|entry| flow.kept(entry, published))).collect()
 }
 
 /// Returns what is to be known about the translation of the packets to a peer and from it.
@@ -187,7 +225,7 @@ fn of_iptables(flows: &[Flow], iptables: &[SavedRules], published: &[IpAddr]) ->
                 let command = format!("{} -t nat -I {chain} {} -j ACCEPT", saved.program, flow.of_tunnel.tests[0]);
                 found.extend(flow.translated(
                     outcome,
-                    format!("{chain} of {} (table nat)", saved.program),
+                    format!("chain {chain} of {} (table nat)", saved.program),
                     command,
                     published,
                 ));
@@ -208,7 +246,12 @@ fn of_nftables(flows: &[Flow], iptables: &[SavedRules], published: &[IpAddr]) ->
             for flow in flows.iter().filter(|flow| flow.hooks.contains(&hook) && chain.sees(flow.is_ipv4())) {
                 let outcome = nft::follow(&mut netlink, &chain, flow.tested().at(hook))?;
                 let command = format!("nft insert rule {} {} accept", chain.path(), flow.of_tunnel.tests[1]);
-                found.extend(flow.translated(outcome, format!("{} of nftables", chain.path()), command, published));
+                found.extend(flow.translated(
+                    outcome,
+                    format!("chain {} of nftables", chain.path()),
+                    command,
+                    published,
+                ));
             }
         }
     }

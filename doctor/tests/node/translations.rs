@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of this node that translate addresses of the tunnel's own packets.
 
+use std::fs;
+use std::net::UdpSocket;
+
 use weft_doctor::sources::{NodeSources, PeerAddress};
 
 use super::firewall::with_peer;
@@ -141,6 +144,43 @@ fn another_destination_of_packets_of_the_tunnel_is_always_found() {
         ] {
             shell(other);
             assert_eq!(doctor_with(&sources, "firewall"), [], "{other}");
+            clean();
+        }
+    });
+}
+
+/// The tunnel sends all the time, so the entry never ends by itself.
+#[test]
+fn a_translation_that_outlives_its_rule_is_named_while_a_peer_is_not_reached() {
+    in_namespace(|file| {
+        let reached = with_peer(file);
+        let sources = NodeSources { unreachable: 1, ..reached.clone() };
+        let published = NodeSources { published: vec!["192.0.2.66".parse().unwrap()], ..sources.clone() };
+        for (rule, words) in [
+            (
+                "POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.66",
+                ["an entry of connection tracking replaces the source 192.0.2.1", "to 192.0.2.9 by 192.0.2.66"],
+            ),
+            (
+                "OUTPUT -p udp --dport 8472 -j DNAT --to-destination 192.0.2.8",
+                ["an entry of connection tracking leads packets of the tunnel", "192.0.2.8 -> 192.0.2.1"],
+            ),
+        ] {
+            shell(&format!("iptables-nft -t nat -A {rule}"));
+            // The usual time for UDP without an answer is 30 s.
+            fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600").unwrap();
+            let tunnel = UdpSocket::bind("192.0.2.1:0").unwrap();
+            tunnel.send_to(b"packet", "192.0.2.9:8472").unwrap();
+            shell("iptables-nft -t nat -F");
+            assert_eq!(doctor_with(&reached, "firewall"), [], "all peers are reached: {rule}");
+            let text = only_text(&sources, "firewall", &words);
+            let behind_nat = if rule.contains("SNAT") { 0 } else { 1 };
+            assert_eq!(doctor_with(&published, "firewall").len(), behind_nat, "a source that is published: {rule}");
+            let remedy = text.lines().nth(1).unwrap().split(';').next().unwrap();
+            shell(remedy);
+            assert_eq!(doctor_with(&sources, "firewall"), [], "after {remedy}");
+            tunnel.send_to(b"packet", "192.0.2.9:8472").unwrap();
+            assert_eq!(doctor_with(&sources, "firewall"), [], "the next packet has its own addresses");
             clean();
         }
     });
