@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Detects conflicts with other programs. If another program repeatedly replaces or deletes the same entry, the two
 //! must not overwrite each other at full speed. After the third repair within a minute, the entry is reported and left
-//! to the audit. The caller passes the time, so that tests need no clock.
+//! to the audit, which comes soon (`src/node/schedule.rs`). The caller passes the time, so that tests need no clock.
 //!
 //! Devices and their addresses are different: without them the node has no network, so each full pass repairs them. After several such
 //! passes in a short time, the node waits before the next one (`src/node/schedule.rs`). Here the repairs are counted, so that the conflict
@@ -88,6 +88,8 @@ impl Repairs {
 pub struct Conflicts {
     repairs: HashMap<Key, Repairs>,
     swept: Option<Instant>,
+    /// True if an entry was left to the audit, and nobody has asked for that since.
+    left: bool,
     /// The links and addresses that weft wrote, with their value.
     devices: HashMap<Key, (Value, Repairs)>,
 }
@@ -109,9 +111,15 @@ impl Conflicts {
         let count = repairs.count(max, now);
         if count == Count::Report {
             let protocol = seen.map(|seen| seen.protocol);
-            tracing::warn!(%key, ?protocol, "another program repeatedly replaces or deletes this entry: weft repairs it at each audit only");
+            tracing::warn!(%key, ?protocol, "another program repeatedly replaces or deletes this entry: weft repairs it, but no longer at once");
         }
+        self.left |= count != Count::Few;
         count == Count::Few
+    }
+
+    /// Returns true if an entry was left to the audit since the last call.
+    pub fn take_left(&mut self) -> bool {
+        std::mem::take(&mut self.left)
     }
 
     /// Takes notice that the kernel has carried out `op`. Reports a link or an address that weft has to write again and again with the

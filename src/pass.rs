@@ -106,6 +106,11 @@ impl<K: Kernel> Passer<K> {
         self.conflicts.fights(Instant::now(), |key| self.pending.get(key).is_none())
     }
 
+    /// Returns true if an entry was left to the audit since the last call, because another program repeatedly changed it.
+    pub fn take_left_to_audit(&mut self) -> bool {
+        self.conflicts.take_left()
+    }
+
     /// Returns the time at which [`Self::retry`] has something to do.
     pub fn next_retry(&self) -> Option<Instant> {
         self.pending.next()

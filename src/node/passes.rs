@@ -139,6 +139,9 @@ impl<K: Kernel> Node<K> {
         if let Some(report) = self.passer.noticed(&self.plan, entries).await {
             self.record(report, "entries are not as this agent wrote them");
         }
+        if self.passer.take_left_to_audit() {
+            self.schedule.audit_after_conflict(Instant::now());
+        }
     }
 
     /// Returns true if an entry that the kernel announced (`None` if it is gone) is not as it should be. The kernel also

@@ -12,6 +12,10 @@ use tokio::time::Instant;
 /// fifth of a core.
 pub(super) const MAX_IN_WINDOW: usize = 6;
 const WINDOW: Duration = Duration::from_secs(10);
+/// The time between a conflict with another program and the audit that follows it. The next conflict within [`CALM`] waits twice as long.
+const CONFLICT_PAUSE: Duration = Duration::from_secs(1);
+/// After this time without a conflict, the pause is the first one again.
+const CALM: Duration = Duration::from_secs(60);
 /// The pause after a full pass, as a multiple of its duration.
 pub(super) const PAUSE: u32 = 4;
 
@@ -27,6 +31,8 @@ pub(super) struct Schedule {
     pub(super) recent: VecDeque<Instant>,
     /// Changes in the kernel lead to no full pass before this time.
     pub(super) paused_until: Instant,
+    /// When entries were last left to the audit, and how long it waits the next time.
+    conflict: Option<(Instant, Duration)>,
     /// How often to send systemd's watchdog a message, and when to send the next one.
     watchdog: Option<(Duration, Instant)>,
 }
@@ -35,7 +41,15 @@ impl Schedule {
     /// Returns a schedule in which an audit is due at once.
     pub(super) fn new(audit_interval: Duration, watchdog_interval: Option<Duration>, now: Instant) -> Schedule {
         let watchdog = watchdog_interval.map(|interval| (interval, now));
-        Schedule { audit_interval, next_audit: now, early: None, recent: VecDeque::new(), paused_until: now, watchdog }
+        Schedule {
+            audit_interval,
+            next_audit: now,
+            early: None,
+            recent: VecDeque::new(),
+            paused_until: now,
+            conflict: None,
+            watchdog,
+        }
     }
 
     /// Returns when something is due.
@@ -56,6 +70,19 @@ impl Schedule {
     pub(super) fn audit_by(&mut self, at: Instant, event: &'static str) {
         if at < self.next_audit {
             (self.next_audit, self.early) = (at, Some(event));
+        }
+    }
+
+    /// Lets an audit come soon after entries were left to it, because another program repeatedly changed them. That program may have ended:
+    /// `ip route flush` goes on until it finds no route any more. If it goes on, the pauses grow to the usual time between two audits.
+    pub(super) fn audit_after_conflict(&mut self, now: Instant) {
+        let is_recent = |(at, _): &(Instant, Duration)| now - *at < CALM;
+        let pause = self.conflict.filter(is_recent).map_or(CONFLICT_PAUSE, |(_, pause)| pause);
+        let at = now + pause;
+        let is_earlier = at < self.next_audit;
+        self.conflict = Some((now, if is_earlier { pause * 2 } else { pause }));
+        if is_earlier {
+            self.audit_by(at, "another program repeatedly changed entries");
         }
     }
 
@@ -91,6 +118,28 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn after_each_conflict_the_audit_waits_twice_as_long_until_there_was_none_for_a_minute() {
+        let second = Duration::from_secs(1);
+        let mut now = Instant::now();
+        let mut schedule = Schedule::new(20 * second, None, now);
+        for pause in [1, 2, 4, 8, 16, 20, 20] {
+            schedule.plan_audit(now);
+            schedule.audit_after_conflict(now);
+            assert_eq!(schedule.next_audit, now + pause * second);
+            let event = schedule.early;
+            // The program changes entries until the audit comes.
+            schedule.audit_after_conflict(now + second / 2);
+            assert_eq!((schedule.next_audit, schedule.early), (now + pause * second, event), "one audit is enough");
+            assert_eq!(event.is_some(), pause < 20);
+            now = schedule.next_audit;
+        }
+        now += CALM;
+        schedule.plan_audit(now);
+        schedule.audit_after_conflict(now);
+        assert_eq!(schedule.next_audit, now + second);
+    }
 
     #[test]
     fn the_watchdog_is_pinged_once_in_its_interval() {

@@ -5,7 +5,7 @@ use tokio::time::{Instant, sleep_until};
 use weft_subnet::hold::Hold;
 
 use super::*;
-use crate::kernel::Outcome;
+use crate::kernel::{Notice, Outcome};
 
 /// Lets the node wake up as the loop of the agent does, until so much time is over.
 pub(super) async fn wake_ups(test: &mut TestNode, time: Duration) {
@@ -44,6 +44,25 @@ async fn what_the_kernel_refused_is_tried_again_soon() {
         // The pause doubles with each failure.
         wake_ups(&mut test, Duration::from_secs(2)).await;
         assert_eq!(test.via("10.5.3.0/24"), "192.168.0.3".parse().ok());
+    })
+    .await;
+}
+
+/// `ip route flush` deletes what it finds until it finds nothing, so it ends when the agent no longer repairs at once.
+#[tokio::test(start_paused = true)]
+async fn an_entry_that_another_program_deleted_repeatedly_is_repaired_soon() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+        let mut deletions = 0;
+        while test.via("10.5.2.0/24").is_some() {
+            test.kernel.disturb(key, None, false);
+            test.node.kernel_changed(vec![Notice::Entry(key, None)]).await;
+            deletions += 1;
+        }
+        assert_eq!(deletions, 4, "the others were repaired at once");
+        wake_ups(&mut test, Duration::from_secs(1)).await;
+        assert!(test.via("10.5.2.0/24").is_some());
     })
     .await;
 }
