@@ -139,6 +139,11 @@ impl<K: Kernel> Node<K> {
         if let Some(report) = self.passer.noticed(&self.plan, entries).await {
             self.record(report, "entries are not as this agent wrote them");
         }
+        self.audit_after_conflict();
+    }
+
+    /// Lets an audit come soon if entries were left to it.
+    pub(super) fn audit_after_conflict(&mut self) {
         if self.passer.take_left_to_audit() {
             self.schedule.audit_after_conflict(Instant::now());
         }

@@ -14,7 +14,7 @@ pub(super) const MAX_IN_WINDOW: usize = 6;
 const WINDOW: Duration = Duration::from_secs(10);
 /// The time between a conflict with another program and the audit that follows it. The next conflict within [`CALM`] waits twice as long.
 const CONFLICT_PAUSE: Duration = Duration::from_secs(1);
-/// After this time without a conflict, the pause is the first one again.
+/// If there was no conflict for this time after the audit, the pause is the first one again.
 const CALM: Duration = Duration::from_secs(60);
 /// The pause after a full pass, as a multiple of its duration.
 pub(super) const PAUSE: u32 = 4;
@@ -31,7 +31,7 @@ pub(super) struct Schedule {
     pub(super) recent: VecDeque<Instant>,
     /// Changes in the kernel lead to no full pass before this time.
     pub(super) paused_until: Instant,
-    /// When entries were last left to the audit, and how long it waits the next time.
+    /// How long the audit after the next conflict waits, if that conflict comes before this time.
     conflict: Option<(Instant, Duration)>,
     /// How often to send systemd's watchdog a message, and when to send the next one.
     watchdog: Option<(Duration, Instant)>,
@@ -76,14 +76,12 @@ impl Schedule {
     /// Lets an audit come soon after entries were left to it, because another program repeatedly changed them. That program may have ended:
     /// `ip route flush` goes on until it finds no route any more. If it goes on, the pauses grow to the usual time between two audits.
     pub(super) fn audit_after_conflict(&mut self, now: Instant) {
-        let is_recent = |(at, _): &(Instant, Duration)| now - *at < CALM;
-        let pause = self.conflict.filter(is_recent).map_or(CONFLICT_PAUSE, |(_, pause)| pause);
-        let at = now + pause;
-        let is_earlier = at < self.next_audit;
-        self.conflict = Some((now, if is_earlier { pause * 2 } else { pause }));
-        if is_earlier {
-            self.audit_by(at, "another program repeatedly changed entries");
-        }
+        let goes_on = |(until, _): &(Instant, Duration)| now < *until;
+        let pause = self.conflict.filter(goes_on).map_or(CONFLICT_PAUSE, |(_, pause)| pause);
+        let is_earlier = now + pause < self.next_audit;
+        self.audit_by(now + pause, "another program repeatedly changed entries");
+        // The program may change entries only after the audit has repaired them.
+        self.conflict = Some((self.next_audit + CALM, if is_earlier { pause * 2 } else { pause }));
     }
 
     /// Lets the next audit come at this time and not before, because the kernel could not be read now.
@@ -123,8 +121,8 @@ mod tests {
     fn after_each_conflict_the_audit_waits_twice_as_long_until_there_was_none_for_a_minute() {
         let second = Duration::from_secs(1);
         let mut now = Instant::now();
-        let mut schedule = Schedule::new(20 * second, None, now);
-        for pause in [1, 2, 4, 8, 16, 20, 20] {
+        let mut schedule = Schedule::new(200 * second, None, now);
+        for pause in [1, 2, 4, 8, 16, 32, 64, 128, 200, 200] {
             schedule.plan_audit(now);
             schedule.audit_after_conflict(now);
             assert_eq!(schedule.next_audit, now + pause * second);
@@ -132,7 +130,7 @@ mod tests {
             // The program changes entries until the audit comes.
             schedule.audit_after_conflict(now + second / 2);
             assert_eq!((schedule.next_audit, schedule.early), (now + pause * second, event), "one audit is enough");
-            assert_eq!(event.is_some(), pause < 20);
+            assert_eq!(event.is_some(), pause < 200);
             now = schedule.next_audit;
         }
         now += CALM;

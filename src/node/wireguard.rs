@@ -78,6 +78,7 @@ impl<K: Kernel> Node<K> {
             // The next full pass meets the same error. If it is lasting, that pass or its writes show it as a problem of this node.
             Err(error) => self.statistics.last_error = Some(Failure::now(format!("read WireGuard devices: {error}"))),
         }
+        self.audit_after_conflict();
     }
 
     /// Reads the traffic with the peers of WireGuard devices, for `weft status`.

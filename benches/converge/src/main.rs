@@ -62,6 +62,9 @@ fn run(options: &Options) -> Result<bool> {
     if options.flanneld.is_none() {
         eprintln!("flanneld: skipped: no FLANNELD");
     }
+    for backend in options.left_out() {
+        eprintln!("{}: skipped: it is not measured with these sizes", backend.name());
+    }
     fs::create_dir_all(&options.out).with_context(|| format!("create {}", options.out.display()))?;
     let mut nodes = 0;
     for (backend, peers) in options.sites() {

@@ -119,15 +119,26 @@ impl Options {
 
     /// Returns the backends with numbers of peers, in the order in which they run.
     pub fn sites(&self) -> Vec<(Backend, usize)> {
-        let dual = self.sizes.iter().copied().find(|n| *n == 5000).or(self.sizes.iter().copied().min());
-        let sizes = |backend: Backend| match backend {
-            Backend::VxlanDual => dual.into_iter().collect(),
+        let sites = |backend: &Backend| self.sizes_of(*backend).into_iter().map(|n| (*backend, n)).collect::<Vec<_>>();
+        self.backends.iter().flat_map(sites).collect()
+    }
+
+    /// Returns the backends that are not measured with any of these sizes.
+    pub fn left_out(&self) -> impl Iterator<Item = &Backend> {
+        self.backends.iter().filter(|backend| self.sizes_of(**backend).is_empty())
+    }
+
+    fn sizes_of(&self, backend: Backend) -> Vec<usize> {
+        match backend {
+            Backend::VxlanDual => {
+                let dual = self.sizes.iter().copied().find(|n| *n == 5000).or(self.sizes.iter().copied().min());
+                dual.into_iter().collect()
+            }
             Backend::Vxlan | Backend::HostGw => self.sizes.clone(),
             // One peer is that to which packets are sent.
             Backend::Udp => std::iter::once(1).chain(self.sizes.iter().copied().filter(|n| UDP.contains(n))).collect(),
             Backend::Wireguard => self.sizes.iter().copied().filter(|n| *n == WIREGUARD).collect(),
-        };
-        self.backends.iter().flat_map(|backend| sizes(*backend).into_iter().map(|n| (*backend, n))).collect()
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use weft_netlink::wire::{self, Writer, attr, attr_after, attrs, attrs_after, mes
 
 pub(super) const REQUEST: u16 = 0x1;
 
-/// How often the elements of a set are read while the kernel moves them.
+/// How often the elements of a set are read while the kernel moves them. A list that is long enough for that takes milliseconds to read.
 const TRIES: usize = 8;
 
 /// A table.
@@ -270,10 +270,11 @@ fn complete(mut read: impl FnMut() -> io::Result<Vec<IpAddr>>) -> io::Result<BTr
         let count = list.len();
         elements = list.into_iter().collect();
         if elements.len() == count {
-            break;
+            return Ok(elements);
         }
     }
     // Another program may have put a set of ranges in place of ours. There, the end of one range may always be the start of the next one.
+    tracing::debug!(elements = elements.len(), tries = TRIES, "elements come twice in each list of a set");
     Ok(elements)
 }
 
