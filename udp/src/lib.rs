@@ -31,7 +31,7 @@
 //! The device is persistent: it stays with its addresses and routes while no process reads it, and the kernel drops what is
 //! sent to it. The descriptors of device and sockets may be given to the service manager ([`Tunnel::descriptors`]) and handed to the
 //! next process ([`Device::adopt`], [`Config::sockets`]). The device's queue then keeps up to 500 packets, and the socket 4 MiB. A tunnel that
-//! ends still sends what it has read.
+//! ends still sends what it has read, and waits 0.2 s at most for room in the buffer of its socket.
 //!
 //! # A change of the port
 //!
