@@ -114,7 +114,8 @@ impl Plan {
     /// first way that it understands. `encrypts` says whether the lease names the type of ours.
     ///
     /// If there is none, and the lease names one way alone, a node of flannel may have other options than it says. Then the first backend
-    /// of its type counts, so that it is reached as before the change.
+    /// of its type counts, so that it is reached as before the change. The agent's own tunnel counts for every lease of its type, because it
+    /// sends to whatever port the lease names ([`Plan::tunnel_peers`]).
     fn usable(&self, lease: &Lease, ways: &[Lease], encrypts: bool) -> Vec<(Which, usize)> {
         let mut order = self.extra_backends.order();
         order.retain(|which| match (which, self.backend_of(*which)) {
@@ -122,15 +123,16 @@ impl Plan {
             _ => true,
         });
         let place = |which: &Which, by_type: bool| {
-            let (backend, _) = self.backend_of(*which)?;
+            let (backend, host) = self.backend_of(*which)?;
+            let may_guess = || ways.len() == 1 || backend.tunnel(host, &self.own).is_some();
             let fits = |way: &Lease| match by_type {
-                true => backend.serves(&way.attrs.backend_type) && !backend.knows_options_of_flannel(),
+                true => backend.serves(&way.attrs.backend_type) && !backend.knows_options_of_flannel() && may_guess(),
                 false => backend.understands(&way.attrs),
             };
             Some((*which, ways.iter().position(fits)?))
         };
         let found: Vec<(Which, usize)> = order.iter().filter_map(|which| place(which, false)).collect();
-        if !found.is_empty() || ways.len() > 1 {
+        if !found.is_empty() {
             return found;
         }
         order.iter().find_map(|which| place(which, true)).into_iter().collect()

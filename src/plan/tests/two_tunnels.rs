@@ -169,3 +169,14 @@ fn a_peer_is_sent_to_at_a_port_on_which_it_listens_and_the_earlier_port_stays_un
     put(&mut plan, udp(2));
     assert_eq!(of(&plan).2, [8286], "a node of flannel names no port");
 }
+
+/// The peer changes from udp to vxlan, and has another port than this node. Its lease names the port, so it is reached there.
+#[test]
+fn a_lease_of_which_no_way_is_understood_is_reached_by_the_tunnel_alone() {
+    let mut plan = plan_of("udp");
+    let other_port = Attrs { backend_data: Some(r#"{"Port":8290}"#.into()), ..udp(2) };
+    put(&mut plan, lease(2, 1).attrs.with_other_ways(&[other_port]));
+    let sent_to: Vec<u16> = plan.tunnel_peers().map(|peer| peer.address.port()).collect();
+    assert_eq!((sent_to, devices(&plan)), (vec![8290], ["flannel0".to_owned(), String::new()]));
+    assert!(plan.desired(&Key::Link(Name::new("flannel.1").unwrap())).is_none(), "no device of vxlan is needed");
+}
