@@ -28,6 +28,9 @@ const DEVICE: &str = "flannel0";
 const DEVICE_KIND: &str = "tun";
 /// flannel's default port.
 const PORT: u16 = 8285;
+/// The first port that a lease may name although net-conf does not. Services of the system listen below it, and whoever can write a lease could
+/// let other nodes send datagrams to them.
+const FIRST_FREE_PORT: u16 = 1024;
 
 /// udp in the register. Its leases have no type, and are for IPv4 only. They have data only if the port is not flannel's default.
 pub(crate) const TYPE: BackendType = BackendType {
@@ -74,6 +77,10 @@ enum UdpError {
     NoPublic(Ipv4Net),
     #[error("{subnet}: PublicIP {public} is inside Network {network}, and only the tunnel itself leads there")]
     InsideNetwork { subnet: Ipv4Net, public: Ipv4Addr, network: Ipv4Net },
+    #[error(
+        "{subnet}: the lease names the port {port}, which is below {FIRST_FREE_PORT} and is not the Port of net-conf"
+    )]
+    SystemPort { subnet: Ipv4Net, port: u16 },
     #[error("{0} has no IPv4 address, which udp needs")]
     NoAddress(Name),
     #[error("{0}: udp carries IPv4 only")]
@@ -117,6 +124,9 @@ impl Udp {
         }
         let sends_from = peer.attrs.tunnel_ip.filter(|other| *other != public);
         let port = named_port(&peer.attrs).unwrap_or(self.port);
+        if port < FIRST_FREE_PORT && port != self.port {
+            return Some(Err(UdpError::SystemPort { subnet, port }));
+        }
         Some(Ok(TunnelPeer { subnet, address: SocketAddrV4::new(public, port), sends_from }))
     }
 }

@@ -293,6 +293,24 @@ fn udp_names_a_port_that_is_not_the_usual_one_and_understands_leases_of_its_own_
     }
 }
 
+/// Whoever can write a lease could let other nodes send datagrams to a service of a host.
+#[test]
+fn udp_believes_a_port_of_the_system_only_if_net_conf_names_it() {
+    let mut peer = lease("10.5.2.0-24", "", 2);
+    for (named, net_conf_port, reached) in [(53, 8285, false), (53, 53, true), (1023, 53, false), (1024, 8285, true)] {
+        peer.attrs.backend_data = Some(format!(r#"{{"Port":{named}}}"#).into());
+        let udp = make_kind("udp", &format!(r#"{{"Port":{net_conf_port}}}"#), &net_conf()).unwrap();
+        let sent_to = udp.tunnel_peer(&host(), &peer).map(|peer| peer.address.port());
+        assert_eq!(sent_to, reached.then_some(named));
+        let skipped = udp.plan(&host(), &lease("10.5.1.0-24", "", 1), &peer).skipped;
+        let reason = format!(
+            "10.5.2.0/24: the lease names the port {named}, which is below 1024 and is not the Port of net-conf"
+        );
+        let reasons: Vec<String> = skipped.iter().map(ToString::to_string).collect();
+        assert_eq!(reasons, if reached { Vec::new() } else { vec![reason] });
+    }
+}
+
 /// flannel also uses udp, although its documentation says vxlan.
 #[test]
 fn a_net_conf_without_a_backend_is_one_of_udp() {
