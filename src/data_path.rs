@@ -92,6 +92,10 @@ struct Running {
     /// The table is older than the leases, and is replaced at `next_table`.
     outdated: bool,
     next_table: Instant,
+    /// When the refused ones of the other ports are tried again. `None` if all are open.
+    ports_at: Option<Instant>,
+    /// How often they were tried again.
+    port_tries: u32,
 }
 
 impl DataPath {
@@ -127,6 +131,7 @@ impl DataPath {
         if let Some(other) = self.running.take_if(|running| !running.is_as_wanted(wanted)) {
             self.keep_descriptors(&other);
         }
+        self.retry_ports(now);
         match &mut self.running {
             Some(running) => running.update_peers(wanted, now),
             None if self.retry_at.is_none_or(|at| at <= now) => self.start(wanted, now),
@@ -162,7 +167,7 @@ impl DataPath {
     /// Returns when to call [`DataPath::update`], besides after every event.
     pub fn next(&self) -> Option<Instant> {
         match &self.running {
-            Some(running) => running.outdated.then_some(running.next_table),
+            Some(running) => running.next(),
             None => self.retry_at,
         }
     }
@@ -175,6 +180,13 @@ impl DataPath {
     /// Returns why no packets are carried, if so.
     pub fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
+    }
+
+    /// Describes the other ports that the running tunnel could not open. They are tried again.
+    pub fn port_problems(&self) -> impl Iterator<Item = String> {
+        let refused = self.running.iter().flat_map(|running| running.tunnel.refused());
+        refused
+            .map(|error| format!("peers that have not followed the change of the port do not reach this node: {error}"))
     }
 
     /// Returns the running tunnel and the number of peers in its table.
@@ -199,6 +211,24 @@ impl DataPath {
         }
     }
 
+    /// Tries the other ports again that were refused. If one of them can be opened by now, the running tunnel ends, and the next one takes over
+    /// its socket.
+    fn retry_ports(&mut self, now: Instant) {
+        let Some(running) = self.running.as_mut().filter(|running| running.ports_at.is_some_and(|at| at <= now)) else {
+            return;
+        };
+        let opened = running.open_refused();
+        if opened.is_empty() {
+            running.port_tries += 1;
+            running.ports_at = Some(now + BACKOFF.nth(running.port_tries));
+            return;
+        }
+        if let Some(running) = self.running.take() {
+            self.keep_descriptors(&running);
+        }
+        self.earlier.sockets.extend(opened);
+    }
+
     fn start(&mut self, wanted: &Wanted<'_>, now: Instant) {
         let name = wanted.tunnel.device;
         if if_nametoindex(name.as_bytes()).is_err() {
@@ -211,15 +241,13 @@ impl DataPath {
         match Running::start(wanted, (&self.counters, self.ended.clone()), earlier, now) {
             Ok(running) => {
                 tracing::info!(tunnel = %wanted.tunnel, peers = running.peers, "the tunnel carries packets");
-                for error in running.tunnel.refused() {
-                    tracing::warn!(
-                        "peers that have not followed the change of the port do not reach this node: {error}"
-                    );
-                }
                 if self.is_managed {
                     self.handover = running.tunnel.descriptors().ok().map(Handover::Keep);
                 }
                 self.running = Some(running);
+                for problem in self.port_problems() {
+                    tracing::warn!("{problem}");
+                }
                 self.starts += 1;
                 (self.problem, self.retry_at) = (None, None);
             }
@@ -281,7 +309,32 @@ impl Running {
         let tunnel = weft_udp::Tunnel::start(config, routes, move || ended.notify_one())?;
         let next_table = now + took * TABLE_PAUSE;
         let (described, version) = (wanted.tunnel, wanted.version);
-        Ok(Running { tunnel, described, more_ports, since: now, peers, version, outdated: false, next_table })
+        let ports_at = (!tunnel.refused().is_empty()).then(|| now + BACKOFF.nth(0));
+        Ok(Running {
+            tunnel,
+            described,
+            more_ports,
+            since: now,
+            peers,
+            version,
+            outdated: false,
+            next_table,
+            ports_at,
+            port_tries: 0,
+        })
+    }
+
+    /// Returns when it has something to do.
+    fn next(&self) -> Option<Instant> {
+        let table = self.outdated.then_some(self.next_table);
+        table.into_iter().chain(self.ports_at).min()
+    }
+
+    /// Opens the sockets of those of the other ports that were refused and can be opened now.
+    fn open_refused(&self) -> Vec<OwnedFd> {
+        let refused = self.more_ports.iter().filter(|port| !self.tunnel.listens_on(**port));
+        let open = |port: &u16| UdpSocket::bind(SocketAddrV4::new(self.described.local, *port)).ok();
+        refused.filter_map(open).map(OwnedFd::from).collect()
     }
 
     /// Returns true if this is the wanted tunnel, with whatever peers.

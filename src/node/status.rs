@@ -151,6 +151,7 @@ impl<K: Kernel> Node<K> {
         all.extend(Problem::each(ProblemKind::Lease, unwritten.into_iter().chain(not_renewed)));
         let not_applied = self.net_conf.not_applied.iter().cloned();
         all.extend(Problem::each(ProblemKind::NetConf, not_applied.chain(self.change_warnings())));
+        all.extend(Problem::each(ProblemKind::Tunnel, self.data_path.port_problems()));
         all.extend(self.sysctls.problems.iter().cloned());
         all.extend(self.rules_warnings());
         all.extend(Problem::each(ProblemKind::LeftOut, self.plan.problems()));

@@ -255,6 +255,33 @@ fn the_next_port_is_open_before_its_tunnel_runs_and_the_earlier_one_stays() {
     });
 }
 
+#[test]
+fn an_earlier_port_that_was_taken_is_named_and_is_opened_when_it_is_free() {
+    in_namespace(|| async {
+        put(&mut kernel(true), &[tun(1400)]);
+        let (mut data_path, now) = (DataPath::default(), Instant::now());
+        let taken = std::net::UdpSocket::bind("10.0.0.1:8286").unwrap();
+        let both = Wanted { more_ports: vec![8286], ..wanted(1, &Vec::new) };
+        until_running(&mut data_path, &both, now);
+        let problems: Vec<String> = data_path.port_problems().collect();
+        assert!(problems.len() == 1 && problems[0].contains("10.0.0.1:8286"), "{problems:?}");
+        let first = data_path.next().expect("the port is tried again");
+        data_path.update(Some(&both), first);
+        let mut later = data_path.next().expect("it is tried again");
+        assert_eq!((later - first, data_path.starts()), (Duration::from_secs(2), 1), "the tunnel goes on meanwhile");
+        drop(taken);
+        let deadline = std::time::Instant::now() + PATIENCE;
+        data_path.update(Some(&both), later);
+        while data_path.running().is_none() || data_path.port_problems().next().is_some() {
+            assert!(std::time::Instant::now() < deadline, "{:?}", data_path.problem());
+            later = data_path.next().expect("it is tried again");
+            data_path.update(Some(&both), later);
+        }
+        assert_eq!((data_path.next(), data_path.problem()), (None, None));
+        assert!(std::net::UdpSocket::bind("10.0.0.1:8286").is_err(), "it listens there");
+    });
+}
+
 /// systemd keeps the descriptors of the tunnel while the agent restarts, and packets wait in them. The device has one descriptor that works, so
 /// the next tunnel must take that one.
 #[test]
