@@ -15,6 +15,7 @@ pub(crate) mod filters;
 mod forwarding;
 mod host_firewalls;
 pub(crate) mod ipsec;
+mod ipv6_sysctls;
 pub(crate) mod k3s_flannel;
 pub(crate) mod limits;
 pub(crate) mod locks;
@@ -57,7 +58,6 @@ use nix::unistd::geteuid;
 use weft_backends::owner;
 use weft_netlink::rtnl::{Link, Rtnl};
 
-use crate::known_links::BRIDGE;
 use crate::processes::{self, ProcessList};
 use crate::sources::{AbsentAgent, AgentAnswer, LossyPeer, NodeSources, StoreAnswer};
 use crate::subnet_file::{self, SubnetFile};
@@ -95,6 +95,9 @@ use ways::WayFacts;
 
 /// What the check `duplicate-address` asks other hosts.
 const OTHER_HOSTS: &str = "whether another host has an IPv4 address of this node";
+
+/// What the check `firewall` looks for in the table of connection tracking.
+const KEPT: &str = "whether connection tracking translates packets of the tunnel";
 
 /// What the check `agent` looks for in the log of the kernel.
 const KILLS: &str = "whether the kernel killed an agent for memory (/dev/kmsg)";
@@ -251,6 +254,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let store = store::read(&sources.store);
     let mut not_examined = not_examined(sources, &machine, &store);
     let duplicates = known("duplicate-address", OTHER_HOSTS, duplicates::read(&tables, &path_links), &mut not_examined);
+    let (translations, kept) = tunnel_nat::read(&tables, sources, tunnel, &rules.iptables)?;
+    known("firewall", KEPT, kept, &mut not_examined);
     Ok(NodeFacts {
         pod_way: known("underlay", "packets for pods", pod_way::read(&tables, &subnets), &mut not_examined),
         path: sources.subnet_file.clone(),
@@ -263,7 +268,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         bridge_calls_iptables: sysctl::number("bridge/bridge-nf-call-iptables"),
         bridge_calls_ip6tables: sysctl::number("bridge/bridge-nf-call-ip6tables"),
         kernel_lacks_ipv6: sysctl::kernel_lacks_ipv6(),
-        ipv6_disabled: ipv6_disabled(&links, &ways),
+        ipv6_disabled: ipv6_sysctls::disabled(&links, &ways),
         conntrack: limits::conntrack(),
         clashes: rules.carry_services().then(clashes::read).flatten(),
         neighbours: limits::neighbour_tables(&neighbours),
@@ -277,7 +282,7 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         filters: filters::read(&links, &qdiscs).unwrap_or_default(),
         ipsec: known("ipsec", "policies of IPsec", ipsec::read(&subnets, &peer_subnets), &mut not_examined),
         dropping: tunnel_rules::read(&tables, sources, tunnel, &subnets, &rules.iptables)?,
-        translations: tunnel_nat::read(&tables, sources, tunnel, &rules.iptables)?,
+        translations,
         leftovers: other_networks::read(&links, &rules.iptables),
         rules,
         ways,
@@ -382,18 +387,6 @@ fn not_examined(sources: &NodeSources, machine: &NodeFacts, store: &StoreFacts) 
         add("checksum", what);
     }
     all
-}
-
-/// Returns the IPv6 entries that are switched off: those of the links that pods' packets pass, and the one for links that are
-/// made later.
-fn ipv6_disabled(links: &[Link], ways: &WayFacts) -> Vec<String> {
-    let carries = |link: &Link| ways.to_peers.iter().any(|way| way.link == link.name && way.example.addr().is_ipv6());
-    let is_ours = |link: &Link| link.name == BRIDGE || link.name.starts_with("flannel-v6.") || carries(link);
-    let ours = links.iter().filter(|link| is_ours(link));
-    let names = ours.map(|link| link.name.as_str()).chain(["default"]);
-    let disabled =
-        names.filter(|name| sysctl::number(&format!("ipv6/conf/{name}/disable_ipv6")).is_none_or(|value| value != 0));
-    disabled.map(str::to_owned).collect()
 }
 
 #[cfg(test)]

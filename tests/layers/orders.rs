@@ -108,7 +108,7 @@ pub const ALL: &[Layers] = &[
             pod_addresses port_users policy_rules
             # The tables of the kernel are read once, and these read them.
             tables forwarding path_links offload duplicates pod_links other_pods self_assigned virtual_nat ways
-            unserved other_rules tunnel host_firewalls tunnel_rules tunnel_nat own_pods pod_way peer_port underlay
+            ipv6_sysctls unserved other_rules tunnel host_firewalls tunnel_rules tunnel_nat own_pods pod_way peer_port underlay
         ",
     },
     Layers {

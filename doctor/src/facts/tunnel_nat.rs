@@ -4,6 +4,7 @@
 //! `-o eth0 -j MASQUERADE` does, is harmless: which source port such a packet has matters to no tunnel. Connection tracking keeps a translation as long as
 //! packets come, so its entries are looked at, too, while a peer is not reached.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 
@@ -13,6 +14,7 @@ use weft_netlink::nftables::{self, Hook, base_chains};
 use weft_netlink::rtnl::Addr;
 use weft_netlink::socket::absent;
 
+use super::limits;
 use super::tables::Tables;
 use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
@@ -42,7 +44,7 @@ pub struct Translation {
 }
 
 /// What a rule translates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Change {
     /// The destination.
     Destination,
@@ -79,21 +81,25 @@ impl Flow {
         self.of_tunnel.packet.to.is_ipv4()
     }
 
-    /// Returns the translation that a connection keeps, if it has the packets of this flow.
+    /// Returns the translation that a connection keeps, if it has the packets of this flow. A source that this node publishes is the right one.
     fn kept(&self, tracked: &Tracked, published: &[IpAddr]) -> Option<Translation> {
         let Tracked { packet, answer } = tracked;
         let is_published = self.of_tunnel.output.is_some() && published.contains(&answer.to);
-        let change = match answer.from == packet.to {
-            false => Change::Destination,
-            true => Change::Source { from: packet.from, to: Some(answer.to) },
+        let (change, rule) = if answer.from != packet.to {
+            (Change::Destination, format!("it sends packets for {} to {}", packet.to, answer.from))
+        } else if is_published {
+            return None;
+        } else {
+            let change = Change::Source { from: packet.from, to: Some(answer.to) };
+            (change, format!("it sends packets for {} from {} instead of {}", packet.to, answer.to, packet.from))
         };
         let remedy = format!(
             "{}; if the entry comes back, `iptables -t nat -S` and `nft list ruleset` show the rules of which one makes it",
             self.forget
         );
-        (*packet == self.of_tunnel.packet && !is_published).then(|| Translation {
+        (*packet == self.of_tunnel.packet).then(|| Translation {
             place: "an entry of connection tracking".to_owned(),
-            rule: format!("the answers to {} -> {} are {} -> {}", packet.from, packet.to, answer.from, answer.to),
+            rule,
             what: self.of_tunnel.what.clone(),
             change,
             remedy,
@@ -134,7 +140,8 @@ impl Flow {
     }
 }
 
-/// Follows the packets of the tunnel between this node and some peers through the chains that translate addresses.
+/// Follows the packets of the tunnel between this node and some peers through the chains that translate addresses. The second value is the error if the
+/// table of connection tracking cannot be read, for example by another user than root: then nothing is known of its entries.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -143,8 +150,8 @@ pub(super) fn read(
     sources: &NodeSources,
     tunnel: Option<Tunnel>,
     iptables: &[SavedRules],
-) -> io::Result<Vec<Translation>> {
-    let Some(tunnel) = tunnel else { return Ok(Vec::new()) };
+) -> io::Result<(Vec<Translation>, io::Result<()>)> {
+    let Some(tunnel) = tunnel else { return Ok((Vec::new(), Ok(()))) };
     let mut kernel = Kernel::open()?;
     let packets = |peer: &IpAddr| tunnel.packets(&mut kernel, tables, sources, *peer);
     let of_peers = sources.peers.iter().filter_map(packets);
@@ -156,10 +163,12 @@ pub(super) fn read(
         Err(error) if absent(&error) => {}
         Err(error) => return Err(error),
     }
-    if sources.unreachable > 0 {
-        let entries = kept(&flows, &found, &sources.published);
-        found.extend(entries);
-    }
+    // Without connection tracking there are no entries, and the question for them would load it.
+    let table = if sources.unreachable > 0 && limits::conntrack().is_some() {
+        kept(&flows, &found, &sources.published).map(|entries| found.extend(entries))
+    } else {
+        Ok(())
+    };
     let mut once: Vec<Translation> = Vec::new();
     for one in found {
         match once.iter_mut().find(|known| known.place == one.place && known.rule == one.rule) {
@@ -167,17 +176,23 @@ pub(super) fn read(
             None => once.push(one),
         }
     }
-    Ok(once)
+    Ok((once, table))
 }
 
-/// Returns what connection tracking translates although no rule is known that does it: one that is gone, or one that cannot be decided. Where the table
-/// cannot be read, nothing is known of it. Packets to peers that are reached do not matter.
-fn kept(flows: &[Flow], rules: &[Translation], published: &[IpAddr]) -> Vec<Translation> {
-    let is_open = |flow: &&Flow| !flow.of_reached && !rules.iter().any(|rule| rule.what == flow.of_tunnel.what);
-    let flows: Vec<&Flow> = flows.iter().filter(is_open).collect();
+/// Returns what connection tracking translates although no rule is known that does it: one that is gone, or one that cannot be decided. Packets to peers
+/// that are reached do not matter, and a source that such a peer accepts is not the reason why others are not reached.
+///
+/// # Errors
+/// The table cannot be read.
+fn kept(flows: &[Flow], rules: &[Translation], published: &[IpAddr]) -> io::Result<Vec<Translation>> {
     let packets: Vec<Packet> = flows.iter().map(|flow| flow.of_tunnel.packet).collect();
-    let entries = translated(&packets).unwrap_or_default();
-    flows.iter().filter_map(|flow| entries.iter().find_map(|entry| flow.kept(entry, published))).collect()
+    let entries = translated(&packets)?;
+    let of_flow = |flow: &Flow| entries.iter().filter_map(|entry| flow.kept(entry, published)).collect::<Vec<_>>();
+    let (reached, others): (Vec<&Flow>, Vec<&Flow>) = flows.iter().partition(|flow| flow.of_reached);
+    let accepted: HashSet<Change> = reached.into_iter().flat_map(of_flow).map(|one| one.change).collect();
+    let is_open = |flow: &&Flow| !rules.iter().any(|rule| rule.what == flow.of_tunnel.what);
+    let matters = |one: &Translation| one.change == Change::Destination || !accepted.contains(&one.change);
+    Ok(others.into_iter().filter(is_open).filter_map(|flow| of_flow(flow).into_iter().find(matters)).collect())
 }
 
 /// Returns what is to be known about the translation of the packets to a peer and from it.

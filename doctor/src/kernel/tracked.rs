@@ -42,7 +42,7 @@ impl Tracked {
 }
 
 /// Returns the connections with these packets that have another address behind this node. The table may have hundreds of thousands of entries, so
-/// it is read once for each family that the packets have.
+/// it is read once for each family that the packets have. The kernel loads connection tracking for the question, so only a host that has it should be asked.
 ///
 /// # Errors
 /// The table cannot be read, for example by another user than root.

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::UdpSocket;
+use std::path::Path;
 
 use weft_doctor::sources::{NodeSources, PeerAddress};
 
@@ -36,19 +37,37 @@ fn clean() {
     shell("iptables-nft -t nat -F; iptables-legacy -t nat -F; nft flush ruleset; conntrack -F");
 }
 
+/// A node with two peers. The second one is reached.
+fn with_a_reached_peer(file: &Path) -> NodeSources {
+    let addresses = ["192.0.2.9", "192.0.2.8"].map(|addr| addr.parse().unwrap());
+    let peer_addresses =
+        [false, true].into_iter().zip(addresses).map(|(reached, addr)| PeerAddress { addr, reached, port: None });
+    NodeSources {
+        unreachable: 1,
+        peers: addresses.to_vec(),
+        peer_addresses: peer_addresses.collect(),
+        ..with_peer(file)
+    }
+}
+
+/// Sends a packet of the tunnel to each of these peers, while there is this rule. Connection tracking keeps what the rule translates.
+fn translate_once(rule: &str, peers: &[&str]) -> UdpSocket {
+    shell(&format!("iptables-nft -t nat -A {rule}"));
+    // The usual time for UDP without an answer is 30 s.
+    fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600").unwrap();
+    let tunnel = UdpSocket::bind("192.0.2.1:0").unwrap();
+    for peer in peers {
+        tunnel.send_to(b"packet", format!("{peer}:8472")).unwrap();
+    }
+    shell("iptables-nft -t nat -F");
+    tunnel
+}
+
 /// The usual rule of a VPN or a cloud harms nobody, and another peer is powered off.
 #[test]
 fn another_source_that_a_reached_peer_accepts_is_not_named() {
     in_namespace(|file| {
-        let addresses = ["192.0.2.9", "192.0.2.8"].map(|addr| addr.parse().unwrap());
-        let peer_addresses =
-            [false, true].into_iter().zip(addresses).map(|(reached, addr)| PeerAddress { addr, reached, port: None });
-        let sources = NodeSources {
-            unreachable: 1,
-            peers: addresses.to_vec(),
-            peer_addresses: peer_addresses.collect(),
-            ..with_peer(file)
-        };
+        let sources = with_a_reached_peer(file);
         shell("iptables-nft -t nat -A POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.66");
         assert_eq!(doctor_with(&sources, "firewall"), []);
         clean();
@@ -58,6 +77,18 @@ fn another_source_that_a_reached_peer_accepts_is_not_named() {
             "iptables-nft -t nat -A POSTROUTING -d 192.0.2.9 -j SNAT --to-source 192.0.2.66",
             &words,
         );
+    });
+}
+
+/// The same, where the rule cannot be decided or is gone: only the entries of connection tracking show what it does.
+#[test]
+fn a_kept_source_that_a_reached_peer_accepts_is_not_named() {
+    in_namespace(|file| {
+        let sources = with_a_reached_peer(file);
+        translate_once("POSTROUTING -o eth0 -j SNAT --to-source 192.0.2.66", &["192.0.2.9", "192.0.2.8"]);
+        assert_eq!(doctor_with(&sources, "firewall"), [], "both peers get packets from the other source");
+        shell("conntrack -D -p udp -d 192.0.2.8");
+        only_text(&sources, "firewall", &["to 192.0.2.9 by 192.0.2.66"]);
     });
 }
 
@@ -154,7 +185,8 @@ fn another_destination_of_packets_of_the_tunnel_is_always_found() {
 fn a_translation_that_outlives_its_rule_is_named_while_a_peer_is_not_reached() {
     in_namespace(|file| {
         let reached = with_peer(file);
-        let sources = NodeSources { unreachable: 1, ..reached.clone() };
+        let own = vec!["192.0.2.1".parse().unwrap()];
+        let sources = NodeSources { unreachable: 1, published: own, ..reached.clone() };
         let published = NodeSources { published: vec!["192.0.2.66".parse().unwrap()], ..sources.clone() };
         for (rule, words) in [
             (
@@ -163,15 +195,13 @@ fn a_translation_that_outlives_its_rule_is_named_while_a_peer_is_not_reached() {
             ),
             (
                 "OUTPUT -p udp --dport 8472 -j DNAT --to-destination 192.0.2.8",
-                ["an entry of connection tracking leads packets of the tunnel", "192.0.2.8 -> 192.0.2.1"],
+                [
+                    "an entry of connection tracking leads packets of the tunnel",
+                    "it sends packets for 192.0.2.9 to 192.0.2.8",
+                ],
             ),
         ] {
-            shell(&format!("iptables-nft -t nat -A {rule}"));
-            // The usual time for UDP without an answer is 30 s.
-            fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "600").unwrap();
-            let tunnel = UdpSocket::bind("192.0.2.1:0").unwrap();
-            tunnel.send_to(b"packet", "192.0.2.9:8472").unwrap();
-            shell("iptables-nft -t nat -F");
+            let tunnel = translate_once(rule, &["192.0.2.9"]);
             assert_eq!(doctor_with(&reached, "firewall"), [], "all peers are reached: {rule}");
             let text = only_text(&sources, "firewall", &words);
             let behind_nat = if rule.contains("SNAT") { 0 } else { 1 };
