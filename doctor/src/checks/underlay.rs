@@ -95,7 +95,8 @@ fn kept(LocalRoute { prefix, table }: LocalRoute, peer: IpAddr, who: &str) -> No
         format!("{command}; then find the program that writes it")
     } else {
         format!(
-            "{command}; but if a program of this node needs {route}, give it a range without the addresses of nodes instead"
+            "if a program of this node needs {route}, give it a range without the addresses of nodes, and keep the route until then; if none \
+             does: {command}"
         )
     };
     finding(evidence, remedy)

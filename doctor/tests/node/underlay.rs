@@ -105,7 +105,17 @@ fn a_peer_whose_address_is_here_is_found() {
         for is_one in [true, false] {
             for (route, table) in [(FAR, 255), ("198.51.100.0/24", 255), (FAR, 254)] {
                 ip(&format!("route add local {route} dev lo table {table}"));
-                healed(&sources, &[FAR, "a local route", route, &format!("table {table}")]);
+                let of_table = format!("table {table}");
+                let words = [FAR, "a local route", route, of_table.as_str()];
+                if route == FAR {
+                    healed(&sources, &words);
+                    continue;
+                }
+                let text = only_text(&sources, "underlay", &words);
+                let (condition, command) = text.lines().nth(1).unwrap().split_once("; if none does: ").unwrap();
+                assert!(condition.starts_with(&format!("if a program of this node needs {route}, ")), "{text}");
+                shell(command);
+                assert_eq!(doctor_with(&sources, "underlay"), [], "after {command}");
             }
             if is_one {
                 ip("rule add pref 50 to 203.0.113.0/24 lookup 50");
