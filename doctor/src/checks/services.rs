@@ -43,8 +43,11 @@ fn unserved(facts: &NodeFacts) -> Option<NodeFinding> {
         "a kubelet runs, kube-proxy does not, and there are no rules of it: pods have been told the address {service} of the Kubernetes API, \
          and it does not answer this node either"
     );
-    let remedy = "`kubectl -n kube-system get pods -o wide` shows whether a kube-proxy belongs to this node, and its log why it does not run; if \
-                  there is none: kubeadm init phase addon kube-proxy, on a node of the control plane";
+    // Without its configuration, kubeadm would write its defaults over the kube-proxy of the whole cluster.
+    let remedy = "`kubectl -n kube-system get pods -o wide` shows whether a kube-proxy, or a program in its place, belongs to this node, and its log \
+                  why it does not run; repair the one that your installer deploys; if that is kubeadm, and there is no kube-proxy: \
+                  kubeadm init phase addon kube-proxy --config FILE, on a node of the control plane, with the ClusterConfiguration of the ConfigMap \
+                  kubeadm-config (namespace kube-system) for FILE";
     Some(finding(evidence, remedy.to_owned()))
 }
 
@@ -229,6 +232,8 @@ mod tests {
             let findings = check(&facts);
             assert_eq!(findings.len(), usize::from(found), "{findings:?}");
             assert!(findings.iter().all(|one| one.evidence.contains("kube-proxy does not")), "{findings:?}");
+            // Without a file, kubeadm replaces the kube-proxy of the whole cluster by its defaults.
+            assert!(findings.iter().all(|one| one.remedy.contains("kube-proxy --config FILE")), "{findings:?}");
         }
     }
 
