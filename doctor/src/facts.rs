@@ -9,6 +9,7 @@ pub(crate) mod checksums;
 pub(crate) mod clashes;
 pub(crate) mod cni_files;
 pub(crate) mod cni_plugins;
+mod counters;
 pub(crate) mod duplicates;
 mod early_clock;
 pub(crate) mod filters;
@@ -66,6 +67,7 @@ use bridge_vlans::BridgeVlans;
 use checksums::ChecksumErrors;
 use clashes::Clashes;
 use cni_files::{CniFiles, Misplaced};
+use counters::Counters;
 use duplicates::{Duplicate, SameMac};
 use filters::PodFilter;
 use forwarding::Forwarding;
@@ -250,7 +252,8 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
     let qdiscs = kernel.qdiscs().unwrap_or_default();
     let path_links = path_links::read(&tables, &qdiscs, &sources.published);
     let peer_subnets: Vec<IpNet> = ways.to_peers.iter().map(|way| way.example).collect();
-    let machine = of_the_machine(&tables, sources, &subnets, &processes);
+    let counters = counters::read(rules.carry_services());
+    let machine = of_the_machine(&tables, sources, &subnets, &processes, counters);
     let store = store::read(&sources.store);
     let mut not_examined = not_examined(sources, &machine, &store);
     let duplicates = known("duplicate-address", OTHER_HOSTS, duplicates::read(&tables, &path_links), &mut not_examined);
@@ -270,7 +273,6 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
         kernel_lacks_ipv6: sysctl::kernel_lacks_ipv6(),
         ipv6_disabled: ipv6_sysctls::disabled(&links, &ways),
         conntrack: limits::conntrack(),
-        clashes: rules.carry_services().then(clashes::read).flatten(),
         neighbours: limits::neighbour_tables(&neighbours),
         pods: pod_links::read(&tables),
         forwarding: forwarding::read(&tables),
@@ -296,7 +298,13 @@ pub fn read(sources: &NodeSources) -> anyhow::Result<NodeFacts> {
 }
 
 /// Reads what concerns the machine, the container runtime and its pods more than packets between nodes.
-fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet], processes: &ProcessList) -> NodeFacts {
+fn of_the_machine(
+    tables: &Tables<'_>,
+    sources: &NodeSources,
+    subnets: &[IpNet],
+    processes: &ProcessList,
+    Counters { checksums, clashes }: Counters,
+) -> NodeFacts {
     let reserved_before = cni_files::reserved(&sources.cni.networks);
     let pod_addresses = pod_addresses::read(tables.links, subnets, processes).unwrap_or_default();
     let cni = cni_files::read(&sources.cni, &sources.subnet_file, processes);
@@ -318,7 +326,8 @@ fn of_the_machine(tables: &Tables<'_>, sources: &NodeSources, subnets: &[IpNet],
         virtual_nat: virtual_nat::read(tables, &sources.published),
         early_clock: early_clock::read(),
         module: modules::read(sources),
-        checksums: checksums::read(),
+        checksums,
+        clashes,
         k3s_flannel: k3s_flannel::read(processes),
         ..of_the_agent(sources)
     }
@@ -379,7 +388,7 @@ fn not_examined(sources: &NodeSources, machine: &NodeFacts, store: &StoreFacts) 
     }
     store.denied.iter().for_each(|why| add("certificates", why.clone()));
     for ChecksumErrors { protocol, wrong, received, .. } in machine.checksums.iter().filter(|errors| errors.are_old()) {
-        let (protocol, seconds) = (protocol.to_uppercase(), checksums::WAIT.as_secs());
+        let (protocol, seconds) = (protocol.to_uppercase(), counters::WAIT.as_secs());
         let what = format!(
             "whether wrong checksums still arrive: {wrong} of {received} received {protocol} packets had one since the start of this machine, \
              and none in the last {seconds} s"

@@ -103,7 +103,7 @@ pub const ALL: &[Layers] = &[
         dir: "doctor/src/facts",
         parent_is_above: true,
         order: "
-            arp_tables bridge_vlans other_networks certificates checksums clashes early_clock store cni_plugins cni_files runtime filters ipsec k3s_flannel limits
+            arp_tables bridge_vlans other_networks certificates checksums clashes counters early_clock store cni_plugins cni_files runtime filters ipsec k3s_flannel limits
             locks memory_kills modules
             pod_addresses port_users policy_rules
             # The tables of the kernel are read once, and these read them.

@@ -30,13 +30,13 @@ fn nearly_full(facts: &NodeFacts) -> Option<NodeFinding> {
 fn clashes(facts: &NodeFacts) -> Option<NodeFinding> {
     let clashes = facts.clashes.filter(|clashes| clashes.go_on())?;
     let evidence = format!(
-        "this kernel has dropped {} packets because another one took their entry at the same moment (insert_failed in \
-         /proc/net/stat/nf_conntrack), {} of them just now: as a rule these are queries of DNS for IPv4 and IPv6 that a pod sends at once, and \
+        "this kernel has dropped up to {} packets because another one took their entry at the same moment (insert_failed and drop in \
+         /proc/net/stat/nf_conntrack), up to {} of them just now: as a rule these are queries of DNS for IPv4 and IPv6 that a pod sends at once, and \
          names are found 5 s later",
         clashes.lost, clashes.recent
     );
-    let remedy = "run NodeLocal DNSCache, whose queries pass connection tracking as TCP; or give pods with glibc the option use-vc or \
-                  single-request-reopen (`dnsConfig.options`); a kernel from 5.10 on loses no such query";
+    let remedy = "run NodeLocal DNSCache: connection tracking does not see the queries of pods to it, and it asks CoreDNS over TCP; or give pods \
+                  with glibc the option use-vc or single-request-reopen (`dnsConfig.options`); a kernel from 5.10 on loses no such query";
     Some(finding(evidence, remedy.to_owned()))
 }
 
@@ -51,7 +51,7 @@ mod tests {
             let facts = NodeFacts { clashes: Some(Clashes { lost: 700, recent }), ..NodeFacts::default() };
             let findings = check(&facts);
             assert_eq!(findings.len(), usize::from(found), "{findings:?}");
-            assert!(findings.iter().all(|one| one.evidence.contains("dropped 700 packets")), "{findings:?}");
+            assert!(findings.iter().all(|one| one.evidence.contains("dropped up to 700 packets")), "{findings:?}");
         }
     }
 }

@@ -2,17 +2,11 @@
 //! Packets that arrive with wrong checksums, by the counters of the kernel. They begin with the network namespace, so an old fault stays in them.
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Fewer packets with a wrong checksum than this are not many.
 const MIN_WRONG: u64 = 10;
 /// Packets with a wrong checksum are many from one in this number.
 const ONE_WRONG_IN: u64 = 1000;
-/// How long further packets with a wrong checksum are waited for, if there were many.
-pub(crate) const WAIT: Duration = Duration::from_secs(3);
-/// How often the counters are read meanwhile.
-const AGAIN: Duration = Duration::from_millis(200);
 
 /// Packets of a protocol that were received with a wrong checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,21 +33,13 @@ impl ChecksumErrors {
     }
 }
 
-/// Reads the counters. If there were many wrong checksums, it waits for further ones.
-#[expect(clippy::disallowed_methods, reason = "the pause between two readings of counters that nothing announces")]
+/// Reads the counters.
 pub(super) fn read() -> Vec<ChecksumErrors> {
-    let counters = || counters(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default());
-    let (first, end) = (counters(), Instant::now() + WAIT);
-    let mut now = first.clone();
-    while now.iter().any(ChecksumErrors::are_old) && Instant::now() < end {
-        thread::sleep(AGAIN);
-        now = since(&first, counters());
-    }
-    now
+    counters(&fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default())
 }
 
 /// Returns the later counters, with what has arrived since the first ones.
-fn since(first: &[ChecksumErrors], later: Vec<ChecksumErrors>) -> Vec<ChecksumErrors> {
+pub(super) fn since(first: &[ChecksumErrors], later: Vec<ChecksumErrors>) -> Vec<ChecksumErrors> {
     let recent = |later: &ChecksumErrors| {
         let before = first.iter().find(|first| first.protocol == later.protocol);
         before.map_or(0, |before| later.wrong.saturating_sub(before.wrong))
