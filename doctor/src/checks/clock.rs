@@ -13,9 +13,6 @@ use crate::finding::{NodeFinding, finding};
 
 /// A clock that was set back by less is behind for a moment only, or the clocks of two reads differ.
 const MIN_STEP: Duration = Duration::from_secs(60);
-/// How a node of WireGuard gets rid of the times of its earlier handshakes, which its peers remember for its key.
-const NEW_KEY: &str = "weft rotate-key, whose new key has no earlier handshake";
-
 /// The clock says a time that cannot be, it was set back, or a certificate begins in the future: the clock of this node, or that of the machine that
 /// made it, is wrong.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
@@ -38,16 +35,16 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 }
 
 /// A handshake of WireGuard names the time of its sender, and a peer refuses one that is not later than those before (whitepaper of WireGuard, 5.4.2).
+/// Of a handshake that the peer began, it remembers no time of this node. Which of the two began the last one is not known.
 fn set_back(facts: &NodeFacts) -> Option<NodeFinding> {
     let ahead = Some(facts.handshake_ahead).filter(|ahead| *ahead >= MIN_STEP)?.as_secs();
     let evidence = format!(
         "the clock of this node was set back: the last handshake of WireGuard with a peer that packets do not reach is {ahead} s in the future, \
-         and until then peers refuse every handshake that this node begins"
+         and until then peers may refuse every handshake that this node begins"
     );
-    let remedy = format!(
-        "set the clock (NTP) of this node, if it is behind now; if it is right now, it was ahead before: {NEW_KEY}"
-    );
-    Some(finding(evidence, remedy))
+    let remedy = "set the clock (NTP) of this node, if it is behind now; if it is right now, look first whether that peer runs; if it does, and is not \
+                  reached: weft rotate-key, because peers remember no handshake of the new key";
+    Some(finding(evidence, remedy.to_owned()))
 }
 
 fn impossible(now: u64, backend: &str) -> NodeFinding {
@@ -86,7 +83,10 @@ mod tests {
             let handshake_ahead = Duration::from_secs(seconds);
             let findings = check(&NodeFacts { handshake_ahead, ..NodeFacts::default() });
             assert_eq!(findings.len(), usize::from(found), "{findings:?}");
-            assert!(findings.iter().all(|one| one.remedy.contains("weft rotate-key")), "{findings:?}");
+            assert!(findings.iter().all(|one| one.evidence.contains("peers may refuse")), "{findings:?}");
+            let is_last =
+                |one: &NodeFinding| one.remedy.rsplit("; ").next().is_some_and(|last| last.contains("weft rotate-key"));
+            assert!(findings.iter().all(is_last), "a new key is the last step: {findings:?}");
         }
         let both =
             NodeFacts { handshake_ahead: Duration::from_secs(900), early_clock: Some(200), ..NodeFacts::default() };
