@@ -144,7 +144,7 @@ fn others_keep_their_hands_off_the_devices() {
     assert_eq!(settings("10-flannel.link"), ["[Match]", "OriginalName=flannel*", "[Link]", "MACAddressPolicy=none"]);
     assert_eq!(
         settings("weft-unmanaged.conf"),
-        ["[keyfile]", "unmanaged-devices=interface-name:flannel*;interface-name:cni0"]
+        ["[keyfile]", "unmanaged-devices+=interface-name:flannel*;interface-name:cni0"]
     );
 }
 

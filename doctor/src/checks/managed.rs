@@ -8,12 +8,13 @@ use crate::finding::{NodeFinding, counted, finding};
 
 /// A program that manages the devices of weft removes what it does not know.
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    // The patterns are those of deploy/systemd/weft-unmanaged.conf. A line for single links would replace an earlier one, and links come and go.
+    // The patterns are those of deploy/systemd/weft-unmanaged.conf. A second line in the same file would replace the first one, and
+    // links come and go.
     let one = |ManagedLink { link, program }: &ManagedLink| {
         let evidence = format!("{program} manages {link}: it may set {link} down and remove its addresses and routes");
         let remedy = match *program {
             "NetworkManager" => {
-                "put `unmanaged-devices=interface-name:flannel*;interface-name:cni0` below [keyfile] of a file in /etc/NetworkManager/conf.d, \
+                "put `unmanaged-devices+=interface-name:flannel*;interface-name:cni0` below [keyfile] of a file in /etc/NetworkManager/conf.d, \
                  and `nmcli general reload`"
             }
             _ => {
@@ -64,7 +65,8 @@ mod tests {
         facts.self_assigned = Some(SelfAssigned { program: None, ..one });
         assert!(check(&facts)[2].remedy.starts_with("exclude the links veth*, "), "{findings:?}");
         // Who follows one remedy after the other excludes all links, also those that come later.
-        let words = ["`unmanaged-devices=interface-name:flannel*;interface-name:cni0`", "`[Match] Name=flannel* cni0`"];
+        let words =
+            ["`unmanaged-devices+=interface-name:flannel*;interface-name:cni0`", "`[Match] Name=flannel* cni0`"];
         for (word, found) in words.into_iter().zip(&findings) {
             assert!(found.remedy.contains(word), "{found:?}");
         }

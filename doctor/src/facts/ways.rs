@@ -338,7 +338,7 @@ mod tests {
     fn the_file_for_networkmanager_names_every_link_that_must_not_be_managed() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/weft-unmanaged.conf");
         let text = fs::read_to_string(file).unwrap();
-        let list = text.lines().find_map(|line| line.strip_prefix("unmanaged-devices=")).unwrap();
+        let list = text.lines().find_map(|line| line.strip_prefix("unmanaged-devices+=")).unwrap();
         let is_left_alone = |name: &str| {
             let mut patterns = list.split(';').filter_map(|one| one.strip_prefix("interface-name:"));
             patterns.any(|one| one.strip_suffix('*').map_or(one == name, |begin| name.starts_with(begin)))
