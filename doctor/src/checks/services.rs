@@ -41,7 +41,8 @@ fn unserved(facts: &NodeFacts) -> Option<NodeFinding> {
     let Unserved { service, .. } = facts.rules.unserved.filter(|unserved| unserved.age >= BEGINS)?;
     let evidence = format!(
         "a kubelet runs, kube-proxy does not, and there are no rules of it: pods have been told the address {service} of the Kubernetes API, \
-         and it does not answer this node either"
+         and it does not answer this node either (if a program that weft doctor does not know carries services here, such as one with eBPF, the \
+         Kubernetes API itself may be down instead)"
     );
     // Without its configuration, kubeadm would write its defaults over the kube-proxy of the whole cluster.
     let remedy = "`kubectl -n kube-system get pods -o wide` shows whether a kube-proxy, or a program in its place, belongs to this node, and its log \

@@ -2,6 +2,7 @@
 //! Pods that have been told the address of a service, on a node where neither kube-proxy nor a program in its place runs. The kubelet writes the address of
 //! the Kubernetes API into the environment of each container.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
@@ -44,28 +45,47 @@ pub struct Unserved {
     pub age: Duration,
 }
 
-/// Looks for a pod that has been told the address of a service, where nothing is known to carry services, and asks the service from this node. An
-/// answer shows that a program which is not known here carries it. The caller knows that there are no rules of kube-proxy.
+/// What a process of a pod shows.
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    service: SocketAddr,
+    /// The network namespace, which stands for the pod.
+    pod: u64,
+    age: Duration,
+}
+
+/// Looks for pods that have been told the address of a service, where nothing is known to carry services, and asks the service that most of them were told
+/// from this node. An answer shows that a program which is not known here carries it. The caller knows that there are no rules of kube-proxy.
 pub(super) fn read(processes: &ProcessList) -> Option<Unserved> {
     let is_seen = processes::unreadable().is_none() && !processes.here(&[KUBELET]).is_empty();
     if !is_seen || processes.named(&CARRIERS).next().is_some() {
         return None;
     }
-    let told = |process: &Process| Some(Unserved { service: told(process)?, age: age(process.pid)? });
-    let oldest = processes.all().filter_map(told).max_by_key(|one| one.age)?;
-    TcpStream::connect_timeout(&oldest.service, WAIT).is_err().then_some(oldest)
+    let usual = usual(processes.all().filter_map(told))?;
+    TcpStream::connect_timeout(&usual.service, WAIT).is_err().then_some(usual)
 }
 
-/// Returns the address of the service that a process of a pod was told. One in the network of the host does without services: its manifest often names
-/// the API server itself.
-fn told(process: &Process) -> Option<SocketAddr> {
+/// Returns the service that most pods were told. The manifest of a single pod may name another address.
+fn usual(told: impl Iterator<Item = Told>) -> Option<Unserved> {
+    let mut services: HashMap<SocketAddr, (HashSet<u64>, Duration)> = HashMap::new();
+    for Told { service, pod, age } in told {
+        let (pods, oldest) = services.entry(service).or_default();
+        pods.insert(pod);
+        *oldest = age.max(*oldest);
+    }
+    let of_pods = services.into_iter().map(|(service, (pods, age))| (pods.len(), Unserved { service, age }));
+    of_pods.max_by_key(|(pods, Unserved { service, age })| (*pods, *age, *service)).map(|(_, usual)| usual)
+}
+
+/// Returns what a process of a pod was told. One in the network of the host does without services: its manifest often names the API server itself.
+fn told(process: &Process) -> Option<Told> {
     let file = |name: &str| fs::read(process.dir.join(name)).unwrap_or_default();
     if !is_of_kubelet(&String::from_utf8_lossy(&file("cgroup"))) {
         return None;
     }
     let own = processes::net_namespace(Path::new("/proc/thread-self")).ok()?;
-    let is_apart = processes::net_namespace(&process.dir).is_ok_and(|netns| netns != own);
-    service(&file("environ")).filter(|_| is_apart)
+    let pod = processes::net_namespace(&process.dir).ok().filter(|netns| *netns != own)?;
+    Some(Told { service: service(&file("environ"))?, pod, age: age(process.pid)? })
 }
 
 /// Returns the address that an environment names, as /proc has it.
@@ -92,6 +112,21 @@ mod tests {
         assert_eq!(service(b"KUBERNETES_SERVICE_HOST=10.96.0.1\0"), None);
         assert_eq!(service(b"MY_KUBERNETES_SERVICE_HOST=10.96.0.1\0KUBERNETES_SERVICE_PORT=443\0"), None);
         assert_eq!(service(b""), None, "the process has ended");
+    }
+
+    #[test]
+    fn the_service_that_most_pods_were_told_counts() {
+        let told = |service: &str, pod: u64, seconds: u64| Told {
+            service: service.parse().unwrap(),
+            pod,
+            age: Duration::from_secs(seconds),
+        };
+        let by_hand = ["192.0.2.9:6443"; 3].map(|service| told(service, 1, 900));
+        let others = [(2, 300), (3, 500)].map(|(pod, seconds)| told("10.96.0.1:443", pod, seconds));
+        let found = usual(by_hand.into_iter().chain(others));
+        let wanted = Unserved { service: "10.96.0.1:443".parse().unwrap(), age: Duration::from_secs(500) };
+        assert_eq!(found, Some(wanted), "one pod has three processes");
+        assert_eq!(usual(std::iter::empty()), None);
     }
 
     #[test]
