@@ -43,7 +43,7 @@ pub(crate) mod tunnel;
 pub(crate) mod tunnel_nat;
 pub(crate) mod tunnel_rules;
 pub(crate) mod underlay;
-pub(crate) mod unserved;
+pub mod unserved;
 pub(crate) mod virtual_nat;
 pub(crate) mod ways;
 

@@ -89,8 +89,13 @@ impl ProcessList {
     /// # Errors
     /// /proc cannot be read.
     pub fn read() -> io::Result<ProcessList> {
+        Ok(ProcessList::of(all()?))
+    }
+
+    /// Makes a list of these processes with the names that they have now.
+    pub fn of(processes: Vec<Process>) -> ProcessList {
         let named = |process: Process| NamedProcess { name: process.name(), process };
-        Ok(ProcessList(all()?.into_iter().map(named).collect()))
+        ProcessList(processes.into_iter().map(named).collect())
     }
 
     /// Returns all processes.

@@ -18,7 +18,7 @@ use crate::kernel::ipvs;
 use crate::kernel::nft;
 use crate::kernel::rules::{Fate, Tested};
 use crate::known_links::{BRIDGE, KUBE_IPVS};
-use crate::processes::ProcessList;
+use crate::processes::{self, ProcessList};
 use crate::programs::{LIMIT, run};
 use crate::saved_rules::{self, SavedRules, is_listed};
 
@@ -110,7 +110,7 @@ pub(super) fn read(
         Err(error) if weft_netlink::socket::absent(&error) => {}
         Err(error) => facts.could_not_read(format!("nftables cannot be read: {error}")),
     }
-    if facts.carry_certainly_none() {
+    if facts.carry_certainly_none() && processes::unreadable().is_none() {
         facts.unserved = unserved::read(processes);
     }
     facts

@@ -55,10 +55,10 @@ struct Told {
 }
 
 /// Looks for pods that have been told the address of a service, where nothing is known to carry services, and asks the service that most of them were told
-/// from this node. An answer shows that a program which is not known here carries it. The caller knows that there are no rules of kube-proxy.
-pub(super) fn read(processes: &ProcessList) -> Option<Unserved> {
-    let is_seen = processes::unreadable().is_none() && !processes.here(&[KUBELET]).is_empty();
-    if !is_seen || processes.named(&CARRIERS).next().is_some() {
+/// from this node. An answer shows that a program which is not known here carries it. The caller knows that there are no rules of kube-proxy, and that these
+/// are all processes of the host.
+pub fn read(processes: &ProcessList) -> Option<Unserved> {
+    if processes.here(&[KUBELET]).is_empty() || processes.named(&CARRIERS).next().is_some() {
         return None;
     }
     let usual = usual(processes.all().filter_map(told))?;
