@@ -44,6 +44,8 @@ pub struct Refusal {
     pub seq: u32,
     /// The error number.
     pub errno: Errno,
+    /// The same number as the kernel sent it, without its sign. It also tells those apart that only one subsystem has, as ipset does.
+    pub code: i32,
     /// The kernel's explanation (NLMSGERR_ATTR_MSG); may be empty.
     pub text: String,
 }
@@ -321,6 +323,7 @@ fn refusal(payload: &[u8], flags: u16, seq: u32) -> Option<Refusal> {
     Some(Refusal {
         seq,
         errno: Errno::from_raw(code.saturating_neg()),
+        code: code.saturating_neg(),
         text: message.map(|message| text(message).to_owned()).unwrap_or_default(),
     })
 }

@@ -152,7 +152,9 @@ mod tests {
 
     #[test]
     fn errors_of_nftables_say_what_to_do() {
-        let refused = |errno, text: &str| FirewallError::Refused(Refusal { seq: 0, errno, text: text.to_owned() });
+        let refused = |errno, text: &str| {
+            FirewallError::Refused(Refusal { seq: 0, errno, code: errno as i32, text: text.to_owned() })
+        };
         for (error, wanted) in [
             (refused(Errno::EPERM, ""), "(os error 1); run as root or with CAP_NET_ADMIN"),
             (FirewallError::Nftables(Errno::EACCES.into()), "; run as root or with CAP_NET_ADMIN"),
@@ -171,7 +173,12 @@ mod tests {
     /// A kernel that refuses to remove a rule has nftables.
     #[test]
     fn only_a_question_that_fails_shows_a_kernel_without_nftables() {
-        let refused = FirewallError::Refused(Refusal { seq: 0, errno: Errno::EINVAL, text: String::new() });
+        let refused = FirewallError::Refused(Refusal {
+            seq: 0,
+            errno: Errno::EINVAL,
+            code: Errno::EINVAL as i32,
+            text: String::new(),
+        });
         assert!(FirewallError::Nftables(Errno::EINVAL.into()).is_unsupported() && !refused.is_unsupported());
     }
 }

@@ -151,7 +151,7 @@ mod tests {
     }
 
     fn refusal(errno: Errno, text: &str) -> Refusal {
-        Refusal { seq: 1, errno, text: text.to_owned() }
+        Refusal { seq: 1, errno, code: errno as i32, text: text.to_owned() }
     }
 
     /// A place that another route occupies is looked at, and then replaced. What is refused for another reason fails, and what may be refused

@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn the_text_names_the_operation_its_object_the_cause_and_the_explanation_of_the_kernel() {
-        let refusal = Refusal { seq: 1, errno: Errno::ENETDOWN, text: "Carrier is down".into() };
+        let refusal =
+            Refusal { seq: 1, errno: Errno::ENETDOWN, code: Errno::ENETDOWN as i32, text: "Carrier is down".into() };
         assert_eq!(
             outcome(&route_op(false), &refusal),
             Outcome::Retry(
@@ -219,10 +220,11 @@ mod tests {
 
     #[test]
     fn a_refusal_that_a_person_can_mend_names_the_remedy() {
-        let said = |op: &Op, errno| match outcome(op, &Refusal { seq: 1, errno, text: String::new() }) {
-            Outcome::Fatal(text) => text,
-            other => panic!("{other:?}"),
-        };
+        let said =
+            |op: &Op, errno| match outcome(op, &Refusal { seq: 1, errno, code: errno as i32, text: String::new() }) {
+                Outcome::Fatal(text) => text,
+                other => panic!("{other:?}"),
+            };
         let kind = Arc::new(IpipLink { local: "10.0.0.1".parse().unwrap(), bound: false });
         let link = Value::link(Link { kind, mtu: 1480, mac: None, up: true });
         let device = Op::Ensure(Key::Link(Name::new("flannel.ipip").unwrap()), link);
@@ -236,7 +238,7 @@ mod tests {
 
     #[test]
     fn only_a_gateway_that_another_route_reaches_elsewhere_is_one() {
-        let refusal = |errno, text: &str| Refusal { seq: 1, errno, text: text.into() };
+        let refusal = |errno, text: &str| Refusal { seq: 1, errno, code: errno as i32, text: text.into() };
         let device = "Nexthop has invalid gateway or device mismatch";
         assert!(is_gateway_elsewhere(&refusal(Errno::EINVAL, device)));
         assert!(!is_gateway_elsewhere(&refusal(Errno::EEXIST, device)));

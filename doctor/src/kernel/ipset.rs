@@ -5,7 +5,6 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use nix::errno::Errno;
 use weft_netlink::nftables::{self, NFGENMSG};
 use weft_netlink::rt::{PLAIN, family};
 use weft_netlink::socket::Netlink;
@@ -31,9 +30,15 @@ const ELEMENT_CIDR: u16 = 3;
 /// The flag NLA_F_NET_BYTEORDER of the attribute that contains an address. Its number is 1 for IPv4 and 2 for IPv6.
 const NET_BYTEORDER: u16 = 0x4000;
 
+/// IPSET_ERR_EXIST: there is no such element.
+const NO_ELEMENT: i32 = 4103;
+/// IPSET_ERR_BITMAP_RANGE: the set has another range of addresses. Sets of other types mean something else by this number.
+const OUT_OF_RANGE: i32 = 4352;
+
 /// The types whose elements are addresses or networks, and nothing else.
-const OF_ADDRESSES: [&str; 3] = [NETWORKS, "hash:ip", "bitmap:ip"];
+const OF_ADDRESSES: [&str; 3] = [NETWORKS, "hash:ip", BITMAP];
 const NETWORKS: &str = "hash:net";
+const BITMAP: &str = "bitmap:ip";
 
 /// Returns whether a rule that tests this set matches an address. `known_bits` says how many bits of the address are known, if it stands for all
 /// addresses of a network: then all of them match. `None` if that is not known: the kernel does not answer, the set has another type, or it may have
@@ -47,7 +52,11 @@ pub fn contains(set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bo
     if of_family != family(address) {
         return Some(false);
     }
-    let mut has = |element: IpNet| has(&mut netlink, set, element);
+    let mut has = |element: IpNet| match test(&mut netlink, set, element)? {
+        Ok(()) => Some(true),
+        Err(code) if is_absent(code, &kind) => Some(false),
+        Err(_) => None,
+    };
     let Some(bits) = known_bits else { return has(IpNet::from(address)) };
     let all = IpNet::new(address, bits).ok()?;
     // An exception (`nomatch`) for these addresses or more counts for the first one and the last one, too.
@@ -65,8 +74,14 @@ fn header(netlink: &mut Netlink, set: &str) -> Option<(String, u8)> {
     Some((text(get(ATTR_TYPENAME)?).to_owned(), u8_at(get(ATTR_FAMILY)?, 0)))
 }
 
-/// Asks whether a set has an element. An address is in each network that has it; a network must be an element itself.
-fn has(netlink: &mut Netlink, set: &str, element: IpNet) -> Option<bool> {
+/// Returns true if the kernel refused the test of an element with this error because a set of this type does not have it.
+fn is_absent(code: i32, kind: &str) -> bool {
+    code == NO_ELEMENT || (code == OUT_OF_RANGE && kind == BITMAP)
+}
+
+/// Tests whether a set has an element: if not, the kernel answers with an error number. An address is in each network that has it; a network must be an
+/// element itself. `None` if the kernel does not answer.
+fn test(netlink: &mut Netlink, set: &str, element: IpNet) -> Option<Result<(), i32>> {
     let ask = |w: &mut Writer| {
         begin(w, TEST, set);
         w.nest(ATTR_DATA, |w| {
@@ -77,16 +92,33 @@ fn has(netlink: &mut Netlink, set: &str, element: IpNet) -> Option<bool> {
             }
         });
     };
-    match netlink.request(ask).ok()? {
-        Ok(_) => Some(true),
-        // IPSET_ERR_EXIST is an error of ipset alone: there is no such element.
-        Err(refusal) if refusal.errno == Errno::UnknownErrno => Some(false),
-        Err(_) => None,
-    }
+    Some(netlink.request(ask).ok()?.map(|_| ()).map_err(|refusal| refusal.code))
 }
 
 fn begin(w: &mut Writer, kind: u16, set: &str) {
     w.begin(kind, PLAIN, &[0; NFGENMSG]);
     w.attr(ATTR_PROTOCOL, &[VERSION]);
     w.attr_str(ATTR_SETNAME, set);
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::libc;
+
+    use super::*;
+
+    /// Behind `!`, an answer that is taken for "not in the set" makes a rule match.
+    #[test]
+    fn only_two_errors_say_that_a_set_does_not_have_an_element() {
+        for (code, kind, absent) in [
+            (NO_ELEMENT, NETWORKS, true),
+            (NO_ELEMENT, BITMAP, true),
+            (OUT_OF_RANGE, BITMAP, true),
+            (OUT_OF_RANGE, "hash:ip", false),
+            (NO_ELEMENT + 1, NETWORKS, false),
+            (libc::ENOENT, NETWORKS, false),
+        ] {
+            assert_eq!(is_absent(code, kind), absent, "{code} of {kind}");
+        }
+    }
 }

@@ -210,7 +210,7 @@ fn the_explanation_of_a_refusal_is_found_in_both_forms() {
     let text = |flags: u16, sent: &[u8]| {
         let payload = [&(-libc::EINVAL).to_ne_bytes()[..], sent, explanation.bytes()].concat();
         let refusal = refusal(&payload, flags, 7).unwrap();
-        assert_eq!((refusal.seq, refusal.errno), (7, Errno::EINVAL));
+        assert_eq!((refusal.seq, refusal.errno, refusal.code), (7, Errno::EINVAL, libc::EINVAL));
         refusal.text
     };
     assert_eq!(text(NLM_F_ACK_TLVS, &sent), "Nexthop id does not exist");

@@ -180,7 +180,7 @@ fn the_old_fence_stays_where_the_new_one_is_refused() {
         let mut sent = Vec::new();
         let answer = in_order(table.steps(&present, &fence(Some("10.6.0.0/16"), None)), |steps| {
             sent.extend(steps.iter().map(|step| matches!(step, Step::AddRule(_) | Step::AddRoute(_))));
-            let refusal = Refusal { seq: 1, errno: Errno::ENOBUFS, text: String::new() };
+            let refusal = Refusal { seq: 1, errno: Errno::ENOBUFS, code: Errno::ENOBUFS as i32, text: String::new() };
             Ok(if refused { Err(refusal) } else { Ok(()) })
         });
         assert_eq!(answer.unwrap().is_err(), refused);
