@@ -51,7 +51,7 @@ fn other_pods(facts: &NodeFacts) -> Option<NodeFinding> {
 /// The files of CNI are wrong.
 fn configurations(facts: &NodeFacts) -> Vec<NodeFinding> {
     let files = &facts.cni;
-    // The container runtime is root and may read what decides here: the first configuration, or the names of all.
+    // The container runtime may read what decides here: the first configuration, or the names of all.
     let is_denied = |first: &Conf| first.plugins == Err(BadConf::Denied);
     if files.confs.first().map_or(!files.denied.is_empty(), is_denied) {
         return Vec::new();

@@ -7,7 +7,6 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::unistd::geteuid;
 use serde_json::Value;
 use weft_cni::conf_dir::is_conf;
 
@@ -18,7 +17,7 @@ use crate::sources::CniSources;
 /// Why a configuration is not known, or cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadConf {
-    /// This process may not read it. A container runtime may, because it is root.
+    /// This process may not read it. A container runtime may.
     #[error("permission denied")]
     Denied,
     /// It is a link to a file that does not exist.
@@ -166,9 +165,10 @@ pub(super) fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0)
 }
 
-/// Returns true if this process may not read what the container runtime may, because that is root.
+/// Returns true if this process may not read what the container runtime may. That is also so for root in a user namespace, without capabilities, or where
+/// SELinux confines it.
 fn is_denied(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::PermissionDenied && !geteuid().is_root()
+    error.kind() == io::ErrorKind::PermissionDenied
 }
 
 /// Returns the plugins of a configuration, as it describes them.
@@ -216,4 +216,16 @@ fn plugins(list: &[Value]) -> Result<Vec<String>, BadConf> {
 /// Returns true for two paths of one file. /var/run is a link to /run.
 fn is_same(one: &Path, other: &Path) -> bool {
     one == other || fs::canonicalize(one).is_ok_and(|one| fs::canonicalize(other).is_ok_and(|other| one == other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_not_even_root_may_read_here_is_not_called_unusable() {
+        let error = |errno: i32| io::Error::from_raw_os_error(errno);
+        assert!(is_denied(&error(nix::libc::EACCES)), "the tests run as root");
+        assert!(!is_denied(&error(nix::libc::EISDIR)));
+    }
 }
