@@ -10,8 +10,8 @@ use weft_netlink::rtnl::Addr;
 
 pub use crate::kernel::ends::Ends;
 pub use crate::kernel::entries::{Device, DeviceKind, Lookup, Mac, Neighbour, Packet, Proto, Read, Route, RouteKind};
-use crate::kernel::ipset;
-use crate::kernel::rules::{Connection, InSet, Tested};
+use crate::kernel::ipset::UncachedSets;
+use crate::kernel::rules::{Connection, Tested};
 use crate::subnet_file::SubnetFile;
 
 /// One decision of the routing table, and what follows from it.
@@ -105,8 +105,8 @@ impl Way {
             _ => None,
         });
         let tested = Tested::new(&self.packet, name(self.arrives.as_ref()), name(self.hop.device.as_ref()));
-        let (queues, sets) = (self.queues.as_deref(), Some(ipset::contains as InSet));
-        Tested { connection: self.connection, to_local, queues, sets, ..tested }
+        let queues = self.queues.as_deref();
+        Tested { connection: self.connection, to_local, queues, sets: Some(&UncachedSets), ..tested }
     }
 }
 

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use ipnet::IpNet;
 use weft_cni::iptables::builtin_chain;
@@ -19,9 +20,9 @@ use super::tables::Tables;
 use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
 use crate::kernel::entries::Packet;
-use crate::kernel::ipset;
+use crate::kernel::ipset::CachedSets;
 use crate::kernel::nft;
-use crate::kernel::rules::{Connection, Fate, InSet, Outcome, Tested, follow, names_source, new_source};
+use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow, names_source, new_source};
 use crate::kernel::tracked::{Tracked, translated};
 use crate::saved_rules::{SavedRules, is_listed};
 use crate::sources::NodeSources;
@@ -67,14 +68,16 @@ struct Flow {
     forget: String,
     /// The peer is reached.
     of_reached: bool,
+    /// The sets of ipset, with what the kernel has answered for any of the flows.
+    sets: Rc<CachedSets>,
 }
 
 impl Flow {
     fn tested(&self) -> Tested<'_> {
         let TunnelPacket { packet, input, output, .. } = &self.of_tunnel;
         let tested = Tested::new(packet, input.as_deref(), output.as_deref());
-        let sets = Some(ipset::contains as InSet);
-        Tested { connection: Connection::New, to_local: Some(input.is_some()), sets, ..tested }
+        let sets = &*self.sets;
+        Tested { connection: Connection::New, to_local: Some(input.is_some()), sets: Some(sets), ..tested }
     }
 
     fn is_ipv4(&self) -> bool {
@@ -155,7 +158,8 @@ pub(super) fn read(
     let mut kernel = Kernel::open()?;
     let packets = |peer: &IpAddr| tunnel.packets(&mut kernel, tables, sources, *peer);
     let of_peers = sources.peers.iter().filter_map(packets);
-    let flows: Vec<Flow> = of_peers.flat_map(|packets| of_tunnel(packets, tables, sources, tunnel)).collect();
+    let sets = Rc::default();
+    let flows: Vec<Flow> = of_peers.flat_map(|packets| of_tunnel(packets, tables, sources, tunnel, &sets)).collect();
     let mut found = of_iptables(&flows, iptables, &sources.published);
     match of_nftables(&flows, iptables, &sources.published) {
         Ok(rules) => found.extend(rules),
@@ -196,7 +200,13 @@ fn kept(flows: &[Flow], rules: &[Translation], published: &[IpAddr]) -> io::Resu
 }
 
 /// Returns what is to be known about the translation of the packets to a peer and from it.
-fn of_tunnel(packets: PeerPackets<'_>, tables: &Tables<'_>, sources: &NodeSources, tunnel: Tunnel) -> [Flow; 2] {
+fn of_tunnel(
+    packets: PeerPackets<'_>,
+    tables: &Tables<'_>,
+    sources: &NodeSources,
+    tunnel: Tunnel,
+    sets: &Rc<CachedSets>,
+) -> [Flow; 2] {
     let PeerPackets { link, nexthop, to_peer, from_peer } = packets;
     let Packet { from: own, to: peer, .. } = to_peer.packet;
     let of_reached = sources.peer_addresses.iter().any(|known| known.addr == peer && known.reached);
@@ -212,8 +222,16 @@ fn of_tunnel(packets: PeerPackets<'_>, tables: &Tables<'_>, sources: &NodeSource
             masqueraded: masqueraded(tables, link.index, own, nexthop),
             forget: forget("-d"),
             of_reached,
+            sets: Rc::clone(sets),
         },
-        Flow { of_tunnel: from_peer, hooks: &[Hook::Prerouting], masqueraded: None, forget: forget("-s"), of_reached },
+        Flow {
+            of_tunnel: from_peer,
+            hooks: &[Hook::Prerouting],
+            masqueraded: None,
+            forget: forget("-s"),
+            of_reached,
+            sets: Rc::clone(sets),
+        },
     ]
 }
 

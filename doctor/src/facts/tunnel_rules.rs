@@ -2,6 +2,7 @@
 //! Rules of firewalls on this node that drop packets between nodes: those of the tunnel itself, and forwarded packets of pods.
 
 use std::io;
+use std::rc::Rc;
 
 use ipnet::IpNet;
 use weft_backends::owner::PROTOCOL;
@@ -15,11 +16,11 @@ use super::tables::Tables;
 use super::tunnel::{PeerPackets, Tunnel, TunnelPacket};
 use crate::kernel::Kernel;
 use crate::kernel::entries::{Packet, Proto, unspecified};
-use crate::kernel::ipset;
+use crate::kernel::ipset::CachedSets;
 use crate::kernel::links::{Point, drops};
 use crate::kernel::nft;
 use crate::kernel::queues;
-use crate::kernel::rules::{Connection, Fate, InSet, Outcome, Tested, follow};
+use crate::kernel::rules::{Connection, Fate, Outcome, Tested, follow};
 use crate::known_links::{BRIDGE, bridge};
 use crate::saved_rules::{FILTER, SavedRules, is_listed};
 use crate::sources::NodeSources;
@@ -78,14 +79,16 @@ struct Flow {
     points: Vec<Point>,
     /// The queues that programs read, if they are known.
     queues: Option<Vec<u16>>,
+    /// The sets of ipset, with what the kernel has answered for any of the flows.
+    sets: Rc<CachedSets>,
 }
 
 impl Flow {
     fn tested(&self) -> Tested<'_> {
         let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
         let to_local = Some(self.to_local);
-        let (queues, sets) = (self.queues.as_deref(), Some(ipset::contains as InSet));
-        Tested { connection: self.connection, known_bits: self.known_bits, to_local, queues, sets, ..tested }
+        let (connection, known_bits, queues) = (self.connection, self.known_bits, self.queues.as_deref());
+        Tested { connection, known_bits, to_local, queues, sets: Some(&*self.sets), ..tested }
     }
 
     fn of_tunnel(&self) -> bool {
@@ -157,8 +160,11 @@ pub(super) fn read(
             flows.extend(between_ports(&ports, own));
         }
     }
-    let readers = queues::readers();
-    flows.iter_mut().for_each(|flow| flow.queues.clone_from(&readers));
+    let (readers, sets) = (queues::readers(), Rc::default());
+    for flow in &mut flows {
+        flow.queues.clone_from(&readers);
+        flow.sets = Rc::clone(&sets);
+    }
     let mut found = match of_nftables(&mut flows, iptables) {
         Ok(rules) => rules,
         // A kernel without nftables has no such rules.
@@ -191,6 +197,7 @@ fn of_tunnel(packets: PeerPackets<'_>) -> [Flow; 2] {
         tests: one.tests,
         points: vec![point],
         queues: None,
+        sets: Rc::default(),
     };
     [
         flow(from_peer, &[Hook::Prerouting, Hook::Input], Point::Arrives(link.name.clone())),
@@ -225,6 +232,7 @@ fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
         tests: Tunnel::Udp(port).tests(),
         points: Vec::new(),
         queues: None,
+        sets: Rc::default(),
     }
 }
 
@@ -275,6 +283,7 @@ fn forwarded(nets: Nets, input: String, output: String, points: Vec<Point>) -> F
         tests: [format!("-s {from} -d {to}"), format!("{family} saddr {from} {family} daddr {to}")],
         points,
         queues: None,
+        sets: Rc::default(),
     }
 }
 

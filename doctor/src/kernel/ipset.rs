@@ -2,6 +2,9 @@
 //! Sets of addresses of ipset, as rules of iptables test them with `-m set --match-set`. The kernel is asked about single addresses, because
 //! blocklists may have a hundred thousand elements (linux/netfilter/ipset/ip_set.h of the kernel).
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -40,29 +43,74 @@ const OF_ADDRESSES: [&str; 3] = [NETWORKS, "hash:ip", BITMAP];
 const NETWORKS: &str = "hash:net";
 const BITMAP: &str = "bitmap:ip";
 
-/// Returns whether a rule that tests this set matches an address. `known_bits` says how many bits of the address are known, if it stands for all
-/// addresses of a network: then all of them match. `None` if that is not known: the kernel does not answer, the set has another type, or it may have
-/// only some of these addresses.
-pub fn contains(set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
-    let mut netlink = nftables::open().ok()?;
-    let (kind, of_family) = header(&mut netlink, set)?;
-    if !OF_ADDRESSES.contains(&kind.as_str()) {
-        return None;
+/// Sets of addresses, as rules of iptables look them up.
+pub trait AddressSets: fmt::Debug {
+    /// Returns whether a rule that tests this set matches an address. `known_bits` says how many bits of the address are known, if it stands for all
+    /// addresses of a network: then all of them match. `None` if that is not known: the kernel does not answer, the set has another type, or it may have
+    /// only some of these addresses.
+    fn contains(&self, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool>;
+}
+
+/// The sets of the kernel. Each question goes to it, which is good enough for the rules that one packet passes.
+#[derive(Debug)]
+pub struct UncachedSets;
+
+impl AddressSets for UncachedSets {
+    fn contains(&self, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
+        Asked::default().answer(set, address, known_bits)
     }
-    if of_family != family(address) {
-        return Some(false);
+}
+
+/// The sets of the kernel, with the answers so far. Network policies may be thousands of rules with sets, which many packets pass.
+#[derive(Debug, Default)]
+pub struct CachedSets {
+    asked: RefCell<Asked>,
+    answers: RefCell<HashMap<(String, IpAddr, Option<u8>), Option<bool>>>,
+}
+
+impl AddressSets for CachedSets {
+    fn contains(&self, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
+        let question = (set.to_owned(), address, known_bits);
+        let answer = || self.asked.borrow_mut().answer(set, address, known_bits);
+        *self.answers.borrow_mut().entry(question).or_insert_with(answer)
     }
-    let mut has = |element: IpNet| match test(&mut netlink, set, element)? {
-        Ok(()) => Some(true),
-        Err(code) if is_absent(code, &kind) => Some(false),
-        Err(_) => None,
-    };
-    let Some(bits) = known_bits else { return has(IpNet::from(address)) };
-    let all = IpNet::new(address, bits).ok()?;
-    // An exception (`nomatch`) for these addresses or more counts for the first one and the last one, too.
-    let has_ends = kind == NETWORKS && has(all.network().into())? && has(all.broadcast().into())?;
-    let mut around = (1..=bits).filter_map(|len| IpNet::new(address, len).ok());
-    (has_ends && around.any(|net| has(net.trunc()) == Some(true))).then_some(true)
+}
+
+/// The socket, and what the kernel has answered about whole sets.
+#[derive(Debug, Default)]
+struct Asked {
+    netlink: Option<Netlink>,
+    /// The type and the family of each set, or `None` if the kernel did not name them.
+    headers: HashMap<String, Option<(String, u8)>>,
+}
+
+impl Asked {
+    /// Asks the kernel whether a set contains an address (see [`AddressSets::contains`]).
+    fn answer(&mut self, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
+        if self.netlink.is_none() {
+            self.netlink = nftables::open().ok();
+        }
+        let netlink = self.netlink.as_mut()?;
+        let known = self.headers.entry(set.to_owned()).or_insert_with(|| header(netlink, set));
+        let (kind, of_family) = known.as_ref()?;
+        if !OF_ADDRESSES.contains(&kind.as_str()) {
+            return None;
+        }
+        if *of_family != family(address) {
+            return Some(false);
+        }
+        let mut has = |element: IpNet| match test(netlink, set, element)? {
+            Ok(()) => Some(true),
+            Err(code) if is_absent(code, kind) => Some(false),
+            Err(_) => None,
+        };
+        let Some(bits) = known_bits else { return has(IpNet::from(address)) };
+        let all = IpNet::new(address, bits).ok()?;
+        // An exception (`nomatch`) for these addresses or more counts for the first one and the last one, too.
+        let has_ends = kind == NETWORKS && has(all.network().into())? && has(all.broadcast().into())?;
+        let mut around = (1..=bits).filter_map(|len| IpNet::new(address, len).ok());
+        (has_ends && around.any(|net| has(net.trunc()) == Some(true))).then_some(true)
+    }
 }
 
 /// Returns the type and the family of a set.

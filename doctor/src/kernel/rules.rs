@@ -18,6 +18,7 @@ use weft_cni::iptables::{Table, target, words};
 use weft_netlink::nftables::Hook;
 
 use super::entries::{Packet, Proto};
+use super::ipset::AddressSets;
 use super::queues::{Queue, UNREAD};
 pub use new_address::{names_source, new_destination, new_source};
 pub use outcome::{Fate, Outcome};
@@ -58,11 +59,8 @@ pub struct Tested<'a> {
     /// The queues that programs read, if they are known.
     pub queues: Option<&'a [u16]>,
     /// Looks addresses up in sets of ipset. Without it, nothing is known of them.
-    pub sets: Option<InSet>,
+    pub sets: Option<&'a dyn AddressSets>,
 }
-
-/// Returns whether a set has an address, of which only these bits may be known (see `contains` of `kernel/ipset.rs`).
-pub type InSet = fn(&str, IpAddr, Option<u8>) -> Option<bool>;
 
 /// The state of a connection, as rules test it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

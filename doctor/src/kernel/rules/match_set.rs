@@ -12,7 +12,7 @@ pub(super) fn test(words: &[String], tested: Tested<'_>) -> Matches {
         "dst" => tested.destination(),
         _ => return Matches::Unknown,
     };
-    let found = tested.sets.and_then(|contains| contains(name, address, known_bits));
+    let found = tested.sets.and_then(|sets| sets.contains(name, address, known_bits));
     found.map_or(Matches::Unknown, Matches::from)
 }
 
@@ -24,16 +24,22 @@ mod tests {
 
     use super::super::{Matches, Tested, matches};
     use crate::kernel::entries::Packet;
+    use crate::kernel::ipset::AddressSets;
 
     /// A set with the name `bad` contains 192.0.2.9, and nothing is known of others.
-    fn contains(set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
-        (set == "bad" && known_bits.is_none()).then(|| address.to_string() == "192.0.2.9")
+    #[derive(Debug)]
+    struct OneSet;
+
+    impl AddressSets for OneSet {
+        fn contains(&self, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
+            (set == "bad" && known_bits.is_none()).then(|| address.to_string() == "192.0.2.9")
+        }
     }
 
     #[test]
     fn an_address_in_a_set_is_tested_with_the_other_tests_of_the_rule() {
         let packet = Packet { from: [192, 0, 2, 9].into(), to: [192, 0, 2, 1].into(), proto: None, port: Some(8472) };
-        let tested = Tested { sets: Some(contains), ..Tested::new(&packet, Some("eth0"), None) };
+        let tested = Tested { sets: Some(&OneSet), ..Tested::new(&packet, Some("eth0"), None) };
         for (rule, wanted) in [
             ("-m set --match-set bad src -j DROP", Matches::Yes),
             ("-m set --match-set bad dst -j DROP", Matches::No),
