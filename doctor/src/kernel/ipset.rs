@@ -61,11 +61,14 @@ impl AddressSets for UncachedSets {
     }
 }
 
+/// The name of a set, an address, and how many bits of it are known.
+type Question = (String, IpAddr, Option<u8>);
+
 /// The sets of the kernel, with the answers so far. Network policies may be thousands of rules with sets, which many packets pass.
 #[derive(Debug, Default)]
 pub struct CachedSets {
     asked: RefCell<Asked>,
-    answers: RefCell<HashMap<(String, IpAddr, Option<u8>), Option<bool>>>,
+    answers: RefCell<HashMap<Question, Option<bool>>>,
 }
 
 impl AddressSets for CachedSets {
