@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
@@ -389,6 +389,12 @@ async fn beside_flannel(dir: &Path) {
     let mut running = tokio::process::Command::new(&flanneld);
     let mut running =
         running.arg("600").stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().unwrap();
+    // spawn returns as soon as the child has left the memory of its parent, which is before the kernel gives it the name and the arguments.
+    let command = format!("/proc/{}/cmdline", running.id().unwrap());
+    let deadline = Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(&command).unwrap().starts_with(flanneld.to_str().unwrap()) {
+        assert!(Instant::now() < deadline, "{command} does not name flanneld");
+    }
     let mut others = OtherPrograms::new(Mode::Iptables, instance());
     let beside = |warnings: &[Problem]| warnings.iter().any(|problem| problem.text.contains("runs beside weft"));
     assert!(beside(&others.settle(&Rules::default()).await));
