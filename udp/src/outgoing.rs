@@ -26,8 +26,8 @@ const MAX_PAYLOAD: usize = 65_535 - 28;
 /// The number of frames that are read before the collected packets are sent, and the table of peers is read again.
 const BURST: usize = 64;
 /// How long a tunnel that has to end waits for room in the buffer of its socket. The packets that it has read are in no queue of the kernel any
-/// more, so no later tunnel can send them. But the owner waits for the end, and what peers send meanwhile waits in buffers of limited size. So one
-/// peer whose link address nobody knows must not take long.
+/// more, so no later tunnel can send them. But the owner waits for the end, and what peers send meanwhile waits in buffers of limited size. So the
+/// wait is short: one peer whose link address is unknown must not hold up the others.
 const LAST_WAIT: Duration = Duration::from_millis(200);
 const NEEDS_CHECKSUM: u8 = 1;
 const NO_SEGMENTS: u8 = 0;

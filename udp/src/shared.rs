@@ -52,7 +52,7 @@ impl Shared {
         self.routes.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Iterates over all sockets. That on the port of this node comes first.
+    /// Returns all sockets. The first one is bound to the port of this node.
     pub(crate) fn sockets(&self) -> impl Iterator<Item = &Arc<Socket>> {
         std::iter::once(&self.socket).chain(&self.more_sockets)
     }

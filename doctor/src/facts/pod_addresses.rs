@@ -38,8 +38,8 @@ pub(super) fn read(
     Ok(found)
 }
 
-/// Leaves out the addresses of pods that were just ending: an address may be given back between the two reads. It was reserved before the pods were
-/// looked at, and is not reserved after that.
+/// Leaves out the addresses of pods that were just ending. Such an address was reserved before the pods were looked at, and was released before the
+/// reservations were read again.
 pub(super) fn without_ending(
     mut pods: BTreeMap<IpAddr, usize>,
     before: &[Reserved],

@@ -27,7 +27,7 @@ const ATTR_SETNAME: u16 = 2;
 const ATTR_TYPENAME: u16 = 3;
 const ATTR_FAMILY: u16 = 5;
 const ATTR_DATA: u16 = 7;
-/// Of an element: its address, and the prefix length of a network.
+/// Attributes of an element: its address, and the length of the prefix if it is a network.
 const ELEMENT_IP: u16 = 1;
 const ELEMENT_CIDR: u16 = 3;
 /// The flag NLA_F_NET_BYTEORDER of the attribute that contains an address. Its number is 1 for IPv4 and 2 for IPv6.
