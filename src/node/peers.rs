@@ -95,11 +95,12 @@ impl<K: Kernel> Node<K> {
     pub(super) fn apply_changes(&mut self, changes: Vec<RecordChange>) -> Vec<Changed> {
         self.probe_changed(&changes);
         let mut gone: HashSet<Id> = HashSet::new();
-        let mut changed = Vec::new();
+        let (mut changed, mut written) = (Vec::new(), Vec::new());
         for change in changes {
             match change {
                 RecordChange::Written(record) => {
                     gone.remove(&record.id);
+                    written.push(record.id.clone());
                     changed.extend(self.put(record));
                 }
                 RecordChange::Removed(id) if id == self.plan.own().id => self.own_record_removed(&id),
@@ -109,7 +110,10 @@ impl<K: Kernel> Node<K> {
                 }
             }
         }
+        written.retain(|id| !gone.contains(id));
         changed.extend(self.remove_peers(gone.into_iter().collect()));
+        // A removal may be held only now, after a lease for the same subnet was written.
+        changed.extend(written.iter().flat_map(|id| self.prefer_to_held(id)));
         changed
     }
 
@@ -167,14 +171,19 @@ impl<K: Kernel> Node<K> {
             // The plan gets this record, too: it becomes the lease of a peer when this node moves to another subnet.
             self.own_record_written(&record);
         }
-        let now = Instant::now();
-        if self.peers.hold.cancel(&record.id) && self.plan.lease_log.due(&record.id, now) {
+        if self.peers.hold.cancel(&record.id) && self.plan.lease_log.due(&record.id, Instant::now()) {
             tracing::info!(lease = %record.id, "held lease is back");
         }
         let id = record.id.clone();
         let mut changed = self.plan.put(record);
-        // A lease in the store wins over one that is only held.
-        while let Some(winner) = self.plan.peers().beaten_by(&id).cloned() {
+        changed.extend(self.prefer_to_held(&id));
+        changed
+    }
+
+    /// Removes the held peers because of which this lease is set aside. A lease in the store wins over one that is only held.
+    fn prefer_to_held(&mut self, id: &Id) -> Vec<Changed> {
+        let (mut changed, now) = (Vec::new(), Instant::now());
+        while let Some(winner) = self.plan.peers().beaten_by(id).cloned() {
             if !self.peers.hold.cancel(&winner) {
                 break;
             }

@@ -231,6 +231,28 @@ async fn a_lease_in_the_store_wins_over_one_that_is_only_held() {
     .await;
 }
 
+/// The store may report both at once, in any order.
+#[tokio::test]
+async fn a_lease_in_the_store_wins_over_one_whose_removal_comes_with_it_and_is_held() {
+    local(async {
+        for is_removal_first in [true, false] {
+            let mut test = TestNode::ready(OnLostLease::Hold).await;
+            test.node.peers.hold.suspect(Instant::now().into_std());
+            let mut younger = lease("10.5.2.0-23", "192.168.0.3");
+            younger.age.stamp = 2;
+            let record = Record { id: younger.id.clone(), lease: Ok(younger) };
+            let mut changes = vec![removed("10.5.2.0-24"), RecordChange::Written(record)];
+            if !is_removal_first {
+                changes.reverse();
+            }
+            test.node.store_changed(vec![Event::Changes(changes)]).await;
+            assert_eq!(test.via("10.5.2.0/23"), "192.168.0.3".parse().ok());
+            assert_eq!((test.via("10.5.2.0/24"), test.node.peers.hold.len()), (None, 0), "the held peer is removed");
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_peer_that_cannot_be_planned_does_not_lower_the_mtu() {
     local(async {
