@@ -203,7 +203,9 @@ mod tests {
         for second in 0..3 {
             assert!(conflicts.allow(key, None, start + Duration::from_secs(second)), "second {second}");
         }
+        assert!(!conflicts.take_left(), "all repairs were made at once");
         assert!(!conflicts.allow(key, None, start + Duration::from_secs(4)));
+        assert!(conflicts.take_left() && !conflicts.take_left(), "one audit is enough");
         assert!(!conflicts.allow(key, None, start + Duration::from_secs(5)));
         assert!(conflicts.allow(link("other"), None, start), "another key must not be affected");
         assert!(

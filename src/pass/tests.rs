@@ -175,6 +175,27 @@ async fn a_program_that_fights_over_the_device_or_its_address_is_reported() {
     assert_eq!(reported(device), 1);
 }
 
+/// If a device vanishes, an entry of each peer fails.
+#[tokio::test]
+async fn of_many_entries_that_the_kernel_refuses_in_one_pass_the_first_ones_are_logged_once() {
+    let (mut plan, mut passer, kernel) = bench();
+    passer.full(&plan, Cause::Start).await.unwrap();
+    let output = Output::default();
+    let copy = output.clone();
+    let lines = tracing_subscriber::fmt().with_writer(move || copy.clone()).finish();
+    let _guard = tracing::subscriber::set_default(lines);
+    let logged = || String::from_utf8(output.0.lock().unwrap().clone()).unwrap().matches("kernel refused").count();
+    let mut changed = Vec::new();
+    for third in 2..22 {
+        kernel.fail(Key::Neigh(name("flannel.1"), [10, 5, third, 0].into()), Some(Outcome::Retry("busy".into())));
+        changed.extend(plan.put(record(third, 1)));
+    }
+    let report = passer.changed(changed).await;
+    assert_eq!((report.failed(), logged()), (20, MAX_LOGGED_FAILURES));
+    let report = passer.full(&plan, Cause::Audit).await.unwrap();
+    assert_eq!((report.failed(), logged()), (20, MAX_LOGGED_FAILURES), "they were refused before");
+}
+
 #[derive(Clone, Default)]
 struct Output(Arc<std::sync::Mutex<Vec<u8>>>);
 

@@ -85,6 +85,23 @@ async fn a_route_that_another_program_deletes_again_and_again_is_shown() {
     .await;
 }
 
+/// It is missing again and again because of the kernel. Nobody would find the other program.
+#[tokio::test]
+async fn a_route_that_the_kernel_refuses_is_not_blamed_on_another_program() {
+    local(async {
+        let (mut test, key) = (healthy().await, Key::Route("10.5.2.0/24".parse().unwrap(), 0));
+        test.kernel.disturb(key, None, false);
+        test.kernel.fail(key, Some(Outcome::Fatal("not permitted".to_owned())));
+        for _ in 0..5 {
+            test.node.kernel_changed(vec![Notice::Entry(key, None)]).await;
+        }
+        let status = test.node.status();
+        assert_eq!(status.peers[0].reason.as_deref(), Some("not permitted"));
+        assert_eq!((status.ready, status.problems), (true, Vec::new()));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_device_that_carries_no_packets_keeps_the_node_from_being_ready() {
     local(async {

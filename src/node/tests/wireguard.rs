@@ -63,6 +63,23 @@ async fn a_peer_that_somebody_removed_comes_back_when_its_audit_is_due() {
 }
 
 #[tokio::test]
+async fn a_peer_that_somebody_removes_again_and_again_is_left_to_a_full_pass_that_comes_soon() {
+    local(async {
+        let mut test = ready().await;
+        test.node.tick().await;
+        for repair in 1..=4 {
+            assert!(test.node.schedule.next_audit > Instant::now() + Duration::from_secs(60), "repair {repair}");
+            test.kernel.disturb(peer(), None, false);
+            let due = test.node.wireguard.next().expect("peers are compared");
+            test.node.audit_wireguard(due).await;
+            assert_eq!(test.kernel.entries().contains_key(&peer()), repair < 4, "repair {repair}");
+        }
+        assert!(test.node.schedule.next_audit <= Instant::now() + Duration::from_secs(1));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn peers_that_somebody_added_are_removed_when_their_audit_is_due() {
     local(async {
         let mut test = ready().await;

@@ -137,6 +137,7 @@ async fn the_audit_writes_nothing_to_a_device_of_another_agent() {
     plan.put(with_key(2, 2, 2));
     passer.full(&plan, Cause::Start).await.unwrap();
     assert_eq!(passer.foreign_devices().iter().copied().collect::<Vec<_>>(), [name("flannel-wg")]);
+    assert!(passer.listening().is_empty(), "our lease must not name its port");
     kernel.take_ops();
     assert!(passer.wireguard(&plan).await.unwrap().is_none());
     assert_eq!(kernel.take_ops(), []);
