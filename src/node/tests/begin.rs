@@ -135,3 +135,21 @@ async fn the_net_conf_that_is_read_after_a_start_without_the_store_comes_before_
     })
     .await;
 }
+
+/// The pods that run have addresses of this subnet.
+#[tokio::test]
+async fn a_node_that_started_without_the_store_asks_for_the_lease_that_was_saved() {
+    local(async {
+        let own = lease("10.5.1.0-24", "192.168.0.1");
+        let start = (CONFIG, own.clone());
+        let mut test = TestNode::altered(start, OnLostLease::Hold, RuleOptions::default(), |started| {
+            started.saved = Some(Saved { head: head(&started.own), peers: Vec::new() });
+        });
+        *test.store.net_conf.borrow_mut() = Some(CONFIG.to_owned());
+        test.node.start(Vec::new()).await;
+        test.answer().await;
+        let asked = test.store.requests.borrow()[0].clone();
+        assert_eq!((asked.previous, asked.was), (Some(own.subnets), Some(own.attrs)));
+    })
+    .await;
+}

@@ -9,10 +9,10 @@ use weft_backends::state::{Fence, Key, Name, ObservedValue, Route, Value};
 use weft_subnet::cidr::Family;
 use weft_subnet::source::{Event, RecordChange};
 
-use super::{PROTOCOL, TestNode, local, machine, put, removed, stored};
+use super::{CONFIG, PROTOCOL, TestNode, lease, local, machine, put, removed, stored};
 use crate::kernel::{AddrInfo, LinkInfo, Notice, Outcome};
 use crate::observe::status::PeerState;
-use crate::options::OnLostLease;
+use crate::options::{OnLostLease, RuleOptions};
 use crate::pass::Cause;
 use crate::pass::takeover::Takeover;
 use crate::subnet_file::Author;
@@ -173,8 +173,10 @@ async fn entries_of_flannel_are_removed_only_if_they_exist_at_the_first_pass() {
         let (unknown, another, weft) = (Author::Unknown, Author::Another, Author::Weft);
         let rows = [(unknown, false), (unknown, true), (weft, false), (another, false), (another, true)];
         for (author, weft_was_here) in rows {
-            let mut test = TestNode::new(OnLostLease::Hold);
-            test.node.passer.takeover = Takeover::new(author);
+            let start = (CONFIG, lease("10.5.1.0-24", "192.168.0.1"));
+            let mut test = TestNode::altered(start, OnLostLease::Hold, RuleOptions::default(), |started| {
+                started.author = author;
+            });
             let (stale, seen) = left("10.5.8.0/24", "192.168.0.8");
             test.kernel.disturb(stale, Some(seen), false);
             let (own, of_weft) = (Key::Route("10.5.2.0/24".parse().unwrap(), 0), weft_backends::owner::PROTOCOL);

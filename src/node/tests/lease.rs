@@ -221,6 +221,8 @@ async fn a_lost_lease_is_replaced_by_one_outside_the_networks_of_the_host() {
         let overlapping = |net: &str| asked.connected.overlapping(net.parse().unwrap()).is_some();
         assert!(overlapping("10.5.8.0/24") && !overlapping("10.5.7.0/24"), "{:?}", asked.connected);
         assert_eq!(asked.was, None, "the lease that was ours is that of another node");
+        let previous = asked.previous.map(|subnets| subnets.to_key());
+        assert_eq!(previous.as_deref(), Some("10.5.1.0-24"), "it is taken again if it is free by then");
     })
     .await;
 }
@@ -543,6 +545,20 @@ async fn where_the_store_knows_its_nodes_the_device_gets_the_mac_that_our_lease_
         let text = device.map(|seen| seen.value.to_string()).unwrap_or_default();
         assert!(text.contains("02:00:00:00:00:02"), "{text}");
         assert!(test.asked(0).await, "the lease says what it should");
+    })
+    .await;
+}
+
+/// The MAC alone is a reason for the device to follow.
+#[tokio::test]
+async fn where_the_store_knows_its_nodes_an_address_that_comes_with_another_mac_is_taken_back() {
+    local(async {
+        let mut test = holding().await;
+        test.store.is_assigned.set(true);
+        test.node.store_changed(written(own("192.168.0.9", OTHER))).await;
+        assert!(test.asked(1).await, "the lease names an address that this node does not have");
+        let asked = test.store.retakes.borrow()[0].clone();
+        assert_eq!(asked, own("192.168.0.1", OTHER).attrs);
     })
     .await;
 }
