@@ -6,6 +6,7 @@ use weft_backends::commands::CommandPeer;
 use super::*;
 use crate::extension::{Extension, memory};
 use crate::observe::problem::ProblemKind;
+use crate::observe::report::PeerList;
 use crate::observe::status::PeerState;
 use crate::options::NetConfCommands;
 
@@ -83,6 +84,21 @@ async fn a_first_list_without_peers_is_no_reason_to_run_commands_for_peers_that_
         assert!(!ends(&mut test, Duration::from_millis(200)).await);
         test.node.passer.keep_stale_until = None;
         assert!(ends(&mut test, PATIENCE).await, "the grace time is over");
+    })
+    .await;
+}
+
+/// They are those of an earlier run, and do not tell who has left since.
+#[tokio::test]
+async fn saved_peers_are_no_reason_to_run_commands_for_peers_that_left() {
+    local(async {
+        let mut test = with_commands(r#","SubnetRemoveCommand":"true""#, NetConfCommands::Run).await;
+        remember_a_peer_that_left(&mut test);
+        test.node.passer.keep_stale_until = None;
+        test.node.peers.list = PeerList::Saved("the store is away".to_owned());
+        assert!(!ends(&mut test, Duration::from_millis(200)).await);
+        test.node.peers.list = PeerList::Complete;
+        assert!(ends(&mut test, PATIENCE).await, "the store has answered");
     })
     .await;
 }

@@ -197,7 +197,7 @@ async fn rp_filter_stays_loosened_for_the_same_lease_while_it_is_planned() {
 }
 
 #[tokio::test]
-async fn the_cost_of_writes_does_not_stretch_the_audit_interval() {
+async fn the_cost_of_writes_does_not_stretch_the_audit_interval_unless_the_kernel_refuses_them() {
     local(async {
         let mut test = TestNode::new(OnLostLease::Hold);
         let resync = Duration::from_millis(1);
@@ -209,6 +209,12 @@ async fn the_cost_of_writes_does_not_stretch_the_audit_interval() {
         assert_eq!(test.node.schedule.audit_interval, resync, "the first pass is not an audit");
         test.node.full_pass(Cause::Audit).await;
         assert!(test.node.schedule.audit_interval > resync, "an audit of so many entries must run less often");
+        let refused = Key::Route("10.5.10.0/30".parse().unwrap(), 0);
+        test.kernel.disturb(refused, None, false);
+        test.kernel.fail(refused, Some(Outcome::Fatal("not permitted".into())));
+        test.node.schedule.audit_interval = resync;
+        test.node.full_pass(Cause::Audit).await;
+        assert!(test.node.schedule.audit_interval > resync, "each audit tries that write again");
     })
     .await;
 }

@@ -105,6 +105,9 @@ async fn subnet_env_does_not_take_other_rules_for_the_wanted_ones() {
         let ((wanted, asked), (written, state)) = (watch::channel(None), watch::channel(State::default()));
         test.node.attach_rules(Handle { wanted, state });
         start(&mut test).await;
+        let status = test.node.status();
+        let is_shown = status.problems.contains(&Problem::new(ProblemKind::Rules, "rules: not written yet"));
+        assert!(!status.ready && is_shown, "{:?}", status.problems);
         for (in_place, is_announced) in [(Some(Rules::default()), false), (asked.borrow().clone(), true)] {
             written.send(State { in_place, ..State::default() }).unwrap();
             test.node.rules_changed();

@@ -120,3 +120,32 @@ async fn the_last_pass_that_wrote_something_and_the_last_error_are_shown() {
     })
     .await;
 }
+
+/// Alerts depend on them.
+#[tokio::test(start_paused = true)]
+async fn the_metrics_count_passes_and_operations_and_say_how_long_the_store_is_silent() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.kernel.fail(route(4), Some(Outcome::Retry("busy".to_owned())));
+        let both = vec![put("10.5.3.0-24", "192.168.0.3"), put("10.5.4.0-24", "192.168.0.4")];
+        let renewed = Event::Renewed(Some(Duration::from_secs(100)));
+        test.node.store_changed(vec![Event::Changes(both), renewed]).await;
+        tokio::time::advance(Duration::from_secs(40)).await;
+        test.node.store_changed(vec![Event::Unreachable("no answer".to_owned())]).await;
+        let text = test.node.context.reporter.metrics.render_classic(tokio::time::Instant::now());
+        for line in [
+            r#"weft_passes_total{cause="start"} 2"#,
+            r#"weft_passes_total{cause="lease"} 1"#,
+            r#"weft_full_passes_total{cause="start"} 2"#,
+            r#"weft_operations_total{kind="route",result="done"} 2"#,
+            r#"weft_operations_total{kind="route",result="failed"} 1"#,
+            // An error of the store changes nothing.
+            "weft_convergence_seconds_count 2",
+            "weft_store_silence_seconds 40",
+            "weft_lease_ttl_seconds 60",
+        ] {
+            assert!(text.lines().any(|found| found.strip_suffix(".0").unwrap_or(found) == line), "{line}: {text}");
+        }
+    })
+    .await;
+}
