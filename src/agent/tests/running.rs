@@ -5,21 +5,22 @@
 use std::cell::{Cell, RefCell};
 use std::fs;
 use std::future::pending;
+use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, timeout};
 use weft_backends::owner::PROTOCOL;
-use weft_backends::state::Key;
+use weft_backends::state::{Key, LAST_METRIC, ObservedValue, Route, Value};
 use weft_subnet::attrs::Attrs;
-use weft_subnet::cidr::Subnets;
+use weft_subnet::cidr::{Family, Subnets};
 use weft_subnet::evidence::Evidence;
 use weft_subnet::lease::{Age, Lease, Record};
 use weft_subnet::source::{Capabilities, Error, Event, LeaseRequest, Local, RecordChange, Source};
@@ -30,6 +31,7 @@ use crate::files;
 use crate::instance::Instance;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::fake::tests::machine;
+use crate::kernel::{Monitor, Notice};
 use crate::observe::health::Readiness;
 use crate::observe::history;
 use crate::observe::history::recorder::{EARLIER_WAS_KILLED, Recorder};
@@ -37,7 +39,7 @@ use crate::observe::metrics::Metrics;
 use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::socket::Request;
 use crate::observe::status::Status;
-use crate::options::{CniOptions, NetConfCommands, OnLostLease, Options};
+use crate::options::{CniOptions, Fences, NetConfCommands, OnLostLease, Options};
 use crate::saved;
 
 const HOST_GW: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
@@ -220,11 +222,20 @@ impl Place {
 
     /// Runs the agent until the test has ended, or until the agent ends by itself. Returns its exit code.
     async fn run(&self, test: impl AsyncFnOnce(mpsc::Sender<Request>)) -> ExitCode {
+        self.run_with(self.kernel.clone(), test).await
+    }
+
+    /// Runs the agent as [`Place::run`] does, with this monitor.
+    async fn run_with<M: Monitor + 'static>(
+        &self,
+        monitor: M,
+        test: impl AsyncFnOnce(mpsc::Sender<Request>),
+    ) -> ExitCode {
         let (requests, received) = mpsc::channel(1);
         let (readiness, metrics) = (self.readiness.clone(), Arc::new(Metrics::new()));
         let surroundings =
             Surroundings { requests: received, readiness, metrics, traffic_rules: false, was_killed: self.was_killed };
-        let kernels = (self.kernel.clone(), self.kernel.clone());
+        let kernels = (self.kernel.clone(), monitor);
         let agent = serve_in(surroundings, self.options.clone(), self.store.clone(), kernels, test(requests));
         let ended = timeout(PATIENCE * 2, LocalSet::new().run_until(agent)).await;
         ended.expect("the agent ends with its test").unwrap()
@@ -445,6 +456,64 @@ async fn that_an_agent_was_killed_is_recorded_also_by_one_that_ends_before_it_ha
         assert!(remarks.iter().any(|text| text.contains(EARLIER_WAS_KILLED)), "{remarks:?}");
     })
     .await;
+}
+
+/// A monitor that has no notices, and that cannot be read each time when the test says so.
+struct Unreadable(Rc<Notify>);
+
+impl Monitor for Unreadable {
+    async fn next(&mut self) -> io::Result<Vec<Notice>> {
+        self.0.notified().await;
+        Err(io::ErrorKind::Interrupted.into())
+    }
+}
+
+/// What the kernel announced meanwhile is not known.
+#[tokio::test(start_paused = true)]
+async fn everything_is_compared_each_time_when_the_monitor_cannot_be_read() {
+    let (place, fails) = (Place::new(HOST_GW, vec![peer(2, "host-gw")]), Rc::new(Notify::new()));
+    place
+        .run_with(Unreadable(fails.clone()), async |_| {
+            place.ready().await;
+            for _ in 0..2 {
+                place.kernel.disturb(Key::Route("10.5.2.0/24".parse().unwrap(), 0), None, false);
+                let since = Instant::now();
+                fails.notify_one();
+                until("the route", || place.has_route("10.5.2.0/24")).await;
+                assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+            }
+        })
+        .await;
+}
+
+/// Such a route may be the reason why the host does not reach the store.
+#[tokio::test(start_paused = true)]
+async fn routes_of_an_earlier_version_are_replaced_before_the_store_answers() {
+    let mut place = Place::new(HOST_GW, Vec::new());
+    place.options.rules.fences = Fences { fail_closed: true, blackhole: false };
+    let env = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_MTU=1500\nFLANNEL_IPMASQ=false\n";
+    fs::write(&place.options.subnet_file, env).unwrap();
+    let old = Key::Route("10.5.0.0/16".parse().unwrap(), LAST_METRIC);
+    let seen = ObservedValue { value: Value::Route(Route::Unreachable), protocol: PROTOCOL, mark: false };
+    place.kernel.disturb(old, Some(seen), false);
+    place.store.is_away.set(true);
+    place
+        .run(async |requests| {
+            assert!(status(&requests).await.subnet.is_empty(), "there is no lease yet");
+            let there = place.kernel.entries();
+            assert!(!there.contains_key(&old) && there.contains_key(&Key::Fence(Family::V4)), "{there:?}");
+        })
+        .await;
+}
+
+/// They would fill the disk of a machine that loses power again and again.
+#[tokio::test(start_paused = true)]
+async fn what_interrupted_writes_left_in_the_state_directory_is_removed() {
+    let place = Place::new(HOST_GW, Vec::new());
+    let left = place.path(".weft-abc123");
+    let two_hours_ago = SystemTime::now() - Duration::from_secs(7200);
+    fs::File::create(&left).unwrap().set_modified(two_hours_ago).unwrap();
+    place.run(async |_| until("the file to go", || !left.exists()).await).await;
 }
 
 /// Eight commands run at once. If the loop did not wake up when one ends, each further group would wait for ten seconds, which is much
