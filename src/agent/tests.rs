@@ -16,11 +16,12 @@ use super::*;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::fake::tests::machine;
 
-/// A store that does not know at first what identifies it, as one whose kubeconfig is not there yet. The second question has no answer.
-#[derive(Default)]
+/// A store that does not know at first what identifies it, as one whose kubeconfig is not there yet. A later question has no answer.
 struct Late {
     asked: Cell<u32>,
-    asked_again: Notify,
+    /// The number of the question that has no answer.
+    silent_at: u32,
+    is_silent: Notify,
 }
 
 impl Source for Late {
@@ -29,10 +30,10 @@ impl Source for Late {
     }
     fn fingerprint(&self) -> Local<'_, Option<String>> {
         self.asked.set(self.asked.get() + 1);
-        if self.asked.get() == 1 {
+        if self.asked.get() < self.silent_at {
             return Box::pin(async { None });
         }
-        self.asked_again.notify_one();
+        self.is_silent.notify_one();
         Box::pin(std::future::pending())
     }
     fn capabilities(&self) -> Capabilities {
@@ -72,19 +73,30 @@ impl Source for Late {
 /// Without its identity, nothing would be saved for the next start until the agent is restarted.
 #[tokio::test]
 async fn a_store_that_did_not_know_its_identity_is_asked_again_when_there_is_a_lease() {
+    assert_eq!(asked_until_the_agent_ends(2).await, 2);
+}
+
+/// The first question to an API server that does not answer takes long.
+#[tokio::test]
+async fn an_agent_can_be_stopped_while_its_store_does_not_say_what_identifies_it() {
+    assert_eq!(asked_until_the_agent_ends(1).await, 1);
+}
+
+/// Runs an agent that is stopped when this question to the store has no answer. Returns how often the store was asked.
+async fn asked_until_the_agent_ends(silent_at: u32) -> u32 {
     let dir = tempfile::tempdir().unwrap();
-    let store = Rc::new(Late::default());
+    let store = Rc::new(Late { asked: Cell::new(0), silent_at, is_silent: Notify::new() });
     let (_requests, requests) = mpsc::channel(1);
     let (readiness, metrics) = (Readiness::new(), Arc::new(Metrics::new()));
     let surroundings = Surroundings { requests, readiness, metrics, traffic_rules: false, was_killed: false };
     let kernel = FakeKernel::new(machine(&["192.168.0.1/24"]), PROTOCOL);
     let options = Options { state_dir: Some(dir.path().into()), ..Options::minimal(dir.path()) };
     let asked = store.clone();
-    let shutdown = async move { asked.asked_again.notified().await };
+    let shutdown = async move { asked.is_silent.notified().await };
     let agent = serve_in(surroundings, options, store.clone(), (kernel.clone(), kernel), shutdown);
     let ended = timeout(Duration::from_secs(30), LocalSet::new().run_until(agent)).await;
-    ended.expect("the store is asked again").unwrap();
-    assert_eq!(store.asked.get(), 2);
+    ended.expect("the agent ends").unwrap();
+    store.asked.get()
 }
 
 #[path = "tests/running.rs"]

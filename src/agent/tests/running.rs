@@ -506,6 +506,26 @@ async fn routes_of_an_earlier_version_are_replaced_before_the_store_answers() {
         .await;
 }
 
+/// Otherwise pods would start before they can be reached.
+#[tokio::test(start_paused = true)]
+async fn after_a_boot_the_cni_configuration_of_an_earlier_run_is_withdrawn_before_the_store_answers() {
+    let mut place = Place::new(HOST_GW, Vec::new());
+    let (conf, dir) = (place.path("cni-conf.json"), place.path("net.d"));
+    let published = dir.join(conflist::NAME);
+    fs::create_dir(&dir).unwrap();
+    for file in [&conf, &published] {
+        fs::write(file, r#"{"name":"cbr0","plugins":[{"type":"flannel"}]}"#).unwrap();
+    }
+    place.options.cni = Some(CniOptions { conf, dir });
+    place.store.is_away.set(true);
+    place
+        .run(async |requests| {
+            assert!(status(&requests).await.subnet.is_empty(), "there is no lease yet");
+            assert!(!published.exists());
+        })
+        .await;
+}
+
 /// They would fill the disk of a machine that loses power again and again.
 #[tokio::test(start_paused = true)]
 async fn what_interrupted_writes_left_in_the_state_directory_is_removed() {
