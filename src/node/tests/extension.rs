@@ -147,6 +147,32 @@ async fn the_state_of_a_peer_is_that_of_its_command() {
     .await;
 }
 
+/// The next start runs SubnetRemoveCommand for those of them that have left by then.
+#[tokio::test]
+async fn the_end_of_the_agent_saves_for_which_peers_commands_have_run() {
+    local(async {
+        let mut test = with_commands(r#","SubnetAddCommand":"true""#, NetConfCommands::Run).await;
+        let file = test.file.with_file_name("extension");
+        test.node.extension = Extension::new(Some(file.clone()));
+        // The first one is saved at once, and the next ones a moment later.
+        for count in 1..=3 {
+            let mut peer = lease(&format!("10.5.{}.0-24", count + 1), &format!("192.168.0.{}", count + 1));
+            peer.attrs.backend_type = "extension".into();
+            let record = Record { id: peer.id.clone(), lease: Ok(peer) };
+            test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
+            for _ in 0..600 {
+                if test.node.extension.peers().made().len() == count {
+                    break;
+                }
+                ends(&mut test, Duration::from_millis(100)).await;
+            }
+        }
+        test.node.stopping().await;
+        assert_eq!(memory::read(&file).unwrap().len(), 3);
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_node_wakes_up_to_repeat_a_command_that_failed() {
     local(async {

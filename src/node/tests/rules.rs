@@ -160,6 +160,10 @@ async fn rules_change_with_net_conf_and_with_the_nodes_that_they_except() {
         assert_eq!(history.iter().filter(|line| line.contains(restored)).count(), 1, "{history:#?}");
         let rules = test.node.status().rules;
         assert_eq!((rules.in_place, rules.writes, rules.mended), (true, 4, 1));
+        let text = test.node.context.reporter.metrics.render_classic(tokio::time::Instant::now());
+        for line in ["weft_rules_in_place 1", "weft_rules_writes_total 4", "weft_rules_mended_total 1"] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
     })
     .await;
 }
