@@ -158,7 +158,9 @@ impl<K: Kernel> Node<K> {
         if let Some(error) = &self.store.error {
             return Err(NoChange::Store(error.clone()));
         }
-        if self.own_lease.has_problem() || self.own_lease.tasks.is_call_open() {
+        // In the pause of a contest, our lease could not name the new key, which the device has by then.
+        let is_contested = self.contest_problem().is_some();
+        if is_contested || self.own_lease.has_problem() || self.own_lease.tasks.is_call_open() {
             return Err(NoChange::Lease);
         }
         self.make_identities()?.ok_or_else(|| NoChange::NoKey(self.plan.net_conf().backend_type.clone()))

@@ -193,6 +193,32 @@ pub(super) fn rotate(test: &mut TestNode) -> tokio::sync::oneshot::Receiver<Resu
     answer
 }
 
+/// The device would have the new key, and our lease could not name it before the pause of the contest is over.
+#[tokio::test(start_paused = true)]
+async fn the_key_does_not_change_while_somebody_else_writes_our_lease_again_and_again() {
+    local(async {
+        let mut test = with_key_files().await;
+        let ours = test.node.plan.own().clone();
+        let attrs = Attrs { public_ip: "192.168.0.9".parse().ok(), ..ours.attrs.clone() };
+        let theirs = Lease { attrs, ..ours.clone() };
+        let written = |lease: &Lease| {
+            let record = Record { id: lease.id.clone(), lease: Ok(lease.clone()) };
+            vec![Event::Changes(vec![RecordChange::Written(record)])]
+        };
+        for number in 1..=3 {
+            test.node.store_changed(written(&theirs)).await;
+            assert!(test.asked(number).await, "write {number}");
+            test.answer().await;
+            test.node.store_changed(written(&ours)).await;
+        }
+        test.node.store_changed(written(&theirs)).await;
+        assert!(test.node.contest_problem().is_some() && test.asked(3).await, "the pause has begun");
+        let said = rotate(&mut test).try_recv().expect("an answer").unwrap_err();
+        assert!(said.contains("try again when the node is ready"), "{said}");
+    })
+    .await;
+}
+
 /// The public key of the device.
 fn device_key(test: &TestNode) -> String {
     let entries = test.kernel.entries();
