@@ -8,6 +8,7 @@ use weft_backends::state::{Key, Name};
 use weft_subnet::lease::{Lease, Record};
 use weft_subnet::source::{Event, RecordChange};
 
+use super::saved::save_all;
 use super::tick::wake_ups;
 use super::{TestNode, lease, local, machine, put, removed};
 use crate::kernel::{AddrInfo, LinkInfo};
@@ -242,6 +243,27 @@ async fn nothing_is_saved_while_a_lease_without_an_end_is_lost() {
         assert!(test.node.own_lease.lost.is_some());
         test.node.save_later();
         assert_eq!(test.node.next_saving(Instant::now()), None);
+    })
+    .await;
+}
+
+/// The file was removed when the lease was lost, and no peer changes meanwhile.
+#[tokio::test]
+async fn the_file_of_saved_peers_is_written_again_when_a_lost_lease_is_back() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        test.store.expires.set(false);
+        let _file = test.saves();
+        save_all(&mut test).await;
+        *test.store.taken.borrow_mut() = true;
+        test.node.store_changed(vec![Event::Changes(vec![put("10.5.1.0-24", "192.168.0.7")])]).await;
+        test.answer().await;
+        *test.store.taken.borrow_mut() = false;
+        test.node.store_changed(vec![Event::Changes(vec![removed("10.5.1.0-24")])]).await;
+        assert_eq!(test.node.next_saving(Instant::now()), None, "the lease is not ours yet");
+        test.answer().await;
+        assert_eq!(test.node.own_lease.lost, None);
+        assert!(test.node.next_saving(Instant::now()).is_some());
     })
     .await;
 }
