@@ -112,7 +112,7 @@ pub struct Wanted<'a> {
 /// The command that runs when the node has its lease.
 #[derive(Debug, Default)]
 struct Own {
-    /// The variables with which it has succeeded.
+    /// The variables with which it has succeeded, if it has not failed since.
     done: Option<Vec<Variable>>,
     /// It has not succeeded with the variables that are wanted now.
     is_awaited: bool,
@@ -264,6 +264,8 @@ impl Extension {
                 if self.own.problem.as_ref() != Some(&error) {
                     tracing::error!("no pod may start, because a command failed, which is tried again: {error}");
                 }
+                // It may have done a part of its work, so what an earlier one has done counts no more.
+                self.own.done = None;
                 self.own.retry_at = Some(now + OWN_BACKOFF.nth(self.own.failures));
                 self.own.failures += 1;
                 self.own.problem = Some(error);

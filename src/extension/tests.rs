@@ -25,19 +25,27 @@ fn peer(number: u8) -> CommandPeer {
     }
 }
 
+/// The subnet of this node.
+const OWN: &str = "10.5.1.0/24";
+
+/// Updates once, with this subnet of the node. `may_remove` is true if a peer that is not among these has left.
+fn update(runner: &mut Extension, backend: &dyn Backend, peers: &[u8], (own, may_remove): (&str, bool), now: Instant) {
+    let make = || peers.iter().map(|number| peer(*number)).collect();
+    let wanted = Wanted {
+        commands: backend.commands().unwrap(),
+        own: vec![("SUBNET", own.to_owned())],
+        version: peers.len() as u64,
+        peers: Some(&make),
+        may_remove,
+    };
+    runner.update(&wanted, now);
+}
+
 /// Updates until this holds.
 async fn until(runner: &mut Extension, backend: &dyn Backend, peers: &[u8], holds: impl Fn(&Extension) -> bool) {
     let (began, ended) = (Instant::now(), runner.ended());
     loop {
-        let make = || peers.iter().map(|number| peer(*number)).collect();
-        let wanted = Wanted {
-            commands: backend.commands().unwrap(),
-            own: vec![("SUBNET", "10.5.1.0/24".to_owned())],
-            version: peers.len() as u64,
-            peers: Some(&make),
-            may_remove: true,
-        };
-        runner.update(&wanted, Instant::now());
+        update(runner, backend, peers, (OWN, true), Instant::now());
         if holds(runner) {
             return;
         }
@@ -139,6 +147,30 @@ async fn the_command_after_the_lease_is_not_started_again_while_it_runs() {
     assert_eq!(lines(&ran), ["x"]);
 }
 
+/// The uplink may get another address for a moment. What the command did with that one may stand in the way of the values before.
+#[tokio::test]
+async fn the_command_after_the_lease_runs_again_when_it_has_failed_with_values_that_are_wanted_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = dir.path().join("ran");
+    let backend =
+        backend(&format!(r#","PostStartupCommand":"echo $SUBNET >> {}; test $SUBNET = {OWN}""#, ran.display()));
+    let mut runner = Extension::new(None);
+    let is_done = |runner: &Extension| runner.problem(&[("SUBNET", OWN.to_owned())]).is_none();
+    until(&mut runner, &*backend, &[], is_done).await;
+    let (other, began, ended) = ("10.5.9.0/24", Instant::now(), runner.ended());
+    while runner.own.failures == 0 {
+        assert!(began.elapsed() < PATIENCE, "{runner:?}");
+        update(&mut runner, &*backend, &[], (other, true), Instant::now());
+        let _ = tokio::time::timeout(Duration::from_millis(50), ended.notified()).await;
+    }
+    let due = runner.next().expect("another attempt");
+    update(&mut runner, &*backend, &[], (OWN, true), due);
+    assert!(runner.next().is_none_or(|at| at > due), "the loop of the agent would never rest");
+    assert!(!is_done(&runner), "no pod may start");
+    until(&mut runner, &*backend, &[], is_done).await;
+    assert_eq!(lines(&ran), [OWN, OWN, other]);
+}
+
 #[tokio::test]
 async fn a_peer_that_left_while_the_agent_was_down_gets_its_command() {
     let dir = tempfile::tempdir().unwrap();
@@ -159,6 +191,24 @@ async fn a_peer_that_left_while_the_agent_was_down_gets_its_command() {
     memory::remove(dir.path(), Path::new("/run/x/subnet.env")).unwrap();
     memory::remove(dir.path(), Path::new("/run/x/subnet.env")).unwrap();
     assert!(!file.exists());
+}
+
+/// Before the list is complete, a peer that is not in it may come yet. The leases themselves need not change when it is.
+#[tokio::test]
+async fn a_remembered_peer_is_removed_when_the_list_is_complete_and_not_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ran, file) = (dir.path().join("ran"), memory::file(dir.path(), Path::new("/run/x/subnet.env")));
+    memory::write(&file, &[2, 3].map(|number| Arc::new(peer(number)))).unwrap();
+    let remove = format!("echo $SUBNET >> {}", ran.display());
+    let backend = backend(&format!(r#","SubnetAddCommand":"true","SubnetRemoveCommand":"{remove}""#));
+    let mut runner = Extension::new(Some(file.clone()));
+    update(&mut runner, &*backend, &[3], (OWN, false), Instant::now());
+    assert_eq!(runner.peers.made().len(), 2, "both are remembered");
+    assert!(runner.peers.next().is_none() && runner.tasks.len() == 1, "one command runs, and nothing waits");
+    until(&mut runner, &*backend, &[3], |runner| idle(runner) && ran.exists()).await;
+    assert_eq!(lines(&ran), ["10.5.2.0/24"]);
+    stop(&mut runner).await;
+    assert_eq!(memory::read(&file).unwrap(), [peer(3)]);
 }
 
 #[tokio::test]
