@@ -96,8 +96,12 @@ mod tests {
     #[test]
     fn agents_are_known_by_their_command() {
         assert!(is_agent("flanneld", b"/opt/bin/flanneld\0--iface=eth0\0"));
+        assert!(is_agent("flanneld", b""), "its command line cannot be read any more");
+        assert!(is_agent("exe", b"/opt/bin/flanneld\0--iface=eth0\0"), "it was started by /proc/self/exe");
         assert!(is_agent("weft", b"/usr/bin/weft\0agent\0-v\0"));
         assert!(!is_agent("weft", b"/usr/bin/weft\0cleanup\0"));
+        assert!(!is_agent("weft", b"/usr/bin/weft\0"));
+        assert!(!is_agent("other", b"/usr/bin/other\0agent\0"));
         assert!(!is_agent("sh", b"sh\0-c\0weft agent\0"));
     }
 

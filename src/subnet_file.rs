@@ -160,6 +160,19 @@ mod tests {
         assert_eq!(marked_files(&file).unwrap(), [FileId::of_file(&file).unwrap()]);
     }
 
+    /// If the mark named only the old file, the new one would look as if flannel had written it.
+    #[test]
+    fn a_file_that_cannot_be_marked_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("subnet.env");
+        fs::write(&file, "A=1\n").unwrap();
+        fs::create_dir(mark_of(&file)).unwrap();
+        assert!(write(&file, b"A=2\n").is_err());
+        assert_eq!(fs::read(&file).unwrap(), b"A=1\n");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "no temporary file must be left behind");
+        assert!(write(&file, b"A=1\n").is_err(), "the file has the wanted contents, and cannot be marked, either");
+    }
+
     #[test]
     fn a_mark_without_a_file_id_means_that_weft_wrote_the_file() {
         let dir = tempfile::tempdir().unwrap();

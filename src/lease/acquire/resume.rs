@@ -498,6 +498,28 @@ mod tests {
         assert!(!resumed(Error::OutOfSubnets { min: String::new(), max: String::new() }));
     }
 
+    /// Without the output of the command, the node would publish nothing by which peers reach it. net-conf decides, if it could be read.
+    #[test]
+    fn a_start_without_the_store_runs_the_command_before_the_lease_too() {
+        let extension = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"extension","PreStartupCommand":"true"}}"#;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        // The net-conf in the file and that of the store, and whether a command is to run. This agent may run no command.
+        for (saved, read, runs) in [
+            (extension, None, true),
+            (CONFIG, Some(extension), true),
+            (extension, Some(CONFIG), false),
+            (CONFIG, None, false),
+        ] {
+            let away = Error::Unavailable { what: "acquire".into(), source: Some("connection refused".into()) };
+            let error = StartError::store("lease: ", read)(away);
+            let head = Head { config: saved.into(), ..just_now() };
+            let start = |context: &mut StartContext<'_, FakeKernel>| runtime.block_on(resume_after(context, error));
+            let started = on_a_machine(&["192.168.0.1/24"], head, start);
+            let is_refused = matches!(started, Err(StartError::FirstCommand(FirstError::NotAllowed)));
+            assert_eq!(is_refused, runs, "saved {saved}, read {read:?}");
+        }
+    }
+
     #[test]
     fn what_was_saved_counts_for_this_node_and_network_alone() {
         let ours: &[&str] = &["192.168.0.1/24"];
