@@ -340,13 +340,36 @@ impl Others for OtherPrograms {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_backends::traffic_rules::{Policy, rules};
+    use nix::errno::Errno;
+    use weft_backends::traffic_rules::{Masquerade, Policy, rules};
     use weft_subnet::cidr::Subnets;
 
     fn forward_rules() -> Rules {
         let networks = Subnets { v4: Some("10.5.0.0/16".parse().unwrap()), v6: Some("fd00:5::/48".parse().unwrap()) };
         let own = Subnets { v4: Some("10.5.7.0/24".parse().unwrap()), v6: Some("fd00:5:0:7::/64".parse().unwrap()) };
         rules(&networks, &own, &Policy { masquerade: None, forward: true })
+    }
+
+    #[test]
+    fn a_kernel_without_nftables_is_no_warning_and_one_that_refuses_is() {
+        let warnings = |errno: Errno| unread(io::Error::from(errno).into()).len();
+        assert_eq!([Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT].map(warnings), [0, 0]);
+        assert_eq!([Errno::EPERM, Errno::EMFILE].map(warnings), [1, 1]);
+    }
+
+    /// With each node that joins, the masquerade rules may change. To read iptables-legacy runs a program.
+    #[test]
+    fn what_iptables_legacy_drops_depends_on_the_forward_rules_alone() {
+        let with = |policy: Policy| {
+            let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd00:5::/48".parse().ok() };
+            let own = Subnets { v4: "10.5.7.0/24".parse().ok(), v6: "fd00:5:0:7::/64".parse().ok() };
+            forward_rules_of(&rules(&networks, &own, &policy))
+        };
+        let masquerade = Some(Masquerade::default());
+        let both = with(Policy { masquerade: masquerade.clone(), forward: true });
+        assert_eq!(both.iter().map(|part| part.family).collect::<Vec<_>>(), Family::BOTH);
+        assert_eq!(both, with(Policy { masquerade: None, forward: true }));
+        assert_eq!(with(Policy { masquerade, forward: false }), []);
     }
 
     /// Returns the warning about a legacy FORWARD with this policy and these rules.

@@ -77,3 +77,87 @@ pub fn ending(rules: &[ReadRule], comment: &str) -> Ending {
     };
     Ending::of(&rules.iter().map(role).collect::<Vec<_>>())
 }
+
+#[cfg(test)]
+mod tests {
+    use weft_backends::traffic_rules::{Policy, rules};
+    use weft_subnet::cidr::{Family, Subnets};
+
+    use super::*;
+
+    /// Returns the rule that accepts packets from 10.5.0.0/16.
+    fn accept() -> Accept {
+        let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: None };
+        let own = Subnets { v4: "10.5.7.0/24".parse().ok(), v6: None };
+        let rules = rules(&networks, &own, &Policy { masquerade: None, forward: true });
+        Accept::all(rules.of(Family::V4).unwrap()).remove(0)
+    }
+
+    fn cmp(data: &[u8]) -> Expr {
+        Expr::Cmp { equal: true, data: data.to_vec() }
+    }
+
+    /// The rule as iptables writes it: it loads the two bytes of the prefix from the source address.
+    fn by_iptables() -> Vec<Expr> {
+        let load = Expr::Payload { base: Base::Network, offset: 12, len: 2 };
+        vec![load, cmp(&[10, 5]), Expr::Counter, Expr::Accept]
+    }
+
+    /// A rule that accepts fewer packets does not make ours superfluous.
+    #[test]
+    fn only_a_rule_that_accepts_exactly_our_packets_says_the_same() {
+        let (accept, family) = (accept(), [Expr::Family, cmp(&[2])]);
+        let of_both_families = [&family[..], &by_iptables()[..]].concat();
+        for same in [accept.exprs.clone(), by_iptables(), of_both_families.clone()] {
+            assert!(accept.is_said_by(&same) && accept.has_same_test(&same), "{same:?}");
+        }
+        let with = |at: usize, expr: Expr| {
+            let mut rule = by_iptables();
+            rule[at] = expr;
+            rule
+        };
+        let not_of_family = {
+            let mut rule = of_both_families;
+            rule[1] = Expr::Cmp { equal: false, data: vec![2] };
+            rule
+        };
+        for other in [
+            Vec::new(),
+            with(0, Expr::Payload { base: Base::Network, offset: 16, len: 2 }),
+            with(1, cmp(&[10, 6])),
+            with(1, Expr::Cmp { equal: false, data: vec![10, 5] }),
+            with(3, Expr::Drop),
+            [&expr::l4proto(6)[..], &by_iptables()[..]].concat(),
+            [&by_iptables()[..2], &expr::l4proto(6)[..], &[Expr::Accept][..]].concat(),
+            not_of_family,
+        ] {
+            assert!(!accept.is_said_by(&other), "{other:?}");
+        }
+        assert!(accept.has_same_test(&with(3, Expr::Drop)), "whatever it does with the packet");
+        assert!(!accept.has_same_test(&with(1, cmp(&[10, 6]))));
+    }
+
+    #[test]
+    fn a_chain_ends_with_a_rule_of_another_program_that_drops_or_rejects_all_packets() {
+        let ours = "weft forward";
+        let rule = |comment: &str, exprs: &[Expr]| ReadRule {
+            exprs: [&[Expr::Counter][..], exprs].concat(),
+            comment: comment.to_owned(),
+            handle: 1,
+        };
+        let (drops, some) = (rule("", &[Expr::Drop]), rule("", &[Expr::L4Proto, cmp(&[6]), Expr::Drop]));
+        let rejects = |name: &str| rule("", &[Expr::Other(name.to_owned())]);
+        for (last, wanted) in [
+            (drops.clone(), Ending::Default(1)),
+            (rejects("reject"), Ending::Default(1)),
+            (rejects("REJECT"), Ending::Default(1)),
+            (rejects("LOG"), Ending::Policy),
+            (rule("", &[Expr::Accept]), Ending::Policy),
+            (some.clone(), Ending::Policy),
+            (rule(ours, &[Expr::Drop]), Ending::Policy),
+        ] {
+            assert_eq!(ending(&[some.clone(), last.clone()], ours), wanted, "{last:?}");
+        }
+        assert_eq!(ending(&[drops, some], ours), Ending::Block(0));
+    }
+}
