@@ -24,6 +24,7 @@ use weft_subnet::source::{Capabilities, Error, Event, FaultNotice, Local};
 use super::*;
 use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, Creator, LinkInfo, RouteInfo};
+use crate::log::tests::{Output, text_of};
 use crate::observe::fault_events::EventReporter;
 use crate::observe::health::Readiness;
 use crate::observe::node_condition::ConditionReporter;
@@ -427,8 +428,9 @@ async fn with_an_address_to_reach_the_uplink_stays_as_long_as_the_flag_is_the_sa
             let case = |flags| Case { choice: choice.clone(), saved: Some(used(flags)), store, ..Case::default() };
             let same = starts(case("--iface-can-reach 192.0.2.9"), machine()).await;
             assert_eq!(same.as_deref(), Some(KEPT), "{store}");
+            // Now the kernel's route decides. Without the store, nothing is known of a node with that address.
             let other = starts(case("--iface-can-reach 192.0.2.10"), machine()).await;
-            assert!(other.is_none_or(|other| other.starts_with("vpn0 10.8.0.2")), "{store}");
+            assert_eq!(other.as_deref(), store.then_some("vpn0 10.8.0.2 10.5.99.0/24"), "{store}");
         }
     })
     .await;
@@ -798,6 +800,22 @@ fn the_addresses_that_an_administrator_wrote_into_the_store_win_over_the_flags()
     };
     assert_eq!(chosen([None, None]), [flags.public_ip.map(IpAddr::V4), flags.public_ipv6.map(IpAddr::V6)]);
     assert_eq!(chosen([Some(v4), Some(v6)]), [Some(v4), Some(v6)]);
+}
+
+/// If another machine has the address, both nodes use one subnet from now on, and nothing in the store shows that.
+#[test]
+fn a_lease_that_only_an_address_proves_is_a_warning_if_this_host_does_not_have_the_address() {
+    let is_warned = |address: &str, previous: Option<Subnets>| {
+        let lease = lease(own(), address);
+        let evidence = Evidence { previous, public: vec![evidence::public(&lease.attrs)], ..Evidence::none(TYPES) };
+        let output = Output::default();
+        let lines = tracing_subscriber::fmt().with_writer(output.writer()).finish();
+        tracing::subscriber::with_default(lines, || warn_of_foreign_address(&evidence, &lease, &machine()));
+        text_of(&output).contains("is taken over, because nothing else is known about this node")
+    };
+    assert!(is_warned("203.0.113.9", None));
+    assert!(!is_warned("203.0.113.9", Some(own())), "our pods have its subnet");
+    assert!(!is_warned("192.168.0.1", None), "this host has the address");
 }
 
 /// What flannel left in another network is not looked for.
