@@ -43,7 +43,11 @@ fn is_temporary(name: &OsStr) -> bool {
 }
 
 fn is_left(path: &Path) -> io::Result<bool> {
-    let file = super::open(path)?;
+    let file = match super::open(path) {
+        // The write has ended meanwhile, and the file has its own name.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        file => file?,
+    };
     // A file of the future is young, too: the clock was wrong, or is.
     let is_old = file.metadata()?.modified()?.elapsed().is_ok_and(|age| age >= AGE);
     Ok(is_old && file.try_lock().is_ok())
@@ -94,5 +98,6 @@ mod tests {
         after.remove(left.file_name().unwrap().to_str().unwrap());
         assert_eq!(names(directory.path()), after, "everything else stays");
         assert!(remove(&at("missing")).is_err());
+        assert!(!is_left(&at(".weft-ended0")).unwrap(), "a write that has ended is no reason to stop");
     }
 }
