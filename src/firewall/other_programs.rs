@@ -358,18 +358,34 @@ mod tests {
     }
 
     /// With each node that joins, the masquerade rules may change. To read iptables-legacy runs a program.
-    #[test]
-    fn what_iptables_legacy_drops_depends_on_the_forward_rules_alone() {
-        let with = |policy: Policy| {
-            let networks = Subnets { v4: "10.5.0.0/16".parse().ok(), v6: "fd00:5::/48".parse().ok() };
+    #[tokio::test(start_paused = true)]
+    async fn what_was_read_of_iptables_legacy_is_valid_for_a_minute_and_for_its_forward_rules() {
+        let with = |network: &str, policy: Policy| {
+            let networks = Subnets { v4: network.parse().ok(), v6: "fd00:5::/48".parse().ok() };
             let own = Subnets { v4: "10.5.7.0/24".parse().ok(), v6: "fd00:5:0:7::/64".parse().ok() };
-            forward_rules_of(&rules(&networks, &own, &policy))
+            rules(&networks, &own, &policy)
         };
-        let masquerade = Some(Masquerade::default());
-        let both = with(Policy { masquerade: masquerade.clone(), forward: true });
-        assert_eq!(both.iter().map(|part| part.family).collect::<Vec<_>>(), Family::BOTH);
-        assert_eq!(both, with(Policy { masquerade: None, forward: true }));
-        assert_eq!(with(Policy { masquerade, forward: false }), []);
+        let masquerade = || Some(Masquerade::default());
+        let then = with("10.5.0.0/16", Policy { masquerade: None, forward: true });
+        let joined = with("10.5.0.0/16", Policy { masquerade: masquerade(), forward: true });
+        let wider = with("10.4.0.0/15", Policy { masquerade: None, forward: true });
+        let forward = forward_rules_of(&then);
+        assert_eq!(forward.iter().map(|part| part.family).collect::<Vec<_>>(), Family::BOTH);
+        assert_eq!(forward_rules_of(&with("10.5.0.0/16", Policy { masquerade: masquerade(), forward: false })), []);
+        // Nothing that this host has leads to this warning.
+        let warned = vec![Problem::new(ProblemKind::Rules, "read before")];
+        let mut others = OtherPrograms::new(Mode::Nft, Instance::new(Path::new("/run/x/subnet.env")));
+        let read = (Instant::now(), forward, warned.clone());
+        others.legacy = Some(read.clone());
+        tokio::time::advance(LEGACY_VALID - Duration::from_secs(1)).await;
+        assert_eq!(
+            (others.check_legacy(&then).await, others.check_legacy(&joined).await),
+            (warned.clone(), warned.clone())
+        );
+        assert_ne!(others.check_legacy(&wider).await, warned, "the command in the warning names the networks");
+        others.legacy = Some(read);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_ne!(others.check_legacy(&then).await, warned, "it is long ago");
     }
 
     /// Returns the warning about a legacy FORWARD with this policy and these rules.

@@ -134,3 +134,27 @@ async fn run(program: &str, args: &[&str], input: Option<&str>) -> Result<String
     let stderr = if stderr.trim().is_empty() { out.status.to_string() } else { stderr };
     Err(ProgramError::Failed { program: program.to_owned(), stderr })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a program printed decides what the operator is told, and whether a flavour that cannot be read counts as one without rules.
+    #[tokio::test]
+    async fn a_program_gets_its_input_and_its_failure_says_what_it_printed() {
+        let text = "*nat\nCOMMIT\n";
+        assert_eq!(run("cat", &[], Some(text)).await.unwrap(), text);
+        // It ends before it has read everything.
+        assert_eq!(run("true", &[], Some(&text.repeat(100_000))).await.unwrap(), "");
+        let missing = run("/nonexistent/iptables-save", &[], None).await;
+        assert!(matches!(missing, Err(ProgramError::Missing { .. })), "{missing:?}");
+        let not_run = run("/dev/null", &[], None).await;
+        assert!(matches!(not_run, Err(ProgramError::NotRun { .. })), "{not_run:?}");
+        for (does, said) in
+            [("echo rules; echo locked >&2; exit 4", "locked\n"), ("echo rules; exit 4", "exit status: 4")]
+        {
+            let failed = run("sh", &["-c", does], None).await;
+            assert!(matches!(&failed, Err(ProgramError::Failed { stderr, .. }) if stderr == said), "{failed:?}");
+        }
+    }
+}
