@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an observation does when links come and go between its dumps. tests/kernel/adapter.rs has the rest.
+//! What an observation makes of links that come and go between its dumps, and of routes with the same key. tests/kernel/adapter.rs has the
+//! rest.
 
 use weft_backends::state::Route;
 
+use super::super::linux::LinuxOptions;
 use super::*;
 
 /// A link with this index and name.
@@ -67,4 +69,37 @@ fn an_incomplete_reading_is_repeated_a_few_times() {
         Err::<Option<()>, _>(io::ErrorKind::PermissionDenied.into())
     });
     assert_eq!((failed.unwrap_err().kind(), readings), (io::ErrorKind::PermissionDenied, 1), "an error is no reason");
+}
+
+/// A route of the kernel must stay, and a route of ours beside it must be removable. All other routes with one key are deleted before ours is
+/// written.
+#[test]
+fn several_routes_with_one_key_have_one_value_and_those_beside_a_route_of_the_kernel_are_not_deleted() {
+    const STATIC: u8 = 4;
+    let (nexthop_objects, instance, alias) = (false, 0, "weft test".to_owned());
+    let mut kernel = LinuxKernel::open(LinuxOptions { nexthop_objects, instance, protocol: PROTOCOL, alias }).unwrap();
+    let key = |third: u8| Key::Route(format!("10.5.{third}.0/24").parse().unwrap(), 0);
+    let seen = |(third, protocol): (u8, u8)| {
+        (key(third), ObservedValue { value: Value::Route(Route::Blackhole), protocol, mark: false })
+    };
+    let found = [
+        (1, PROTOCOL),
+        (2, STATIC),
+        (2, PROTOCOL),
+        (2, STATIC),
+        (3, KERNEL_PROTOCOL),
+        (3, PROTOCOL),
+        (4, STATIC),
+        (4, KERNEL_PROTOCOL),
+    ];
+    let observed = kernel.one_value_per_key(found.map(seen).to_vec());
+    let value_of = |third: u8| observed.get(&key(third)).map(|seen| seen.value.clone());
+    assert_eq!(value_of(1), Some(Value::Route(Route::Blackhole)));
+    assert!([2, 3, 4].map(value_of).iter().all(|value| *value == Some(Value::Route(Route::Other))), "{observed:?}");
+    let protocol_of = |third: u8| observed.get(&key(third)).map(|seen| seen.protocol);
+    assert_eq!([3, 4].map(protocol_of), [Some(PROTOCOL), Some(KERNEL_PROTOCOL)]);
+    assert_eq!(kernel.doubled, HashMap::from([(key(2), 3)]));
+    assert_eq!(kernel.shared_with_kernel, HashSet::from([key(3), key(4)]));
+    kernel.one_value_per_key(Vec::new());
+    assert!(kernel.doubled.is_empty() && kernel.shared_with_kernel.is_empty(), "the routes are gone");
 }
