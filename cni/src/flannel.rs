@@ -104,7 +104,7 @@ fn check(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
 /// it when they add the route, but CHECK compares the gateways literally.
 fn fill_in_gateways(routes: &mut [Value], result: &Value) {
     let is_v6 = |value: &Value| value.as_str().is_some_and(|text| text.contains(':'));
-    for route in routes.iter_mut().filter(|route| route["gw"].is_null()) {
+    for route in routes.iter_mut().filter(|route| route.is_object() && route["gw"].is_null()) {
         let same_family = |ip: &&Value| is_v6(&ip["address"]) == is_v6(&route["dst"]);
         let gateway = result["ips"].as_array().into_iter().flatten().find(same_family).map(|ip| ip["gateway"].clone());
         if let Some(gateway) = gateway.filter(Value::is_string) {
@@ -114,11 +114,59 @@ fn fill_in_gateways(routes: &mut [Value], result: &Value) {
 }
 
 fn check_subnets(result: &Value, rendered: &Map<String, Value>, env: &CheckedSubnetEnv) -> Result<(), Error> {
-    let recorded = &rendered["ipam"]["ranges"];
+    // Another program may have written the record.
+    let recorded = rendered.get("ipam").and_then(|ipam| ipam.get("ranges")).unwrap_or(&Value::Null);
     let now = render::ranges(env);
     if *recorded == now {
         return Ok(());
     }
     let text = format!("the pod was added with the subnets {recorded}, but the node has {now} now: delete the pod");
     Err(Error::new(code::OTHER, text).details(result["ips"].to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_route_without_a_gateway_gets_that_of_the_address_of_its_family() {
+        let result = json!({"ips": [
+            {"address": "10.5.1.2/24", "gateway": "10.5.1.1"},
+            {"address": "fd05:0:0:1::2/64", "gateway": "fd05:0:0:1::1"},
+        ]});
+        let mut routes = [
+            json!({"dst": "fd05::/48"}),
+            json!({"dst": "10.5.0.0/16", "gw": null}),
+            json!({"dst": "0.0.0.0/0", "gw": "10.5.1.9"}),
+            json!("a text is no route"),
+        ];
+        let mut wanted = routes.clone();
+        (wanted[0]["gw"], wanted[1]["gw"]) = (json!("fd05:0:0:1::1"), json!("10.5.1.1"));
+        fill_in_gateways(&mut routes, &result);
+        assert_eq!(routes, wanted);
+        let alone = json!({"dst": "10.5.0.0/16"});
+        for without in [json!({}), json!({"ips": [{"address": "10.5.1.2/24"}]})] {
+            let mut routes = [alone.clone()];
+            fill_in_gateways(&mut routes, &without);
+            assert_eq!(routes, [alone.clone()], "{without}");
+        }
+    }
+
+    #[test]
+    fn check_refuses_a_pod_of_another_subnet_and_a_record_without_subnets() {
+        let of =
+            |subnet: &str| CheckedSubnetEnv { subnets: vec![subnet.parse().unwrap()], ..CheckedSubnetEnv::default() };
+        let (result, env) = (json!({"ips": [{"address": "10.5.1.2/24"}]}), of("10.5.1.0/24"));
+        let checked = |record: Value| check_subnets(&result, record.as_object().unwrap(), &env);
+        let ranges = render::ranges(&env);
+        assert_eq!(checked(json!({"ipam": {"ranges": ranges}})), Ok(()));
+        let earlier = render::ranges(&of("10.5.2.0/24"));
+        for record in [json!({"ipam": {"ranges": earlier}}), json!({"ipam": {}}), json!({"ipam": 7}), json!({})] {
+            let error = checked(record.clone()).unwrap_err();
+            assert_eq!((error.code, error.msg.contains("10.5.1.0/24")), (code::OTHER, true), "{record}: {error}");
+            assert!(error.details.contains("10.5.1.2/24"), "{record}: {error}");
+        }
+    }
 }
