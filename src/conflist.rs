@@ -343,6 +343,7 @@ mod tests {
         place.conflist.keep(Instant::now());
         let first = place.seen();
         assert_eq!(first.1, LIST);
+        assert_eq!(fs::metadata(place.file()).unwrap().mode() & 0o777, 0o644, "other users may read it");
         place.look();
         assert_eq!(place.seen(), first, "nothing changed, so nothing must be written");
         let left = fs::read_dir(place.path("net.d")).unwrap().count();

@@ -56,14 +56,17 @@ pub fn state_file(state_dir: &Path, kind: &str, subnet_file: &Path) -> PathBuf {
 mod tests {
     use std::path::Path;
 
-    use super::Instance;
+    use super::{Instance, state_file};
 
     #[test]
     fn two_subnet_files_have_two_names_and_a_file_keeps_its_name() {
         let usual = Instance::new(Path::new("/run/flannel/subnet.env"));
         assert_eq!(usual.name, "weft");
         let other = Instance::new(Path::new("/run/other/subnet.env"));
-        assert_eq!(other, Instance::new(Path::new("/run/other/subnet.env")));
+        // After an upgrade, the agent finds what the earlier version made by these.
+        assert_eq!(other.name, "weft-14594e1e");
+        let saved = state_file(Path::new("/state"), "peers", Path::new("/run/other/subnet.env"));
+        assert_eq!(saved, Path::new("/state/peers-14594e1e21d08cb7"));
         assert_ne!(other.name, Instance::new(Path::new("/run/third/subnet.env")).name);
         // An iptables chain has at most 28 bytes; `-POSTRTG` is added.
         assert!(other.name.starts_with("weft-") && other.name.len() == 13, "{other:?}");

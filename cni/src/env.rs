@@ -253,4 +253,12 @@ mod tests {
         }
         assert_eq!(read(&[("CNI_COMMAND", "FLY")]).unwrap_err().code, code::ENVIRONMENT);
     }
+
+    #[test]
+    fn an_interface_may_have_the_longest_name_that_the_kernel_allows() {
+        let of = |ifname: &str| {
+            read(&[("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", "c1"), ("CNI_IFNAME", ifname), ("CNI_PATH", "/")])
+        };
+        assert!(of("fifteen-letters").is_ok() && of("sixteen-letters-").is_err());
+    }
 }

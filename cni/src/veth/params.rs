@@ -221,7 +221,9 @@ mod tests {
 
     #[test]
     fn names_and_macs_are_stable_and_unique_and_fit_their_limits() {
-        assert_eq!(host_name("c1", "eth0"), host_name("c1", "eth0"));
+        // After an upgrade, DEL finds the pods of the earlier version by these.
+        assert_eq!(host_name("c1", "eth0"), "vethweuqjwfs2xm");
+        assert_eq!(mac("c1 eth0", b'h'), [0x32, 0x66, 0x83, 0x0b, 0x4b, 0xde]);
         let names: BTreeSet<String> = (0..20_000).map(|n| host_name(&format!("c{n}"), "eth0")).collect();
         assert_eq!(names.len(), 20_000);
         assert!(names.iter().all(|name| name.len() == 15 && name.starts_with("vethw")), "every name must fit IFNAMSIZ");
