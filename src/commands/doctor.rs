@@ -145,7 +145,7 @@ fn absent_agent(sources: &NodeSources) -> AbsentAgent {
 /// Returns the published addresses of some leases.
 fn some_peers(leases: &[Record]) -> Vec<IpAddr> {
     let attrs = leases.iter().filter_map(|record| record.lease.as_ref().ok()).map(|lease| &lease.attrs);
-    attrs.filter_map(|attrs| attrs.owner().parse().ok()).take(MAX_PEERS).collect()
+    attrs.filter_map(|attrs| attrs.published().next()).take(MAX_PEERS).collect()
 }
 
 /// Reads net-conf and the leases, as the agent does at its start. Returns the leases.
@@ -286,12 +286,13 @@ pub fn pods(sources: &weft_doctor::pods::Sources, fix: bool) -> anyhow::Result<A
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::net::Ipv6Addr;
 
     use tokio::sync::mpsc;
     use weft_subnet::attrs::Attrs;
     use weft_subnet::cidr::Subnets;
     use weft_subnet::evidence::Evidence;
-    use weft_subnet::lease::Lease;
+    use weft_subnet::lease::{Age, Lease, Unreadable};
     use weft_subnet::source::{Alarm, Capabilities, Event, LeaseRequest, Local};
 
     use super::*;
@@ -495,5 +496,25 @@ mod tests {
         ];
         let followed: Vec<String> = addresses(&peers, 1).map(|peer| peer.addr.to_string()).collect();
         assert_eq!(followed, ["192.0.2.2", "2001:db8::2", "192.0.2.1", "2001:db8::1"]);
+    }
+
+    /// They are asked if there is no agent that names its peers.
+    #[test]
+    fn of_the_leases_in_the_store_some_published_addresses_are_taken() {
+        let of = |attrs: Attrs| {
+            let subnets = Subnets::from_key("10.5.9.0-24").unwrap();
+            Record { id: "x".into(), lease: Ok(Lease { id: "x".into(), subnets, attrs, age: Age::default() }) }
+        };
+        let six: Ipv6Addr = "2001:db8::2".parse().unwrap();
+        let four = |last: u8| Attrs { public_ip: Some([192, 0, 2, last].into()), ..Attrs::default() };
+        let leases = [
+            Record { id: "y".into(), lease: Err(Unreadable::new("not a key")) },
+            of(Attrs::default()),
+            of(Attrs { public_ipv6: Some(six), ..Attrs::default() }),
+            of(Attrs { public_ipv6: Some(six), ..four(3) }),
+        ];
+        assert_eq!(some_peers(&leases), [six.into(), IpAddr::from([192, 0, 2, 3])]);
+        let many: Vec<Record> = (0..100).map(|last| of(four(last))).collect();
+        assert_eq!(some_peers(&many).len(), MAX_PEERS);
     }
 }
