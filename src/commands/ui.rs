@@ -65,7 +65,7 @@ const HEADERS: [(&str, &str); 6] = [
     ("cross-origin-resource-policy", "same-origin"),
     ("cache-control", "no-store"),
 ];
-/// The begin of a path that asks for an explanation.
+/// The beginning of a path that asks for an explanation.
 const EXPLAIN: &str = "explain/";
 /// All nodes are asked at most once in this time, however many pages are open.
 const LIFETIME: Duration = Duration::from_secs(5);
@@ -474,5 +474,16 @@ mod tests {
         let Query { since_ms, after } = agent.await.unwrap();
         // Somebody may set the clock meanwhile.
         assert!(after == 0 && since_ms.abs_diff(day_ago) < 3600 * 1000, "{since_ms} instead of {day_ago}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_while_there_is_no_room_for_it() {
+        let ui = ui();
+        let others = ui.room.acquire_many(MAX_CLIENTS as u32).await.unwrap();
+        let request = Request::get("/abc/").header(HOST, "localhost").body(()).unwrap();
+        let mut answer = std::pin::pin!(ui.answer(&request));
+        assert!(tokio::time::timeout(LIMIT, &mut answer).await.is_err());
+        drop(others);
+        assert_eq!(answer.await.status(), 200);
     }
 }

@@ -70,8 +70,10 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -111,5 +113,22 @@ mod tests {
         assert_eq!((all.sent, all.answered, all.lost()), (5, 4, 1));
         all.add(Some(Duration::from_millis(2)));
         assert_eq!((all.sent, all.fastest), (6, Some(Duration::from_millis(2))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn there_is_a_pause_between_two_requests() {
+        let (left, begin) = (Arc::new(Mutex::new(Vec::new())), Instant::now());
+        let send = |size: u16| {
+            let left = left.clone();
+            async move {
+                left.lock().unwrap().push((size, begin.elapsed()));
+                Ok(None)
+            }
+        };
+        several(&[84, 1500], 2, send).await.unwrap();
+        let left = left.lock().unwrap();
+        let sizes: Vec<u16> = left.iter().map(|(size, _)| *size).collect();
+        assert_eq!(sizes, [84, 1500, 84, 1500]);
+        assert!(left.windows(2).all(|pair| pair[1].1 - pair[0].1 >= PAUSE), "{left:?}");
     }
 }
