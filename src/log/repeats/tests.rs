@@ -191,3 +191,17 @@ async fn a_message_that_was_left_out_is_no_repeat_when_it_comes_again() {
     warn("no buffer");
     assert_eq!(log.take(), [r#"WARN kernel refused reason="no buffer""#]);
 }
+
+/// All counts come from one place in the program, and a place may log a hundred lines at once.
+#[tokio::test(start_paused = true)]
+async fn the_counts_of_many_messages_are_all_logged() {
+    let log = Log::new();
+    let places: [fn(u32); 2] =
+        [|number| tracing::warn!(number, "no buffer"), |number| tracing::warn!(number, "no device")];
+    for _ in 0..2 {
+        places.iter().for_each(|place| (0..75_u32).for_each(place));
+    }
+    assert_eq!(log.take().len(), 150);
+    log.repeats.log_all();
+    assert_eq!(log.take().len(), 150);
+}

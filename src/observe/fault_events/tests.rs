@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests of what is written, and when. Time is paused, and advances only while a test waits.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use tokio::task::LocalSet;
@@ -270,4 +270,31 @@ async fn a_store_that_refuses_notices_is_one_line_in_the_log() {
     .await;
     let text = text_of(&output);
     assert_eq!(text.matches("write an event about this node: create event").count(), 1, "{text}");
+}
+
+/// Months may lie between two outages of the API server.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_refuses_again_later_is_logged_again() {
+    let output = Output::default();
+    let lines = tracing_subscriber::fmt().with_writer(output.writer()).finish();
+    let _guard = tracing::subscriber::set_default(lines);
+    local(async {
+        let is_away = Rc::new(Cell::new(true));
+        let chosen = is_away.clone();
+        let write = async move |_: FaultNotice| {
+            let refusal = Error::Unavailable { what: "create event".into(), source: None };
+            if chosen.get() { Err(refusal) } else { Ok(()) }
+        };
+        let reporter = Running::new(write, PATIENCE);
+        reporter.set(&uplink());
+        seconds(LATEST + 1).await;
+        is_away.set(false);
+        seconds(301).await;
+        is_away.set(true);
+        reporter.set(&[]);
+        seconds(1).await;
+    })
+    .await;
+    let text = text_of(&output);
+    assert_eq!(text.matches("write an event about this node: create event").count(), 2, "{text}");
 }
