@@ -72,3 +72,46 @@ pub fn reply(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> 
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// The time is longer than that of the library.
+    const LIMITS: RequestLimits = RequestLimits { time: Duration::from_secs(3600), size: 8192 };
+
+    /// Serves a client that sends this and then waits. Returns whether it was answered, and how long it was served.
+    async fn served(sent: &str) -> (bool, Duration) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = accept(&listener).await;
+        let (is_answered, begin) = (Cell::new(false), Instant::now());
+        let answer = |_: Request<Incoming>| {
+            is_answered.set(true);
+            async { text(StatusCode::OK, "here") }
+        };
+        // The connection may end before everything is sent.
+        let _ = tokio::join!(client.write_all(sent.as_bytes()), serve(stream, LIMITS, answer));
+        (is_answered.get(), begin.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_end_its_request_is_disconnected_after_the_time_of_a_request() {
+        for sent in ["", "GET / HTTP/1.1\r\nHost: a\r\n"] {
+            let (is_answered, time) = served(sent).await;
+            assert!(!is_answered && time >= LIMITS.time, "{sent:?}: {time:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_with_more_headers_than_its_limit_is_not_answered() {
+        let request = |size| format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(size));
+        assert!(served(&request(LIMITS.size / 2)).await.0);
+        assert!(!served(&request(LIMITS.size * 3)).await.0);
+    }
+}

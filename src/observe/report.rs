@@ -312,4 +312,29 @@ mod tests {
         assert_eq!(state.health(), Health::Unwell("no device; own lease is gone".to_owned()));
         assert_eq!(state.blockers(), ["no device"], "a missing lease alone does not make the node unready");
     }
+
+    /// systemd starts what comes after the agent only then.
+    #[tokio::test]
+    async fn systemd_is_not_told_that_the_agent_is_ready_before_the_node_is() {
+        let publishing = async {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("notify");
+            let systemd = UnixDatagram::bind(&path).unwrap();
+            systemd.set_nonblocking(true).unwrap();
+            let ((condition, _), (events, _)) = (condition(0), event_reporter());
+            let (readiness, metrics, notify) = (Readiness::new(), Arc::new(Metrics::new()), Notify::to(&path).unwrap());
+            let mut reporter = Reporter { readiness, metrics, notify, condition, events };
+            let received = || {
+                let mut buffer = [0; 128];
+                let length = systemd.recv(&mut buffer).ok()?;
+                Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+            };
+            reporter.publish(&with_fault());
+            assert_eq!(received().as_deref(), Some("STATUS=no device\n"));
+            assert_eq!(received(), None);
+            reporter.publish(&ready());
+            assert_eq!(received().as_deref(), Some("READY=1\n"));
+        };
+        LocalSet::new().run_until(publishing).await;
+    }
 }

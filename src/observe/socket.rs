@@ -558,4 +558,26 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert!(answers(&path));
     }
+
+    /// Tells a test that it runs in a process of its own, because the umask is that of the whole process.
+    const ALONE: &str = "WEFT_TEST_OWN_UMASK";
+
+    /// The agent makes directories and files that other users read, such as subnet.env.
+    #[tokio::test]
+    async fn files_that_are_made_after_the_socket_have_their_usual_permissions() {
+        #[allow(clippy::disallowed_methods, reason = "the parent process sets it for this test")]
+        if std::env::var(ALONE).is_ok() {
+            let usual = Mode::from_bits_truncate(0o022);
+            umask(usual);
+            let dir = tempfile::tempdir().unwrap();
+            let _socket = AgentSocket::bind(&dir.path().join("weft.sock")).unwrap();
+            assert_eq!(umask(usual), usual);
+            return;
+        }
+        let this = "observe::socket::tests::files_that_are_made_after_the_socket_have_their_usual_permissions";
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let out = alone.args(["--exact", this]).env(ALONE, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && said.contains("1 passed"), "{said}");
+    }
 }
