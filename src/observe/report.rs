@@ -187,6 +187,7 @@ mod tests {
     use weft_subnet::source::Source;
 
     use super::*;
+    use crate::log::tests::{Output, text_of};
     use crate::observe::fault_events::tests::event_reporter;
     use crate::observe::node_condition::tests::condition;
 
@@ -336,5 +337,26 @@ mod tests {
             assert_eq!(received().as_deref(), Some("READY=1\n"));
         };
         LocalSet::new().run_until(publishing).await;
+    }
+
+    /// The state is published after every event.
+    #[tokio::test]
+    async fn the_log_says_once_that_the_node_is_ready_and_once_that_it_is_not_any_more() {
+        let output = Output::default();
+        let lines = tracing_subscriber::fmt().with_writer(output.writer()).finish();
+        let _guard = tracing::subscriber::set_default(lines);
+        let publishing = async {
+            let ((condition, _), (events, _)) = (condition(0), event_reporter());
+            let (readiness, metrics, notify) = (Readiness::new(), Arc::new(Metrics::new()), Notify::default());
+            let mut reporter = Reporter { readiness, metrics, notify, condition, events };
+            for state in [with_fault(), ready(), ready(), with_fault(), with_fault()] {
+                reporter.publish(&state);
+            }
+        };
+        LocalSet::new().run_until(publishing).await;
+        let text = text_of(&output);
+        let is_said = |words: &str| text.lines().filter(|line| line.contains(words)).count();
+        assert_eq!((is_said("report: ready "), is_said("report: not ready ")), (1, 1), "{text}");
+        assert!(text.contains("no device"), "{text}");
     }
 }

@@ -256,6 +256,9 @@ async fn round_trip(to: IpAddr, size: u16) -> Result<Option<Duration>, EchoError
 
 #[cfg(test)]
 mod tests {
+    use weft_doctor::explain::facts::{Device, Hop, Peer, Route, Tunnel};
+    use weft_doctor::kernel::rules::Connection;
+
     use super::*;
 
     #[test]
@@ -288,5 +291,66 @@ mod tests {
         assert_eq!(step(5, 0, &Place::Network), None, "silence is another step");
         // It may limit the number of its answers.
         assert_eq!(step(5, 1, &Place::Outside).map(|step| step.state), Some(State::Unknown));
+    }
+
+    fn device(name: &str, mtu: u32) -> Device {
+        Device { name: name.to_owned(), mtu, ..Device::default() }
+    }
+
+    /// The way of a packet from a pod with a small MTU, over a route with a smaller one.
+    fn way(to: &str) -> Way {
+        let packet = Packet { from: "10.5.1.2".parse().unwrap(), to: to.parse().unwrap(), proto: None, port: None };
+        let hop = Hop {
+            lookup: Lookup::Route(Route { mtu: Some(1380), ..Route::default() }),
+            device: Some(device("eth0", 1500)),
+            nexthop: "192.0.2.9".parse().ok(),
+            neighbour: None,
+        };
+        Way {
+            packet,
+            arrives: Some(device("cni0", 1400)),
+            hop,
+            tunnel: None,
+            route_of_weft: None,
+            connection: Connection::New,
+            from_pod: None,
+            to_pod: None,
+            queues: None,
+        }
+    }
+
+    /// Between nodes, the network should carry what the device carries. Outside, nothing larger is ever sent.
+    #[test]
+    fn the_largest_packet_is_that_of_the_device_and_outside_what_sender_and_route_let_pass() {
+        let mut way = way("198.51.100.7");
+        assert_eq!((full_size(&way, &Place::Network), full_size(&way, &Place::Outside)), (Some(1500), Some(1380)));
+        way.hop.lookup = Lookup::Route(Route::default());
+        assert_eq!(full_size(&way, &Place::Outside), Some(1400));
+        way.arrives = None;
+        assert_eq!(full_size(&way, &Place::Outside), Some(1500));
+        way.hop.device = Some(device("lo", 65_536));
+        assert_eq!(full_size(&way, &Place::Network), None, "no packet of IP is that large");
+    }
+
+    /// A pod may drop echo requests.
+    #[test]
+    fn the_node_of_a_pod_answers_for_it() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let subnets = ["10.5.2.0/24", "fd05:0:0:2::/64"].map(|net| net.parse::<IpNet>().unwrap());
+        let peer = Place::Peer(Peer { subnets: subnets.into(), public: vec![ip("192.0.2.2")], ..Peer::default() });
+        let through_tunnel = |to: &str| {
+            let tunnel = Some(Tunnel { fdb: None, remote: None, outer: None, ends: None });
+            answering(&Way { tunnel, ..way(to) }, &peer)
+        };
+        assert_eq!(through_tunnel("10.5.2.7"), ip("10.5.2.0"));
+        assert_eq!(through_tunnel("fd05:0:0:2::7"), ip("fd05:0:0:2::"));
+        assert_eq!(through_tunnel("192.0.2.2"), ip("192.0.2.2"), "it is the node itself");
+        for (to, place, wanted) in [
+            ("10.5.2.7", &peer, "192.0.2.9"),
+            ("10.5.3.7", &Place::Network, "192.0.2.9"),
+            ("198.51.100.7", &Place::Outside, "198.51.100.7"),
+        ] {
+            assert_eq!(answering(&way(to), place), ip(wanted), "{to}");
+        }
     }
 }
