@@ -3,7 +3,6 @@
 
 pub mod ask;
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -22,8 +21,13 @@ use crate::observe::status::{Status, joined};
 /// # Errors
 /// No agent answers; or with `--all`, nothing says on which port the other nodes are to be asked.
 pub async fn run(task: &MeshTask) -> anyhow::Result<Answer> {
+    let status = socket::ask_status(&task.socket).await?;
     let (text, is_broken) = if task.all {
-        let cluster = all(&task.socket, task.port).await?;
+        let port = task.port.or(status.health_port).context(
+            "the agent of this node has no --healthz-port, on which nodes tell each other of their ways: start the agents with this flag, \
+             or name the port of the other nodes with --port",
+        )?;
+        let cluster = as_far_as_known(status, Some(port)).await;
         let text = match task.output {
             Output::Json => pretty(&cluster)?,
             Output::Text => cluster::render(&cluster),
@@ -31,7 +35,7 @@ pub async fn run(task: &MeshTask) -> anyhow::Result<Answer> {
         };
         (text, cluster.is_broken())
     } else {
-        let mesh = Mesh::of(socket::ask_status(&task.socket).await?);
+        let mesh = Mesh::of(status);
         let text = match task.output {
             Output::Json => pretty(&mesh)?,
             Output::Text | Output::Svg => mesh::render(&mesh),
@@ -39,27 +43,6 @@ pub async fn run(task: &MeshTask) -> anyhow::Result<Answer> {
         (text, mesh.is_broken())
     };
     Ok(Answer { text, code: if is_broken { ExitCode::from(cli::exit::FOUND) } else { ExitCode::SUCCESS } })
-}
-
-/// Asks the agent for its peers, and all of them for their rows.
-///
-/// # Errors
-/// As [`run`].
-pub async fn all(socket: &Path, port: Option<u16>) -> anyhow::Result<Cluster> {
-    let status = socket::ask_status(socket).await?;
-    of_status(status, port).await
-}
-
-/// Asks all peers of this status for their rows.
-///
-/// # Errors
-/// Nothing says on which port.
-pub async fn of_status(status: Status, port: Option<u16>) -> anyhow::Result<Cluster> {
-    let port = port.or(status.health_port).context(
-        "the agent of this node has no --healthz-port, on which nodes tell each other of their ways: start the agents with this flag, \
-         or name the port of the other nodes with --port",
-    )?;
-    Ok(as_far_as_known(status, Some(port)).await)
 }
 
 /// Returns the mesh of this node and its peers. Without a port the peers are not asked, and only the own row is known.
