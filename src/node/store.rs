@@ -86,7 +86,7 @@ impl<K: Kernel> Node<K> {
             |event: &Event| !matches!(event, Event::Unreachable(_) | Event::NotRenewed(_) | Event::Renewed(None));
         if events.iter().any(is_answer) {
             self.store.last_answer = now;
-            self.context.reporter.metrics.store_word(now);
+            self.context.reporter.metrics.store_answered(now);
         }
         for event in events {
             if matches!(event, Event::Config(_)) {

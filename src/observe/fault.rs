@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Faults: what can be wrong with this node itself, whatever the store and the peers do.
 
-/// What is wrong with this node: the kinds of faults. Each kind is written once, whatever its text.
+/// The kind of a fault of this node. All faults of one kind have one Event, whatever their texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
     /// The node has no lease, because something that it needs is missing.

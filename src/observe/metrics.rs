@@ -240,7 +240,7 @@ impl Metrics {
     }
 
     /// Records that the store has answered.
-    pub fn store_word(&self, now: Instant) {
+    pub fn store_answered(&self, now: Instant) {
         self.times().store_answer = Some(now);
     }
 
@@ -329,7 +329,7 @@ mod tests {
         metrics.operations("route", "failed", 1);
         metrics.peers(PeerState::SetAside, 2);
         metrics.peers_not_encrypted(1);
-        metrics.store_word(start);
+        metrics.store_answered(start);
         metrics.lease_kept(start, Some(Duration::from_secs(100)));
         metrics.repairs("audit", 2);
         metrics.converged(Duration::from_millis(2));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The preview, which is the answer to `weft plan`: what the next full pass would write. The node hands out the operations as they are. They become text here,
-//! when the answer is written to the socket.
+//! The preview, which is the answer to `weft plan`: what the next full pass would write. The node hands out the operations as they are. They
+//! become text here, when the answer is written to the socket.
 
 use std::fmt::Write;
 

@@ -17,7 +17,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Takes it from what a node knows of a peer.
+    /// Returns the quality of the way to a peer of this state, for which probes found this.
     pub fn new(state: PeerState, probe: Option<&PeerProbe>) -> Quality {
         let asked = probe.filter(|probe| probe.asked > 0);
         Quality {
