@@ -24,7 +24,7 @@ pub enum Edit {
 /// A net-conf that no node may apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Bad {
-    /// The begin of the text is missing.
+    /// The first character of the text is missing.
     NotJson,
     /// There is no backend of this type.
     UnknownType,
@@ -45,7 +45,7 @@ pub struct WantedConf {
     pub backend: String,
     /// The VNI of vxlan.
     pub vni: u32,
-    /// Network is larger than at the begin.
+    /// Network is larger than at the beginning.
     pub wide: bool,
     /// The last subnet that nodes may choose.
     pub last: Ipv4Addr,

@@ -17,7 +17,7 @@ const MOST_AWAY: u64 = 50;
 /// An event and its time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Timed {
-    /// Seconds after the begin.
+    /// Seconds after the simulation began.
     pub at: u64,
     /// What happens.
     pub event: Event,
@@ -174,7 +174,7 @@ impl Scenario {
         self.events.sort_by_key(|timed| timed.at);
     }
 
-    /// Returns net-conf at the begin.
+    /// Returns net-conf at the beginning.
     pub fn net_conf(&self) -> WantedConf {
         // In a tight network, 10.1.0.0 to 10.1.N.0 for N machines.
         let third = u8::try_from(self.machines).unwrap_or(250).min(250);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The content of a simulated server, with word of its changes and restarts. Clones have the same content.
+//! The content of a simulated server, with notices of its changes and restarts. Clones have the same content.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,7 +36,7 @@ impl<T> Shared<T> {
         read(&self.lock())
     }
 
-    /// Changes the content without a word to anybody.
+    /// Changes the content without a notice to anybody.
     pub fn change_silently<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         change(&mut self.lock())
     }

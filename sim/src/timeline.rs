@@ -13,7 +13,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 use weft_subnet::outside::{self, FileStep, Simulated};
 
-/// The wall clock at the begin of each simulation, in seconds since 1970: 2026-01-01.
+/// The wall clock at the beginning of each simulation, in seconds since 1970: 2026-01-01.
 const BEGIN: Duration = Duration::from_secs(1_767_225_600);
 /// The last lines that are kept, in bytes.
 const MOST: usize = 64 << 20;
@@ -37,7 +37,7 @@ pub fn machine() -> Option<usize> {
     MACHINE.get().map(|(machine, _)| machine)
 }
 
-/// Returns the virtual time since the begin.
+/// Returns the virtual time since the simulation began.
 pub fn elapsed() -> Duration {
     START.get().map_or(Duration::ZERO, |start| start.elapsed())
 }

@@ -53,7 +53,7 @@ struct Side {
     client: Client,
     /// The version after each write. The first one is from before the first write.
     versions: Vec<u64>,
-    /// A watch of everything from the begin on.
+    /// A watch of everything from the beginning on.
     all: Lines,
     /// Where the next page begins.
     token: String,
@@ -379,7 +379,7 @@ impl Pair {
         }
     }
 
-    /// Watches the Nodes in both, from a version or from the begin, until a write that follows.
+    /// Watches the Nodes in both, from a version or from the beginning, until a write that follows.
     async fn watch(&mut self) {
         let (name, write) = (self.name(), self.chance.below(self.written.len()));
         let begin = match self.chance.below(10) {

@@ -94,6 +94,15 @@ fn changes_of_net_conf_lose_no_packet() {
     }
 }
 
+/// Without this, a test in which no packet may be lost would say nothing.
+#[test]
+fn a_packet_that_is_lost_is_found() {
+    let outcome = play(&scenario(vec![Event::LinkDown(0, 10)], |all| {
+        (all.lossless, all.lease_ttl, all.events[0].at) = (true, 86_400, 200);
+    }));
+    assert!(outcome.wrong.iter().any(|text| text.starts_with("a packet from n")), "{:?}", outcome.wrong);
+}
+
 /// The second machine does not hear that the backend changes, so the first one must keep the earlier backend. It is started again after
 /// Network became wider, too.
 #[test]
