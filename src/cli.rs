@@ -256,7 +256,9 @@ pub fn parse_from(
     let called = words.first().and_then(|arg| Path::new(arg).file_name()).and_then(|name| name.to_str());
     let called = called.map(str::to_owned);
     let drop_in = called.as_deref().and_then(drop_in::command);
-    words.splice(1..1, drop_in.map(str::to_owned));
+    if let Some(command) = drop_in {
+        words.insert(1, command.to_owned());
+    }
     if words.len() == 2 && ["--version", "-version", "-V"].contains(&words[1].as_str()) {
         return Ok(Task::Version(VersionForm::Stderr));
     }

@@ -225,6 +225,8 @@ fn other_commands() {
         assert!(matches!(run(line), Ok(Task::Version(asked)) if asked == form), "{line}");
     }
     assert!(run("weft --help").expect_err("help").help);
+    let nothing = parse_from(std::iter::empty(), |_| None).expect_err("no command");
+    assert_eq!(nothing.code, USAGE, "a program may be started without even its own name");
     assert_eq!(refusal("weft dance").code, USAGE);
 }
 
