@@ -114,7 +114,7 @@ static: ## build the static binaries that are released: agent and CNI plugin
 	@ls -l $(STATIC) $(STATIC_CNI)
 
 BARE := $(TARGET_DIR)/bare/$(MUSL)/release/weft
-# The largest size of the agent without Kubernetes, in bytes: 12 MB (docs/bench/method.md).
+# The largest size of the agent without Kubernetes, in bytes: 12 MiB (docs/bench/method.md).
 BARE_SIZE := 12582912
 .PHONY: static-bare
 # Only the result has a directory of its own, because nearly all dependencies are those of the agent with Kubernetes.
