@@ -41,7 +41,7 @@ pub(super) struct CleanupFlags {
     place: PlaceFlags,
     #[command(flatten)]
     cni: CniDirFlag,
-    /// Also remove devices that flanneld made: flannel.<VNI>, flannel-v6.<VNI>, flannel.ipip.
+    /// Also remove devices that flanneld made. Their names are such as flannel.1, flannel.ipip, flannel0 and flannel-wg.
     #[arg(long, action = ArgAction::SetTrue)]
     flannel_devices: bool,
     /// Remove only these parts, separated by commas; devices, routes and files stay, and flanneld may run [default: everything].

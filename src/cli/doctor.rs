@@ -72,7 +72,7 @@ struct PluginFlags {
     /// Directories of CNI plugins, separated by colons.
     #[arg(long, default_value = "/opt/cni/bin:/usr/lib/cni", value_name = "DIRS")]
     cni_path: String,
-    /// host-local's directory.
+    /// Directory in which host-local keeps the addresses of pods.
     #[arg(long, default_value = "/var/lib/cni/networks", value_name = "DIR")]
     networks: PathBuf,
 }
@@ -93,7 +93,7 @@ pub struct PodsFlags {
     #[arg(long)]
     pub fix: bool,
     /// Age from which a file counts as left behind: a younger one may belong to a pod that is being started.
-    #[arg(long, default_value = "10m", value_parser = duration, value_name = "TIME")]
+    #[arg(long, default_value = "10m", value_parser = duration, value_name = "DURATION")]
     older_than: Duration,
     #[command(flatten)]
     plugins: PluginFlags,

@@ -95,7 +95,7 @@ pub(super) struct MeshFlags {
     /// Ask all nodes, on their health ports, and show the ways between all of them.
     #[arg(long, action = ArgAction::SetTrue)]
     all: bool,
-    /// With --all: health port of the other nodes; without it the one of this node.
+    /// With --all: health port of the other nodes [default: the one of this node].
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Form of the answer.
@@ -126,7 +126,7 @@ pub(super) struct UiFlags {
     /// Port of the page on 127.0.0.1; 0 = any free one.
     #[arg(long, default_value_t = 8471, value_name = "PORT")]
     port: u16,
-    /// Health port of the other nodes; without it the one of this node.
+    /// Health port of the other nodes [default: the one of this node].
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     peer_port: Option<u16>,
     /// Standard input is the listening socket.
@@ -152,7 +152,7 @@ pub(super) struct HistoryFlags {
     /// Go on, and show new records when they come.
     #[arg(long, short = 'f', action = ArgAction::SetTrue)]
     follow: bool,
-    /// Show only records of this time before now, such as 10m.
+    /// Show only the records of the last DURATION, such as 10m.
     #[arg(long, value_parser = duration::duration, value_name = "DURATION")]
     since: Option<Duration>,
 }
