@@ -17,7 +17,7 @@ pub struct Quality {
 }
 
 impl Quality {
-    /// Returns the quality of the way to a peer of this state, for which probes found this.
+    /// Returns the quality of the way to a peer. `state` is the state of the peer, and `probe` is what probes found out.
     pub fn new(state: PeerState, probe: Option<&PeerProbe>) -> Quality {
         let asked = probe.filter(|probe| probe.asked > 0);
         Quality {
