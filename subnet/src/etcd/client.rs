@@ -343,10 +343,8 @@ mod tests {
     use super::*;
     use crate::backend_types::FOR_TESTS;
 
-    /// The line is shown to people, and may be copied to others.
-    #[test]
-    fn the_flags_of_etcdctl_name_the_user_and_not_the_password() {
-        let options = EtcdOptions {
+    fn options() -> EtcdOptions {
+        EtcdOptions {
             endpoints: vec!["http://10.0.0.1:2379".into(), "10.0.0.2:2379".into()],
             prefix: "/coreos.com/network".into(),
             key_file: None,
@@ -357,8 +355,24 @@ mod tests {
             lease_ttl: Duration::from_secs(86_400),
             renew_margin: Duration::from_secs(3600),
             types: FOR_TESTS,
-        };
-        let flags = Pool::new(options).map(|pool| pool.etcdctl_flags()).unwrap();
+        }
+    }
+
+    /// The line is shown to people, and may be copied to others.
+    #[test]
+    fn the_flags_of_etcdctl_name_the_user_and_not_the_password() {
+        let flags = Pool::new(options()).map(|pool| pool.etcdctl_flags()).unwrap();
         assert_eq!(flags, "--endpoints=http://10.0.0.1:2379,http://10.0.0.2:2379 --user=node");
+    }
+
+    /// The watch and the renewals fail at the same time. The second failure must not lead away from an endpoint that works.
+    #[test]
+    fn a_failure_of_an_endpoint_that_was_left_before_does_not_change_the_one_in_use() {
+        let pool = Pool::new(options()).unwrap();
+        let in_use_after = |failed: usize| {
+            pool.failed(failed);
+            pool.current()
+        };
+        assert_eq!([0, 0, 1, 1].map(in_use_after), [1, 1, 0, 0]);
     }
 }

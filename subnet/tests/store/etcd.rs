@@ -672,3 +672,30 @@ async fn a_single_event_that_is_larger_than_any_message_leads_to_a_new_list() {
     })
     .await;
 }
+
+/// While the watch was away, somebody may have given our key another etcd lease. The next renewal would be hours later.
+#[tokio::test]
+async fn our_lease_is_renewed_at_once_after_a_new_list() {
+    let server = Server::start_with("http", |_| vec!["--max-request-bytes".to_owned(), (64 << 20).to_string()]);
+    server.ready().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let ours = LeaseRequest { previous: Some(subnet("10.5.1.0/24")), ..request(1) };
+    let lease = store.acquire(&ours).await.unwrap();
+    let (kept, mut keeps) = mpsc::channel(64);
+    watching(&store, async |mut events| {
+        assert_eq!(snapshot(&mut events).await, (1, false));
+        let body = async {
+            assert!(matches!(any(&mut keeps).await, Event::Renewed(Some(_))));
+            // The event of this write cannot be received, so all leases are read again.
+            client.put(key("10.5.2.0-24"), "x".repeat(17 << 20), None).await.unwrap();
+            assert_eq!(snapshot(&mut events).await, (2, false));
+            let told = any(&mut keeps).await;
+            assert!(matches!(told, Event::Renewed(Some(_))), "{told:?}");
+        };
+        tokio::select! {
+            () = store.keep(&lease, kept) => panic!("the keeper ended"),
+            () = body => {}
+        }
+    })
+    .await;
+}
