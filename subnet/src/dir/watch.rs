@@ -384,6 +384,7 @@ async fn report_config(store: &DirStore, out: &mpsc::Sender<Event>, text: Option
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::Arc;
 
     use tokio::time::sleep;
@@ -439,11 +440,9 @@ mod tests {
         }
     }
 
-    /// If too many events wait, the kernel drops the others, and says so with an event that names no file.
-    #[tokio::test]
-    async fn all_files_are_read_after_events_were_lost() {
-        let dir = tempfile::tempdir().unwrap();
-        let files = Files::new(dir.path().into());
+    /// Makes the store in this directory, and watches it.
+    async fn watched(dir: &Path) -> Watch {
+        let files = Files::new(dir.into());
         files.make().unwrap();
         let opened = loop {
             match open(&files) {
@@ -452,7 +451,28 @@ mod tests {
                 opened => break opened.unwrap(),
             }
         };
-        let watch = Watch::new(opened).unwrap();
+        Watch::new(opened).unwrap()
+    }
+
+    /// Events tell nothing of files that another host writes.
+    #[tokio::test]
+    async fn constant_changes_do_not_delay_the_reading_of_all_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let watch = watched(dir.path()).await;
+        for (left, all) in [(READ_ALL_EVERY, false), (Duration::ZERO, true)] {
+            fs::write(dir.path().join("subnets/10.5.1.0-24.json"), "{}").unwrap();
+            // The events are there before the time has come.
+            watch.inotify.readable().await.unwrap().retain_ready();
+            let to_read = wait_for_inotify(&watch, Instant::now() + left).await.unwrap();
+            assert_eq!((to_read.all, to_read.touched.len()), (all, 1), "{left:?}");
+        }
+    }
+
+    /// If too many events wait, the kernel drops the others, and says so with an event that names no file.
+    #[tokio::test]
+    async fn all_files_are_read_after_events_were_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let watch = watched(dir.path()).await;
         let mut to_read = ToRead::default();
         let mut comes = |mask, name: Option<&str>| {
             let event = InotifyEvent { wd: watch.subnets, mask, cookie: 0, name: name.map(Into::into) };
