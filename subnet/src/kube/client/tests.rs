@@ -4,7 +4,7 @@
 use super::super::annotations::Prefix;
 use super::super::fake::{Clock, Fake, FakeNode};
 use super::super::{KubeStore, Who};
-use super::{Access, Api, NO_SUCH_PATH, Proxies};
+use super::{Access, Api, CALL_LIMIT, NO_SUCH_PATH, Proxies};
 use crate::source::{Error, Source};
 
 #[tokio::test]
@@ -196,4 +196,13 @@ async fn a_node_name_that_fits_into_no_path_does_not_exist() {
         request.refuse(404, "NotFound").await;
     });
     assert_eq!(chosen.unwrap_err().to_string(), "node no name does not exist");
+}
+
+/// After a boot nobody answers at the address of a Service. Until the agent gives up, it does not start with saved peers.
+#[tokio::test]
+async fn a_connection_is_given_up_long_before_a_request() {
+    let fake = Fake::start().await;
+    let api = Api::new(Access { kubeconfig: Some(fake.kubeconfig()), ..Access::default() });
+    let limit = api.config().await.unwrap().connect_timeout;
+    assert!(limit.is_some_and(|limit| limit <= CALL_LIMIT / 2), "{limit:?}");
 }

@@ -265,6 +265,22 @@ async fn the_condition_is_written_only_if_it_differs() {
     }
 }
 
+/// Otherwise the agent would not write it again, and the Node would say for ever that its network does not work.
+#[tokio::test]
+async fn a_condition_that_was_not_written_is_an_error() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    for code in [403, 409, 500] {
+        let serve = async {
+            let request = fake.expect("GET", NODE).await;
+            request.json(&with_condition("True", "WeftIsDown", "no uplink")).await;
+            writes(&mut fake).await.refuse(code, "not written").await;
+        };
+        let (written, ()) = tokio::join!(store.set_condition(None), serve);
+        assert!(written.is_err(), "{code}");
+    }
+}
+
 #[tokio::test]
 async fn a_pod_cidr_is_waited_for_until_the_node_has_one() {
     let mut fake = Fake::start().await;

@@ -518,3 +518,30 @@ async fn a_list_without_a_watch_is_read_in_pages() {
     };
     tokio::join!(serve, read);
 }
+
+/// In a large cluster the kubelets write their Nodes all the time, and each event wakes the agent.
+#[tokio::test]
+async fn many_updates_that_concern_no_lease_are_few_answers() {
+    let mut fake = Fake::start().await;
+    watching(&fake.store(), |mut events| async move {
+        let mut stream = fake.list(10, &[FakeNode::new(2, 5)]).await;
+        assert_eq!(snapshot(&mut events, false).await, ["n2"]);
+        let began = Instant::now();
+        for version in 11..211 {
+            stream.event("MODIFIED", &FakeNode::new(2, version)).await;
+        }
+        stream.event("DELETED", &FakeNode::new(2, 211)).await;
+        let mut answers = 0;
+        loop {
+            match timeout(LIMIT, events.recv()).await.expect("the deletion").expect("the watch runs") {
+                Event::Answered => answers += 1,
+                Event::Changes(_) => break,
+                event => panic!("{event:?}"),
+            }
+        }
+        // The first one may be that of the list.
+        let most = 2 + began.elapsed().as_secs() / ANSWERED_INTERVAL.as_secs();
+        assert!(answers <= most, "{answers} answers to 200 updates");
+    })
+    .await;
+}
