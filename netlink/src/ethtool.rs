@@ -96,3 +96,31 @@ fn is_active(payload: &[u8]) -> bool {
         .flat_map(attrs)
         .any(|(kind, value)| kind == BIT_NAME && text(value) == TX_CHECKSUM)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns an answer in which one of the lists of features has these names.
+    fn answer(list: u16, names: &[&str]) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.fixed(&generic::header(FEATURES_GET, VERSION));
+        w.nest(list, |w| {
+            w.nest(BITS, |w| names.iter().for_each(|name| w.nest(BIT, |w| w.attr_str(BIT_NAME, name))));
+        });
+        w.bytes().to_vec()
+    }
+
+    /// The kernel also lists the features that the device can have, those that are wanted, and those that never change.
+    #[test]
+    fn a_feature_counts_only_if_it_is_on() {
+        const HW: u16 = 2;
+        const NOCHANGE: u16 = 5;
+        assert!(is_active(&answer(ACTIVE, &["rx-checksum", TX_CHECKSUM])));
+        assert!(!is_active(&answer(ACTIVE, &["rx-checksum", "tx-checksum-ipv4"])));
+        for list in [HW, WANTED, NOCHANGE] {
+            assert!(!is_active(&answer(list, &[TX_CHECKSUM])), "{list}");
+        }
+        assert!(!is_active(&answer(ACTIVE, &[])) && !is_active(&[]));
+    }
+}

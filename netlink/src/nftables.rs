@@ -239,6 +239,7 @@ pub fn handle_of(value: &[u8]) -> u64 {
 mod tests {
     use super::attributes::POLICY_ACCEPT;
     use super::*;
+    use crate::socket::tests::faked;
     use crate::wire::Writer;
 
     /// Returns the payload of a message about a base chain.
@@ -310,6 +311,56 @@ mod tests {
         w.fixed(&[2, 0, 0, 0]);
         w.attr_str(CHAIN_NAME, "chain");
         assert!(base_chain(w.bytes()).is_none(), "a chain that is not at a hook");
+    }
+
+    /// Returns the payload of a message about the base chain with this name.
+    fn named(name: &str, family: u8, hook: u32, priority: i32) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.fixed(&[family, 0, 0, 0]);
+        w.attr_str(CHAIN_NAME, name);
+        w.nest(CHAIN_HOOK, |w| {
+            w.attr(HOOK_NUMBER, &hook.to_be_bytes());
+            w.attr(HOOK_PRIORITY, &priority.to_be_bytes());
+        });
+        w.bytes().to_vec()
+    }
+
+    /// Returns a socket whose next dump consists of messages about chains, with these payloads.
+    fn with_chains(payloads: Vec<Vec<u8>>) -> Netlink {
+        const NLMSG_DONE: u16 = 3;
+        let (netlink, kernel, own) = faked();
+        std::thread::spawn(move || {
+            let (request, _) = kernel.recv_from_full().unwrap();
+            let seq = messages(&request).next().unwrap().seq;
+            let done = (NLMSG_DONE, vec![0; 4]);
+            for (kind, payload) in payloads.into_iter().map(|payload| (NEWCHAIN, payload)).chain([done]) {
+                let mut w = Writer::default();
+                w.begin(kind, 0, &payload);
+                w.end(seq);
+                kernel.send_to(w.bytes(), &own, 0).unwrap();
+            }
+        });
+        netlink
+    }
+
+    /// A chain may drop a packet before a later one accepts it. The kernel lists chains by their tables.
+    #[test]
+    fn the_chains_of_one_hook_come_in_the_order_in_which_packets_pass_them() {
+        let all = || {
+            vec![
+                named("late", 2, 2, 100),
+                named("of input", 2, 1, -300),
+                named("early", 2, 2, -150),
+                named("of bridges", 7, 2, -200),
+                named("usual", 1, 2, 0),
+                named("at a link", 5, 0, -500),
+            ]
+        };
+        let names = |chains: Vec<BaseChain>| chains.into_iter().map(|chain| chain.name).collect::<Vec<_>>();
+        let forward = base_chains(&mut with_chains(all()), Hook::Forward).unwrap();
+        assert_eq!(names(forward), ["early", "usual", "late"]);
+        let links = link_chains(&mut with_chains(all())).unwrap();
+        assert_eq!(names(links.into_iter().map(|one| one.chain).collect()), ["at a link", "of bridges"]);
     }
 
     /// Where there is no nftables, no rule of ours can be missing. A question that merely failed must be asked again.

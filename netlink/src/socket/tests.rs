@@ -158,6 +158,14 @@ fn the_wait_for_the_rest_of_a_dump_ends() {
     assert!(limit.num_seconds() > 0, "{limit:?}");
 }
 
+/// Every message of a batch may be refused. If there is no room for a refusal, it is unknown what was carried out.
+#[test]
+fn there_is_more_room_for_replies_than_in_other_sockets() {
+    let (ours, other) = (Netlink::open().unwrap(), Socket::new(NETLINK_ROUTE).unwrap());
+    let room = |socket: &Socket| getsockopt(socket, sockopt::RcvBuf).unwrap();
+    assert!(room(&ours.socket) > room(&other), "{} bytes", room(&ours.socket));
+}
+
 #[test]
 fn a_request_that_nobody_answers_is_not_done() {
     let (mut netlink, _kernel, _) = faked();
