@@ -311,6 +311,29 @@ fn udp_believes_a_port_of_the_system_only_if_net_conf_names_it() {
     }
 }
 
+/// Such a lease says nothing of the port. So the tunnel with an earlier port is kept, but only for a limited time.
+#[test]
+fn the_lease_of_a_node_with_flannel_hides_options_of_udp_alone() {
+    for (kind, shows_them) in
+        [("vxlan", true), ("host-gw", true), ("ipip", true), ("alloc", true), ("extension", true), ("udp", false)]
+    {
+        let backend = make(&NetConf { backend_type: kind.to_owned(), ..net_conf() }).unwrap();
+        assert_eq!(backend.knows_options_of_flannel(), shows_them, "{kind}");
+    }
+}
+
+/// The tunnel answers "network unreachable" from an address of this host, and the kernel drops such packets otherwise.
+#[test]
+fn the_device_of_udp_accepts_packets_from_an_address_of_this_host() {
+    let udp = make_kind("udp", "{}", &net_conf()).unwrap();
+    let device = udp.device(&host(), &lease("10.5.1.0-24", "", 1));
+    let settings = device.iter().find_map(|(_, value)| match value {
+        Value::Link(link) => Some(link.kind.ipv4_settings()),
+        _ => None,
+    });
+    assert_eq!(settings, Some(&[("accept_local", "1")][..]));
+}
+
 /// flannel also uses udp, although its documentation says vxlan.
 #[test]
 fn a_net_conf_without_a_backend_is_one_of_udp() {

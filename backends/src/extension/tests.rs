@@ -42,6 +42,20 @@ fn the_configuration_of_k3s_with_tailscale_is_one_command_after_the_lease() {
     assert_eq!(words[3], b"--advertise-routes=10.5.1.0/24");
 }
 
+/// A command for peers that leave is enough. The agent keeps no list of peers otherwise.
+#[test]
+fn one_of_the_two_commands_for_peers_concerns_them() {
+    for (key, concern) in [
+        ("SubnetAddCommand", true),
+        ("SubnetRemoveCommand", true),
+        ("PreStartupCommand", false),
+        ("PostStartupCommand", false),
+    ] {
+        let made = backend(&format!(r#","{key}":"run""#)).unwrap();
+        assert_eq!(made.commands().unwrap().concern_peers(), concern, "{key}");
+    }
+}
+
 #[test]
 fn keys_that_cannot_be_used_are_refused_with_the_remedy() {
     for (options, words) in [

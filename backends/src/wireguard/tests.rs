@@ -154,6 +154,17 @@ fn our_lease_names_the_port_that_a_device_keeps() {
     assert_eq!(lease(&Host { kept_ports: Default::default(), ..host }), [Some(4500), None]);
 }
 
+/// Our lease must not name a port at which nobody answers.
+#[test]
+fn a_device_that_is_down_listens_on_no_port() {
+    let listening = |port, up| {
+        let kind = Arc::new(WireGuardLink { public: None, port });
+        Link { kind, mtu: 1420, mac: None, up }.listening_port()
+    };
+    assert_eq!((listening(51820, true), listening(51820, false)), (Some(51820), None));
+    assert_eq!(listening(0, true), None, "its port was not read");
+}
+
 #[test]
 fn flannels_key_is_taken_over_and_outlives_a_boot() {
     let files = Files::with(&[(FLANNELS, PRIVATE)]);
