@@ -193,6 +193,27 @@ async fn an_etcd_lease_that_somebody_gives_our_key_is_renewed_at_once() {
     .await;
 }
 
+/// The same before the watch begins. It does not report what happened before its list.
+#[tokio::test]
+async fn an_etcd_lease_that_somebody_gave_our_key_before_the_list_is_renewed_at_once() {
+    let server = Server::start().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let lease = store.acquire(&request(1)).await.unwrap();
+    let grant = client.lease_grant(600, None).await.unwrap().id();
+    let other = PutOptions::new().with_lease(grant);
+    client.put(key(&lease.id), lease.attrs.to_wire(), Some(other)).await.unwrap();
+    let (kept, mut keeps) = mpsc::channel(64);
+    watching(&store, async |mut events| {
+        assert_eq!(snapshot(&mut events).await, (1, false));
+        let is_short = |event: &Event| matches!(event, Event::Renewed(Some(ttl)) if ttl.as_secs() <= 600);
+        tokio::select! {
+            () = store.keep(&lease, kept) => panic!("the keeper ended"),
+            _ = until(&mut keeps, "the renewal of the operator's etcd lease", is_short) => {}
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn everything_is_read_again_after_a_compaction() {
     let mut server = Server::start().await;

@@ -179,6 +179,28 @@ async fn an_incomplete_rotation_does_not_affect_the_connection() {
     answers(&store, "the rotation is complete").await;
 }
 
+/// Otherwise each call would make one more connection, and log one more line, until somebody corrects the files.
+#[tokio::test]
+async fn changed_files_that_do_not_work_are_not_tried_again_with_each_call() {
+    let server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "ca.pem"]);
+    answers(&EtcdStore::new(with_client(&server)).unwrap(), "the start").await;
+    let (url, _tasks, connections) = relay(server.port).await;
+    let endpoints = vec![url.replace("http://", "https://")];
+    let store = EtcdStore::new(EtcdOptions { endpoints, ..with_client(&server) }).unwrap();
+    answers(&store, "over the relay").await;
+    let (dir, before) = (server.dir.path(), connections.load(Ordering::SeqCst));
+    // etcd does not know the CA of the new certificate.
+    authority(dir, "next");
+    certificate(dir, "client", "next");
+    store.list().await.expect("the connection that works is not touched");
+    let tried = connections.load(Ordering::SeqCst);
+    assert!(tried > before, "the new certificate was tried");
+    for _ in 0..3 {
+        store.list().await.expect("the connection that works is not touched");
+    }
+    assert_eq!(connections.load(Ordering::SeqCst), tried);
+}
+
 /// Starts a server with authentication. The user `node` may write leases, the user `root` everything.
 async fn server_with_users() -> Server {
     let server = Server::start().await;
