@@ -75,8 +75,11 @@ impl KubeStore {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::fake::{Fake, FakeNode};
     use super::*;
+    use crate::source::Source;
 
     fn notice(text: &str) -> FaultNotice {
         FaultNotice { fault: "UplinkFault", text: text.to_owned(), is_over: false, count: 1 }
@@ -124,6 +127,14 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_fault_is_written_after_the_time_of_the_flag() {
+        let fake = Fake::start().await;
+        let after = Some(Duration::from_secs(60));
+        let store = KubeStore { events_after: after, ..fake.store() };
+        assert_eq!((store.notices_after(), fake.store().notices_after()), (after, None));
+    }
+
+    #[tokio::test]
     async fn an_event_is_about_our_node() {
         let mut fake = Fake::start().await;
         let store = fake.store();
@@ -139,7 +150,7 @@ mod tests {
             request.json(&json!({})).await;
         };
         let notice = notice("no address");
-        let (written, ()) = tokio::join!(store.write_event(&notice), serve);
+        let (written, ()) = tokio::join!(store.write_notice(&notice), serve);
         written.unwrap();
     }
 

@@ -6,6 +6,7 @@ use super::super::fake::{Clock, Fake, FakeNode, LIMIT, PREFIX, Request};
 use super::*;
 use crate::connected::Connected;
 use crate::net_conf::Range;
+use crate::source::Source;
 
 const NODE: &str = "/api/v1/nodes/n1";
 /// The path of all writes.
@@ -192,7 +193,7 @@ async fn a_release_removes_our_annotations_and_nothing_else() {
         request.json(&FakeNode::bare(1, 7).json()).await;
     };
     let lease = Lease { attrs: Attrs { tunnel_ip: Some([192, 0, 2, 1].into()), ..attrs() }, ..lease() };
-    let (released, ()) = tokio::join!(store.withdraw("n1", Some(&lease)), serve);
+    let (released, ()) = tokio::join!(store.release(&lease), serve);
     released.unwrap();
 }
 
@@ -205,11 +206,11 @@ async fn a_release_leaves_the_lease_of_another_agent() {
     let unreadable = FakeNode::new(1, 5).with("backend-data", "no JSON");
     for node in [theirs, unreadable] {
         let lease = lease();
-        let (released, ()) = tokio::join!(store.withdraw("n1", Some(&lease)), reads(&mut fake, node.clone()));
+        let (released, ()) = tokio::join!(store.release(&lease), reads(&mut fake, node.clone()));
         assert!(matches!(released, Err(Error::Taken { .. })), "{released:?}");
     }
     let lease = lease();
-    let (released, ()) = tokio::join!(store.withdraw("n1", Some(&lease)), reads(&mut fake, FakeNode::bare(1, 5)));
+    let (released, ()) = tokio::join!(store.release(&lease), reads(&mut fake, FakeNode::bare(1, 5)));
     assert!(matches!(released, Err(Error::Missing(_))), "{released:?}");
 }
 
@@ -260,7 +261,7 @@ async fn the_condition_is_written_only_if_it_differs() {
             assert_eq!(request.body, others, "the patch must name no other condition");
             request.json(&FakeNode::new(1, 6).json()).await;
         };
-        let (result, ()) = tokio::join!(store.set_condition(fault), serve);
+        let (result, ()) = tokio::join!(store.health(fault), serve);
         result.unwrap();
     }
 }
@@ -276,7 +277,7 @@ async fn a_condition_that_was_not_written_is_an_error() {
             request.json(&with_condition("True", "WeftIsDown", "no uplink")).await;
             writes(&mut fake).await.refuse(code, "not written").await;
         };
-        let (written, ()) = tokio::join!(store.set_condition(None), serve);
+        let (written, ()) = tokio::join!(store.health(None), serve);
         assert!(written.is_err(), "{code}");
     }
 }
@@ -469,7 +470,7 @@ async fn a_lease_has_only_the_families_of_net_conf() {
         fake.expect("GET", NODE).await.json(&node).await;
         writes(&mut fake).await.json(&FakeNode::bare(1, 7).json()).await;
     };
-    let (released, ()) = tokio::join!(store.withdraw("n1", Some(&lease)), serve);
+    let (released, ()) = tokio::join!(store.release(&lease), serve);
     released.expect("the pod CIDR of the other family must not hinder the release");
 }
 

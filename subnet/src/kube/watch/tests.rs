@@ -545,3 +545,20 @@ async fn many_updates_that_concern_no_lease_are_few_answers() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn another_net_conf_is_reported_beside_the_nodes() {
+    let mut fake = Fake::start().await;
+    let store = fake.store();
+    let net_conf = |number: u8| format!(r#"{{"Network":"10.{number}.0.0/16"}}"#);
+    std::fs::write(fake.net_conf(), net_conf(5)).unwrap();
+    assert_eq!(store.config().await.unwrap(), net_conf(5));
+    std::fs::write(fake.net_conf(), net_conf(6)).unwrap();
+    watching(&store, |mut events| async move {
+        let _stream = fake.list(10, &[FakeNode::new(2, 5)]).await;
+        let told = [next(&mut events).await, next(&mut events).await];
+        assert!(told.contains(&Event::Config(net_conf(6))), "{told:?}");
+        assert!(told.iter().any(|event| matches!(event, Event::Snapshot { .. })), "{told:?}");
+    })
+    .await;
+}
