@@ -237,6 +237,21 @@ fn an_mtu_that_leaves_no_room_for_packets_is_refused() {
     }
 }
 
+/// Probes show whether packets of this size reach a peer. The operator is told if net-conf asks for more than the uplink carries.
+#[test]
+fn the_smaller_of_the_mtus_of_net_conf_and_of_the_uplink_counts() {
+    for kind in ["vxlan", "wireguard"] {
+        for (mtu, counts, too_large) in [(1400, 1400, false), (0, 1500, false), (1500, 1500, false), (9000, 1500, true)]
+        {
+            let backend = make_kind(kind, &format!(r#"{{"MTU": {mtu}}}"#), &net_conf()).unwrap();
+            assert_eq!(backend.underlay_mtu(&host()), counts, "{kind} {mtu}");
+            let remark = backend.remark(&host()).unwrap_or_default();
+            assert_eq!(remark.contains("but the uplink eth0 carries 1500"), too_large, "{kind} {mtu}: {remark}");
+        }
+    }
+    assert_eq!(make_kind("host-gw", r#"{"MTU": 1400}"#, &net_conf()).unwrap().underlay_mtu(&host()), 1500);
+}
+
 #[test]
 fn a_route_shows_its_metric_unless_it_is_the_familys_default() {
     let route = |net: &str, metric| Key::Route(net.parse().unwrap(), metric).to_string();

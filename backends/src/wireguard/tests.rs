@@ -538,6 +538,33 @@ fn one_device_for_both_families_takes_the_key_of_ipv6_if_there_is_one() {
     assert_eq!(reached("separate", &node(), lease_of_peer(v4, v6)), Ok((4, over_v4)));
 }
 
+/// If net-conf changes the port, a peer that does not say where it listens may still be at the earlier port.
+#[test]
+fn the_port_of_a_peer_is_assumed_only_if_its_lease_names_none() {
+    let (backend, files) = (made(""), Files::with(&[(KEPT, PRIVATE)]));
+    let identities = backend.identities(&found(&files, &[]), None).unwrap();
+    let host = Host { identities, ..node() };
+    let lease = |key: &str, attrs: Attrs| {
+        let subnets = Subnets::from_key(key).unwrap();
+        Lease { id: key.into(), subnets, attrs, age: Default::default() }
+    };
+    for (port, assumed, endpoint) in [
+        (r#","Port":7000"#, false, "192.0.2.2:7000"),
+        (r#","Port":51820"#, false, "192.0.2.2:51820"),
+        (r#","Port":0"#, true, "192.0.2.2:51820"),
+        ("", true, "192.0.2.2:51820"),
+    ] {
+        let data = format!(r#"{{"PublicKey":"{}"{port}}}"#, PublicKey([4; 32]));
+        let attrs = Attrs { backend_data: Some(data.into()), ..lease_of_peer(Some("192.0.2.2"), None) };
+        let planned = backend.plan(&host, &lease("10.5.1.0-24", Attrs::default()), &lease("10.5.2.0-24", attrs));
+        let peer = planned.state.iter().find_map(|(_, value)| match value {
+            Value::WgPeer(peer) => Some((peer.assumes_port, peer.endpoint)),
+            _ => None,
+        });
+        assert_eq!(peer, Some((assumed, endpoint.parse().ok())), "{port}");
+    }
+}
+
 #[test]
 fn a_peer_is_left_out_if_this_node_has_no_address_of_the_family_of_the_underlay() {
     let said = reached("ipv6", &node(), lease_of_peer(Some("192.0.2.2"), Some("2001:db8::2"))).unwrap_err();
