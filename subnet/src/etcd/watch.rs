@@ -79,6 +79,8 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
     let mut position: Option<Position> = None;
     let (mut reset, mut was_listed) = (false, false);
     loop {
+        // An endpoint that fails is left, and then another one is in use.
+        let url = store.pool.url();
         let error = match &mut position {
             None => match list(store, out, reset).await {
                 Ok(Some(listed)) => {
@@ -99,7 +101,7 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
                     (position, reset) = (None, other);
                     continue;
                 }
-                End::Broken { what, fault } => failure(&what, store.pool.url(), fault),
+                End::Broken { what, fault } => failure(&what, url, fault),
             },
         };
         if !failures.pause(&error, store.pool.len(), out).await {

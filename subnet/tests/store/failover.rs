@@ -793,6 +793,30 @@ async fn the_watch_of_a_member_that_lost_the_others_breaks() {
     assert!(text.contains("no leader"), "{text}");
 }
 
+/// An operator looks at the server that the message names.
+#[tokio::test]
+async fn a_failure_of_the_watch_names_the_endpoint_that_failed() {
+    let live = Server::start().await;
+    let (url, tasks, _) = relay(live.port).await;
+    let dead = format!("http://127.0.0.1:{}", free_port());
+    let store = EtcdStore::new(options(vec![url.clone(), dead.clone()])).unwrap();
+    let (out, mut events) = mpsc::channel(64);
+    let fails = async {
+        assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
+        until(&mut events, "the begin of the watch", |event| *event == Event::Answered).await;
+        // The first failure is not reported, because the other endpoint may answer.
+        drop(tasks);
+        let is_failure = |event: &Event| matches!(event, Event::Unreachable(_));
+        until(&mut events, "the report of the second failure", is_failure).await
+    };
+    let told = tokio::select! {
+        () = store.watch(out) => panic!("the watch ended"),
+        told = fails => told,
+    };
+    let Event::Unreachable(text) = told else { panic!("{told:?}") };
+    assert!(text.contains(&dead) && !text.contains(&url), "{text}");
+}
+
 /// Renewals and the watch continue on the next endpoint, and the lease does not expire.
 #[tokio::test]
 async fn renewals_and_the_watch_continue_after_an_endpoint_fails() {
