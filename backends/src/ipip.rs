@@ -26,7 +26,7 @@ pub(crate) const KIND: &str = "ipip";
 /// The kind of the device, as the kernel names it.
 pub const DEVICE_KIND: &str = "ipip";
 /// The name of the device, which is flannel's. There is one per host.
-const DEVICE: &str = "flannel.ipip";
+const DEVICE: Name = Name::constant("flannel.ipip");
 
 /// An IPv4-in-IPv4 tunnel device without a remote address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +63,6 @@ impl LinkKind for IpipLink {
 enum IpipError {
     #[error("backend type ipip carries IPv4 only: use vxlan or host-gw for IPv6")]
     WithoutIpv4,
-    #[error("{DEVICE} is no interface name")]
-    Name,
     #[error("{0}: the lease has no PublicIP, which ipip needs")]
     NoPublic(IpNet),
     #[error("{subnet}: this node has no IPv4 address on {uplink} for ipip")]
@@ -83,7 +81,6 @@ pub struct Ipip {
     own: bool,
     /// True if IPv6 is enabled. Then IPv6 subnets of peers are reported as not reachable.
     has_v6: bool,
-    device: Name,
 }
 
 impl Ipip {
@@ -92,12 +89,10 @@ impl Ipip {
         if net_conf.networks.v4.is_none() {
             return Err(Skip::new(IpipError::WithoutIpv4).into());
         }
-        let device = Name::new(DEVICE).ok_or_else(|| Skip::new(IpipError::Name))?;
         Ok(Ipip {
             direct_routing: options.flag("DirectRouting")?,
             own: net_conf.backend_type == KIND,
             has_v6: net_conf.networks.v6.is_some(),
-            device,
         })
     }
 
@@ -115,7 +110,7 @@ impl Ipip {
             return Some(Err(Skip::new(IpipError::NoLocal { subnet, uplink: host.uplink.name })));
         }
         let mut state = if self.own { State::new() } else { self.device(host, own) };
-        state.extend(route(subnet, via, self.device, true));
+        state.extend(route(subnet, via, DEVICE, true));
         Some(Ok(state))
     }
 }
@@ -152,10 +147,7 @@ impl Backend for Ipip {
         let (Some(local), Some(subnet)) = (host.uplink.v4, own.subnets.of(Family::V4)) else { return State::new() };
         let kind = Arc::new(IpipLink { local: IpAddr::V4(local), bound: false });
         let link = Link { kind, mtu: self.mtu(host, Family::V4), mac: None, up: true };
-        State::from([
-            (Key::Link(self.device), Value::link(link)),
-            (Key::Addr(self.device, host_address(subnet)), Value::Addr),
-        ])
+        State::from([(Key::Link(DEVICE), Value::link(link)), (Key::Addr(DEVICE, host_address(subnet)), Value::Addr)])
     }
 
     fn plan(&self, host: &Host, own: &Lease, peer: &Lease) -> Planned {

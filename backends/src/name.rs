@@ -34,6 +34,19 @@ impl Name {
         Name::of_kernel(name.as_bytes())
     }
 
+    /// Returns a name that is part of the program. This is for constants: a name that is empty or longer than 15 bytes does not compile there.
+    pub(crate) const fn constant(name: &str) -> Name {
+        let bytes = name.as_bytes();
+        assert!(!bytes.is_empty() && bytes.len() <= 15);
+        let mut inline = [0; 16];
+        let mut at = 0;
+        while at < bytes.len() {
+            inline[at] = bytes[at];
+            at += 1;
+        }
+        Name(inline)
+    }
+
     /// Returns the name of an existing interface, as the kernel reports it. It ends before the first zero byte. Its characters are not
     /// checked, because the kernel has accepted them. Returns `None` if the name is empty or longer than 15 bytes.
     pub fn of_kernel(bytes: &[u8]) -> Option<Name> {
@@ -112,6 +125,8 @@ mod tests {
             assert_eq!(name.as_bytes(), bytes.strip_suffix(b"\0").unwrap_or(bytes));
         }
         assert!(Name::of_kernel(br"a\b").unwrap().is(r"a\b"), "as it is typed, too");
+        const FIXED: [Name; 2] = [Name::constant("eth0"), Name::constant("fifteen-bytes-0")];
+        assert_eq!(FIXED.map(Some), ["eth0", "fifteen-bytes-0"].map(Name::new));
         assert_eq!([&b""[..], b"\0eth0", b"sixteen-bytes-00"].map(Name::of_kernel), [None; 3]);
         assert_eq!(["", ".", "..", "a b", "a/b", "a:b", "sixteen-bytes-00"].map(Name::new), [None; 7]);
     }

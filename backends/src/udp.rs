@@ -23,7 +23,7 @@ use crate::state::{Key, Name, Route, State, Value, metric};
 use crate::tunnel::{Tunnel, TunnelPeer};
 
 /// The name of the device, which is flannel's.
-const DEVICE: &str = "flannel0";
+const DEVICE: Name = Name::constant("flannel0");
 /// The kind of its device.
 const DEVICE_KIND: &str = "tun";
 /// flannel's default port.
@@ -71,8 +71,6 @@ impl LinkKind for TunLink {
 enum UdpError {
     #[error("backend type udp carries IPv4 only: use vxlan or host-gw for IPv6")]
     WithoutIpv4,
-    #[error("{DEVICE} is no interface name")]
-    Name,
     #[error("{0}: the lease has no PublicIP, which udp needs")]
     NoPublic(Ipv4Net),
     #[error("{subnet}: PublicIP {public} is inside Network {network}, and only the tunnel itself leads there")]
@@ -94,15 +92,13 @@ struct Udp {
     port: u16,
     /// True if IPv6 is enabled. Then IPv6 subnets of peers are reported as not reachable.
     has_v6: bool,
-    device: Name,
 }
 
 fn make(options: &Options, net_conf: &NetConf) -> Result<Box<dyn Backend>, BadOption> {
     let has_v6 = net_conf.networks.v6.is_some();
     let network = net_conf.networks.v4.ok_or_else(|| Skip::new(UdpError::WithoutIpv4))?;
     let port = u16::try_from(options.number("Port", 1..=u32::from(u16::MAX), PORT.into())?).unwrap_or(u16::MAX);
-    let device = Name::new(DEVICE).ok_or_else(|| Skip::new(UdpError::Name))?;
-    Ok(Box::new(Udp { network, port, has_v6, device }))
+    Ok(Box::new(Udp { network, port, has_v6 }))
 }
 
 /// Returns the port that a lease names. flannel names none, whatever its port is. We name none if it is flannel's default. Data that cannot be
@@ -169,9 +165,9 @@ impl Backend for Udp {
         let Some(Tunnel { mtu, subnet, .. }) = self.tunnel(host, own) else { return State::new() };
         let link = Link { kind: Arc::new(TunLink), mtu: mtu.into(), mac: None, up: true };
         State::from([
-            (Key::Link(self.device), Value::link(link)),
-            (Key::Addr(self.device, host_address(subnet.into())), Value::Addr),
-            (Key::Route(self.network.into(), metric(Family::V4)), Value::Route(Route::Device { dev: self.device })),
+            (Key::Link(DEVICE), Value::link(link)),
+            (Key::Addr(DEVICE, host_address(subnet.into())), Value::Addr),
+            (Key::Route(self.network.into(), metric(Family::V4)), Value::Route(Route::Device { dev: DEVICE })),
         ])
     }
 
@@ -189,7 +185,7 @@ impl Backend for Udp {
     fn tunnel(&self, host: &Host, own: &Lease) -> Option<Tunnel> {
         let (local, subnet) = (host.uplink.v4?, own.subnets.v4?);
         let mtu = u16::try_from(self.mtu(host, Family::V4)).unwrap_or(u16::MAX);
-        Some(Tunnel { device: self.device, mtu, local, port: self.port, subnet })
+        Some(Tunnel { device: DEVICE, mtu, local, port: self.port, subnet })
     }
 
     fn tunnel_peer(&self, host: &Host, peer: &Lease) -> Option<TunnelPeer> {

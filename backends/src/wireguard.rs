@@ -36,7 +36,7 @@ use mode::Mode;
 use reach::Reached;
 
 /// The names of the devices, which are flannel's: that of IPv4, which is the only one unless the mode is `separate`, and that of IPv6.
-const DEVICES: [&str; 2] = ["flannel-wg", "flannel-wg-v6"];
+const DEVICES: [Name; 2] = [Name::constant("flannel-wg"), Name::constant("flannel-wg-v6")];
 /// The smallest MTU of an underlay. It leaves the 68 bytes that IPv4 needs.
 const MIN_MTU: u32 = 148;
 
@@ -66,7 +66,6 @@ struct Wireguard {
     allow_plaintext: bool,
     /// False in a cluster in which we are of another type. Then no peer of this type has our key.
     is_own: bool,
-    devices: [Name; 2],
 }
 
 /// One of our devices, with the families that it carries.
@@ -99,7 +98,6 @@ impl Wireguard {
             return Err(refused(WireguardError::OnePort(ports[0])));
         }
         let keepalive = options.number("PersistentKeepaliveInterval", 0..=65535, 0)?;
-        let name = |text| Name::new(text).ok_or_else(|| refused(WireguardError::Name));
         Ok(Wireguard {
             families,
             networks: net_conf.networks,
@@ -110,14 +108,13 @@ impl Wireguard {
             preshared,
             allow_plaintext: options.flag("AllowPlaintext")?,
             is_own: net_conf.backend_type == KIND,
-            devices: [name(DEVICES[0])?, name(DEVICES[1])?],
         })
     }
 
     /// Returns our devices.
     fn tunnels(&self) -> Vec<Device> {
         if self.mode != Mode::Separate {
-            return vec![Device { name: self.devices[0], families: self.families.clone() }];
+            return vec![Device { name: DEVICES[0], families: self.families.clone() }];
         }
         let device = |family: &Family| Device { name: self.device_of(*family), families: vec![*family] };
         self.families.iter().map(device).collect()
@@ -126,8 +123,8 @@ impl Wireguard {
     /// Returns the device that carries this family.
     fn device_of(&self, family: Family) -> Name {
         match (self.mode, family) {
-            (Mode::Separate, Family::V6) => self.devices[1],
-            _ => self.devices[0],
+            (Mode::Separate, Family::V6) => DEVICES[1],
+            _ => DEVICES[0],
         }
     }
 
@@ -140,7 +137,7 @@ impl Wireguard {
 
     /// Returns the port that the device of this family should have. The flag `--wireguard-port` is for the first device alone.
     fn wanted_port(&self, host: &Host, family: Family) -> u16 {
-        let of_flag = host.wireguard_port.filter(|_| self.device_of(family) == self.devices[0]);
+        let of_flag = host.wireguard_port.filter(|_| self.device_of(family) == DEVICES[0]);
         of_flag.unwrap_or(self.usual_port(family))
     }
 
@@ -351,7 +348,7 @@ impl Wireguard {
     /// Returns a sentence for people if the flag `--wireguard-port` is given and no device takes it.
     fn port_remark(&self, host: &Host) -> Option<String> {
         let port = host.wireguard_port?;
-        let [first, second] = self.devices;
+        let [first, second] = DEVICES;
         let is_used = self.tunnels().iter().any(|device| device.name == first);
         (!is_used).then(|| {
             format!(

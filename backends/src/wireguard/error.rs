@@ -31,8 +31,6 @@ pub(super) enum WireguardError {
          one device for both families (Mode auto, ipv4 or ipv6)"
     )]
     OneOwnPort(u16),
-    #[error("flannel-wg is no interface name")]
-    Name,
     #[error("no key pair was chosen for the WireGuard device")]
     NoKey,
     #[error(
