@@ -132,12 +132,12 @@ fn acquire(files: &Files, request: &LeaseRequest, evidence: &Evidence) -> Result
 }
 
 fn rewrite(files: &Files, own: &Lease, attrs: &Attrs) -> Result<Lease, Error> {
-    if own.attrs == *attrs {
+    // A file without `Created` counts as the youngest until it is written again, which happens now.
+    let has_age = own.age.stamp != u64::MAX;
+    if has_age && own.attrs == *attrs {
         return Ok(own.clone());
     }
-    // A file without `Created` counts as the youngest until it is written again, which happens now.
-    let created = if own.age.stamp == u64::MAX { now() } else { own.age.stamp };
-    files.replace(&own.id, attrs, created)
+    files.replace(&own.id, attrs, if has_age { own.age.stamp } else { now() })
 }
 
 fn retake(files: &Files, subnets: &Subnets, evidence: &Evidence, attrs: &Attrs) -> Result<Lease, Error> {

@@ -97,6 +97,26 @@ async fn a_file_without_an_age_gets_one_when_it_is_rewritten() {
     assert_eq!(store.retake(&ours, &attrs(2), &attrs(1)).await.unwrap().age, lease.age, "it stays that old");
 }
 
+/// The files may be those of another store, which an operator copied. A lease that stayed the youngest would give way to every new one.
+#[tokio::test]
+async fn a_file_without_an_age_gets_one_although_nothing_else_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, ours) = (DirStore::new(dir.path().into(), TYPES), subnet("10.5.7.0/24"));
+    let file = dir.path().join("subnets/10.5.7.0-24.json");
+    fs::create_dir(dir.path().join("subnets")).unwrap();
+    for starts in [false, true] {
+        fs::write(&file, attrs(1).to_wire()).unwrap();
+        let lease = if starts {
+            store.acquire(&LeaseRequest { previous: Some(ours), ..request(1) }).await.unwrap()
+        } else {
+            store.retake(&ours, &attrs(1), &attrs(1)).await.unwrap()
+        };
+        assert_ne!(lease.age.stamp, u64::MAX, "{starts}");
+        let written = fs::read_to_string(&file).unwrap();
+        assert!(written.contains(&format!("\"Created\":{}", lease.age.stamp)), "{written}");
+    }
+}
+
 /// It may be our own lease, which somebody has put there and removed.
 #[tokio::test]
 async fn a_record_that_was_written_and_deleted_between_two_readings_is_reported_as_deleted() {
