@@ -227,6 +227,16 @@ fn the_explanation_of_a_refusal_is_found_in_both_forms() {
     assert_eq!(refusal(&[0; 20], NLM_F_CAPPED, 7), None, "an acknowledgement");
 }
 
+/// Where the kernel refuses with one number for several reasons, only its explanation tells them apart.
+#[test]
+fn the_kernel_explains_a_refusal() {
+    let mut netlink = Netlink::open().unwrap();
+    let question = [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // It names no link.
+    let refusal = netlink.request(|w| w.begin(libc::RTM_GETNEIGH, PLAIN, &question)).unwrap().unwrap_err();
+    assert!(refusal.errno == Errno::EINVAL && !refusal.text.is_empty(), "{refusal:?}");
+}
+
 /// Returns a socket of which nobody has read the answers to a dump.
 pub(crate) fn with_unread_dump() -> Netlink {
     let mut netlink = Netlink::open().unwrap();
