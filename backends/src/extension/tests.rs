@@ -42,7 +42,7 @@ fn the_configuration_of_k3s_with_tailscale_is_one_command_after_the_lease() {
     assert_eq!(words[3], b"--advertise-routes=10.5.1.0/24");
 }
 
-/// A command for peers that leave is enough. The agent keeps no list of peers otherwise.
+/// If there is neither of them, the agent keeps no list of peers. A command for peers that leave is enough.
 #[test]
 fn one_of_the_two_commands_for_peers_concerns_them() {
     for (key, concern) in [

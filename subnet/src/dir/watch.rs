@@ -461,7 +461,7 @@ mod tests {
         let watch = watched(dir.path()).await;
         for (left, all) in [(READ_ALL_EVERY, false), (Duration::ZERO, true)] {
             fs::write(dir.path().join("subnets/10.5.1.0-24.json"), "{}").unwrap();
-            // The events are there before the time has come.
+            // The events are there before the wait begins, also if it has no time left.
             watch.inotify.readable().await.unwrap().retain_ready();
             let to_read = wait_for_inotify(&watch, Instant::now() + left).await.unwrap();
             assert_eq!((to_read.all, to_read.touched.len()), (all, 1), "{left:?}");

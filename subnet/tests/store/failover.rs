@@ -803,7 +803,7 @@ async fn a_failure_of_the_watch_names_the_endpoint_that_failed() {
     let (out, mut events) = mpsc::channel(64);
     let fails = async {
         assert!(matches!(next(&mut events).await, Event::Snapshot { .. }));
-        until(&mut events, "the begin of the watch", |event| *event == Event::Answered).await;
+        until(&mut events, "the first answer of the watch", |event| *event == Event::Answered).await;
         // The first failure is not reported, because the other endpoint may answer.
         drop(tasks);
         let is_failure = |event: &Event| matches!(event, Event::Unreachable(_));
