@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs a program that lists something, and ends it if it takes too long.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -79,42 +81,47 @@ pub fn output(program: &str, mut command: Command, input: &str, limit: Duration)
 /// There can be no more threads.
 fn outcome(child: &mut Child, deadline: Instant) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     let ended = ends(Pid::from_raw(child.id().cast_signed()))?;
-    let (stdout, stderr) = (drain(child.stdout.take())?, drain(child.stderr.take())?);
+    let (stdout, stderr) = (child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from));
+    let (stdout, stderr) = (drain(stdout)?, drain(stderr)?);
     if until(deadline, &ended).is_none() {
         return Ok(None);
     }
     Ok(until(deadline, &stdout).zip(until(deadline, &stderr)))
 }
 
-/// Does something in a thread of its own, which hands over the result.
-fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<Receiver<T>> {
+/// Does something in a thread of its own, which hands over the result. There is one type of results and of threads, because each further one makes the
+/// agent's file some kilobytes larger.
+fn apart(work: Box<dyn FnOnce() -> Vec<u8> + Send>) -> io::Result<Receiver<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel();
-    // Nobody receives the result once the time is over.
-    thread::Builder::new().spawn(move || sender.send(work()))?;
+    thread::Builder::new().spawn(move || {
+        // Nobody receives the result once the time is over.
+        let _ = sender.send(work());
+    })?;
     Ok(receiver)
 }
 
-/// Waits for the end of a program, and leaves its status to others.
-fn ends(pid: Pid) -> io::Result<Receiver<()>> {
-    apart(move || {
+/// Waits for the end of a program, and leaves its status to others. The result is empty.
+fn ends(pid: Pid) -> io::Result<Receiver<Vec<u8>>> {
+    apart(Box::new(move || {
         let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
-    })
+        Vec::new()
+    }))
 }
 
 /// Reads an output until it is closed. A program that prints much waits for its reader.
-fn drain(pipe: Option<impl Read + Send + 'static>) -> io::Result<Receiver<Vec<u8>>> {
-    apart(move || {
+fn drain(pipe: Option<OwnedFd>) -> io::Result<Receiver<Vec<u8>>> {
+    apart(Box::new(move || {
         let mut data = Vec::new();
-        if let Some(mut pipe) = pipe {
+        if let Some(pipe) = pipe {
             // What was read before an error is better than nothing.
-            let _ = pipe.read_to_end(&mut data);
+            let _ = File::from(pipe).read_to_end(&mut data);
         }
         data
-    })
+    }))
 }
 
 /// Returns a result that comes in time.
-fn until<T>(deadline: Instant, result: &Receiver<T>) -> Option<T> {
+fn until(deadline: Instant, result: &Receiver<Vec<u8>>) -> Option<Vec<u8>> {
     result.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
 }
 
