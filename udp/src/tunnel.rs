@@ -58,6 +58,9 @@ pub struct Descriptors {
 /// The function that each thread of a tunnel calls at its end.
 type OnEnd = Arc<dyn Fn() + Send + Sync>;
 
+/// What a thread of a tunnel does.
+type Run = Box<dyn FnOnce() -> Result<(), Error> + Send>;
+
 /// A running tunnel. When it is dropped, its threads end; the device stays.
 #[derive(Debug)]
 pub struct Tunnel {
@@ -99,20 +102,15 @@ impl Tunnel {
         let mut tunnel = Tunnel { shared: shared.clone(), threads: Vec::new(), refused };
         let on_end: OnEnd = Arc::new(on_end);
         let mut outgoing = Outgoing::new(shared.clone());
-        tunnel.spawn("udp-send", on_end.clone(), move || outgoing.run())?;
+        tunnel.spawn("udp-send", on_end.clone(), Box::new(move || outgoing.run()))?;
         for socket in shared.sockets() {
             let mut incoming = Incoming::new(shared.clone(), socket.clone());
-            tunnel.spawn("udp-receive", on_end.clone(), move || incoming.run())?;
+            tunnel.spawn("udp-receive", on_end.clone(), Box::new(move || incoming.run()))?;
         }
         Ok(tunnel)
     }
 
-    fn spawn(
-        &mut self,
-        name: &str,
-        on_end: OnEnd,
-        run: impl FnOnce() -> Result<(), Error> + Send + 'static,
-    ) -> Result<(), Error> {
+    fn spawn(&mut self, name: &str, on_end: OnEnd, run: Run) -> Result<(), Error> {
         let shared = self.shared.clone();
         let body = move || {
             // The other threads end, too, even if this one panics.
