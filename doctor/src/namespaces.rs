@@ -46,16 +46,15 @@ impl Namespace {
 pub fn read(dir: &Path, processes: &Processes, cached: &[PathBuf]) -> anyhow::Result<(Vec<Namespace>, Vec<String>)> {
     let ours = id(Path::new("/proc/thread-self/ns/net"))?;
     let names = names(dir)?;
-    let cached: BTreeSet<Id> = cached.iter().filter_map(|path| id(path).ok()).collect();
-    let mut paths: BTreeMap<Id, &Path> = processes.netns.iter().map(|(id, path)| (*id, path.as_path())).collect();
-    paths.extend(names.iter().map(|(id, path)| (*id, path.as_path())));
+    let cached: Vec<Id> = cached.iter().filter_map(|path| id(path).ok()).collect();
+    let without_name = processes.netns.iter().filter(|(id, _)| !names.contains_key(*id));
     let (mut namespaces, mut unreadable) = (Vec::new(), Vec::new());
     let mut host = Rtnl::open()?;
-    for (id, path) in paths.into_iter().filter(|(id, _)| *id != ours) {
+    for (id, path) in names.iter().chain(without_name).filter(|(id, _)| **id != ours) {
         let mut namespace = Namespace {
-            name: names.get(&id).cloned(),
-            has_processes: processes.netns.contains_key(&id),
-            cached: cached.contains(&id),
+            name: names.get(id).cloned(),
+            has_processes: processes.netns.contains_key(id),
+            cached: cached.contains(id),
             ..Namespace::default()
         };
         match read_addresses(path, &mut host, &mut namespace) {

@@ -4,7 +4,6 @@
 mod port_flags;
 mod vlans;
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -135,11 +134,13 @@ fn strays_found(pods: &PodLinks) -> Vec<NodeFinding> {
 /// Two links have addresses in the subnet of this node, so packets to its pods leave by the wrong one.
 fn two_links(pods: &PodLinks, subnet: IpNet) -> Option<NodeFinding> {
     let inside = pods.addrs.iter().filter(|one| subnet.trunc().contains(&one.addr.addr()));
-    let links: BTreeSet<&str> = inside.map(|one| one.link.as_str()).collect();
+    let mut links: Vec<&str> = inside.map(|one| one.link.as_str()).collect();
+    links.sort_unstable();
+    links.dedup();
     let other = links.iter().find(|link| **link != BRIDGE).filter(|_| links.len() > 1)?;
     let evidence = format!(
         "{} have addresses in {}, the subnet of this node: packets to its pods leave by one of them only",
-        links.iter().copied().collect::<Vec<_>>().join(" and "),
+        links.join(" and "),
         subnet.trunc()
     );
     Some(finding(evidence, format!("give {other} another address range (Docker: `bip` in daemon.json), or remove it")))

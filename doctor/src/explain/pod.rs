@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Looks into the network namespace of a pod of this node.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -46,8 +46,7 @@ impl PodNamespaces {
         // The ID by which this namespace knows that of the pod, which its veth pair reports.
         let Ok(mut host) = Rtnl::open() else { return PodNamespaces::default() };
         let is_of_pod = |device: &&Device| bridge.is_none_or(|bridge| bridge.index == device.master);
-        let mut unread: BTreeSet<i32> =
-            devices.iter().filter(is_of_pod).filter_map(|device| device.peer_netns).collect();
+        let mut unread: Vec<i32> = devices.iter().filter(is_of_pod).filter_map(|device| device.peer_netns).collect();
         // Other kinds of links to pods do not report their other end.
         let has_known_links = bridge.is_some() || !unread.is_empty();
         let mut namespaces = Vec::new();
@@ -58,7 +57,7 @@ impl PodNamespaces {
                 continue;
             }
             let Ok(addrs) = Rtnl::open_in(netns.as_fd()).and_then(|mut pod| pod.addrs()) else { continue };
-            unread.remove(&id);
+            unread.retain(|other| *other != id);
             namespaces.push(PodNamespace { path, id, addrs });
         }
         PodNamespaces { namespaces, has_all: has_known_links && unread.is_empty() }

@@ -2,7 +2,6 @@
 //! Follows a packet from one table of the kernel to the next.
 
 use std::cell::OnceCell;
-use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,7 +9,7 @@ use std::path::Path;
 use weft_netlink::rtnl::{Addr, Rtnl};
 
 use super::facts::{
-    Agent, Device, DeviceKind, Ends, Facts, Hop, Lookup, Packet, Peer, Place, Read, Route, RouteKind, Tunnel, Way,
+    Agent, Device, DeviceKind, Ends, Facts, Hop, Lookup, Packet, Peer, Place, Pod, Read, Route, RouteKind, Tunnel, Way,
 };
 use super::pod::{FoundPod, PodNamespaces};
 use crate::kernel::Kernel;
@@ -32,7 +31,7 @@ pub fn read(packet: Packet, subnet_file: &Path, agent: Agent) -> io::Result<Fact
     let subnet_file = subnet_file::read(subnet_file);
     let bridge = devices.iter().find(|device| device.name == BRIDGE && device.kind == DeviceKind::Bridge).cloned();
     let addrs = Rtnl::open().and_then(|mut host| host.addrs()).unwrap_or_default();
-    let (pod_namespaces, pods) = (OnceCell::new(), HashMap::new());
+    let (pod_namespaces, pods) = (OnceCell::new(), Vec::new());
     let mut walk = Walk { kernel, devices, addrs, bridge, subnet_file, agent, pod_namespaces, pods };
     let (from, to) = (walk.place(packet.from), walk.place(packet.to));
     let mut ways = Vec::new();
@@ -71,7 +70,7 @@ struct Walk {
     /// Where pods are looked for, once one of them is needed.
     pod_namespaces: OnceCell<PodNamespaces>,
     /// The pods that were looked for. Both ways are those between the same two addresses.
-    pods: HashMap<IpAddr, FoundPod>,
+    pods: Vec<(IpAddr, FoundPod)>,
 }
 
 impl Walk {
@@ -134,15 +133,8 @@ impl Walk {
         } else {
             None
         };
-        let mut pod = |place: &Place, own, other| match place {
-            Place::Pod => {
-                let (devices, bridge) = (&self.devices, self.bridge.as_ref());
-                let namespaces = self.pod_namespaces.get_or_init(|| PodNamespaces::read(devices, bridge));
-                self.pods.entry(own).or_insert_with(|| namespaces.find(devices, own, other)).pod.clone()
-            }
-            _ => None,
-        };
-        let (from_pod, to_pod) = (pod(from, packet.from, packet.to), pod(to, packet.to, packet.from));
+        let from_pod = self.pod(from, packet.from, packet.to);
+        let to_pod = self.pod(to, packet.to, packet.from);
         Way {
             packet,
             arrives,
@@ -154,6 +146,22 @@ impl Walk {
             to_pod,
             queues: readers(),
         }
+    }
+
+    /// Finds the pod of this node with the address `own`, and its way to the other address.
+    fn pod(&mut self, place: &Place, own: IpAddr, other: IpAddr) -> Option<Pod> {
+        if *place != Place::Pod {
+            return None;
+        }
+        if let Some((_, known)) = self.pods.iter().find(|(address, _)| *address == own) {
+            return known.pod.clone();
+        }
+        let (devices, bridge) = (&self.devices, self.bridge.as_ref());
+        let namespaces = self.pod_namespaces.get_or_init(|| PodNamespaces::read(devices, bridge));
+        let found = namespaces.find(devices, own, other);
+        let pod = found.pod.clone();
+        self.pods.push((own, found));
+        pod
     }
 
     fn hop(&mut self, packet: &Packet, arrives: Option<&Device>) -> Hop {

@@ -3,7 +3,6 @@
 //! says: an ARP request for the address, with 0.0.0.0 as its sender, so that nobody learns anything from it. A MAC address that another host has,
 //! too, is found in the kernel's table of neighbours.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -31,7 +30,7 @@ const FRAME: usize = 42;
 type Mac = [u8; 6];
 
 /// An IPv4 address of this node that another host has, too.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Duplicate {
     /// The address.
     pub addr: Ipv4Addr,
@@ -76,8 +75,8 @@ pub(super) fn same_macs(tables: &Tables<'_>, path: &PathLinks) -> Vec<SameMac> {
 pub(super) fn read(tables: &Tables<'_>, path: &PathLinks) -> io::Result<Vec<Duplicate>> {
     let Tables { links, addrs, .. } = *tables;
     // A link of this host may answer for an address of another one.
-    let own: BTreeSet<Mac> = links.iter().filter_map(|link| link.mac).collect();
-    let mut found = BTreeSet::new();
+    let is_own = |mac: Mac| links.iter().any(|link| link.mac == Some(mac));
+    let mut found = Vec::new();
     for link in links.iter().filter(|link| link.up && path.is_uplink(&link.name)) {
         let (Some(mac), of_link) = (link.mac, addrs.iter().filter(|addr| addr.index == link.index && addr.global))
         else {
@@ -85,11 +84,11 @@ pub(super) fn read(tables: &Tables<'_>, path: &PathLinks) -> io::Result<Vec<Dupl
         };
         let wanted: Vec<Ipv4Addr> = of_link.filter_map(v4).take(MAX_ADDRESSES).collect();
         if !wanted.is_empty() {
-            let others = ask(&link.name, mac, &wanted)?.into_iter().filter(|(_, mac)| !own.contains(mac));
+            let others = ask(&link.name, mac, &wanted)?.into_iter().filter(|(_, mac)| !is_own(*mac));
             found.extend(others.map(|(addr, mac)| Duplicate { addr, link: link.name.clone(), mac }));
         }
     }
-    Ok(found.into_iter().collect())
+    Ok(found)
 }
 
 fn v4(addr: &Addr) -> Option<Ipv4Addr> {
@@ -99,9 +98,9 @@ fn v4(addr: &Addr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Sends the requests on a link, and returns who says to have one of the addresses.
-fn ask(link: &str, mac: Mac, wanted: &[Ipv4Addr]) -> io::Result<BTreeSet<(Ipv4Addr, Mac)>> {
-    let mut found = BTreeSet::new();
+/// Sends the requests on a link, and returns once who says to have one of the addresses.
+fn ask(link: &str, mac: Mac, wanted: &[Ipv4Addr]) -> io::Result<Vec<(Ipv4Addr, Mac)>> {
+    let mut found = Vec::new();
     let of_link = getifaddrs()?.filter(|one| one.interface_name == link).filter_map(|one| one.address);
     // The address of a link without ARP, such as a tunnel, has another length.
     let Some(bound) = of_link.filter_map(|addr| addr.as_link_addr().copied()).find(|addr: &LinkAddr| addr.halen() == 6)
@@ -123,7 +122,7 @@ fn ask(link: &str, mac: Mac, wanted: &[Ipv4Addr]) -> io::Result<BTreeSet<(Ipv4Ad
             let mut frame = [0; FRAME];
             // A shorter frame is no ARP packet. After an error, the time is over.
             if let Ok(FRAME) = socket.recv(&mut frame) {
-                found.extend(sender(&frame).filter(|(addr, _)| wanted.contains(addr)));
+                found.extend(sender(&frame).filter(|one| wanted.contains(&one.0) && !found.contains(one)));
             }
         }
     }

@@ -40,7 +40,8 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet], processes: &ProcessLi
     }
     let mut other_pod = |path: PathBuf| {
         let netns = File::open(path).ok()?;
-        let bridge = candidates.get(&host.netns_id(netns.as_fd()).ok()??)?;
+        let id = host.netns_id(netns.as_fd()).ok()??;
+        let (_, bridge) = candidates.iter().find(|(netns, _)| *netns == id)?;
         let addrs = Rtnl::open_in(netns.as_fd()).and_then(|mut pod| pod.addrs()).ok()?;
         let is_inside = |addr: &IpAddr| subnets.iter().any(|subnet| subnet.trunc().contains(addr));
         let addrs = addrs.iter().filter(|addr| addr.global && !addr.addr.is_loopback()).map(|addr| addr.addr);
@@ -52,7 +53,7 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet], processes: &ProcessLi
 }
 
 /// Returns the namespaces at the other ends of links in bridges of other networks, each with the name of the bridge.
-fn candidates(tables: &Tables<'_>, subnets: &[IpNet]) -> BTreeMap<i32, String> {
+fn candidates(tables: &Tables<'_>, subnets: &[IpNet]) -> Vec<(i32, String)> {
     let bridge = |link: &Link| tables.link(link.master).filter(|above| link.master != 0 && above.kind == "bridge");
     let is_of_weft = |link: &Link| {
         let is_ours = |above: &Link| {
@@ -62,10 +63,10 @@ fn candidates(tables: &Tables<'_>, subnets: &[IpNet]) -> BTreeMap<i32, String> {
         is_of_routed_pod(link) || bridge(link).is_some_and(is_ours)
     };
     let of_other = tables.links.iter().filter(|link| !is_of_weft(link));
-    let mut found: BTreeMap<i32, String> =
+    let mut found: Vec<(i32, String)> =
         of_other.filter_map(|link| Some((link.peer_netns?, bridge(link)?.name.clone()))).collect();
     // Such a network is a second one of the pod.
-    found.retain(|netns, _| !tables.links.iter().any(|link| link.peer_netns == Some(*netns) && is_of_weft(link)));
+    found.retain(|(netns, _)| !tables.links.iter().any(|link| link.peer_netns == Some(*netns) && is_of_weft(link)));
     found
 }
 

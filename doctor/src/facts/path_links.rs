@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The links by which this node reaches others, and what is on them: programs that see packets before the kernel does, simulated loss, limits.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use weft_netlink::rtnl::{Addr, Link, Qdisc};
@@ -104,7 +103,6 @@ impl PathLinks {
 /// Reads from the tables of the kernel. `published` contains the addresses that this node publishes, if they are known.
 pub(super) fn read(tables: &Tables<'_>, qdiscs: &[Qdisc], published: &[IpAddr]) -> PathLinks {
     let Tables { links, addrs, routes, .. } = *tables;
-    let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
     let bridge = bridge(links).map(|link| link.index);
     let of_link = |link: &Link| qdiscs.iter().filter(|qdisc| qdisc.index == link.index).collect::<Vec<_>>();
     let suspects = |link: &Link| {
@@ -124,7 +122,7 @@ pub(super) fn read(tables: &Tables<'_>, qdiscs: &[Qdisc], published: &[IpAddr]) 
         let is_published = addrs.iter().any(|addr| addr.index == link.index && published.contains(&addr.addr));
         let of_pods = bridge.is_some_and(|bridge| link.index == bridge || link.master == bridge);
         let is_uplink = (is_default || is_published) && !is_ours(link) && !of_pods;
-        let master = by_index.get(&link.master).filter(|_| link.master != 0);
+        let master = tables.link(link.master).filter(|_| link.master != 0);
         (is_uplink || is_ours(link) || of_pods).then(|| PathLink {
             name: link.name.clone(),
             master: master
@@ -137,7 +135,7 @@ pub(super) fn read(tables: &Tables<'_>, qdiscs: &[Qdisc], published: &[IpAddr]) 
         })
     };
     let duplicates = addrs.iter().filter(|addr| addr.duplicate);
-    let named = |addr: &Addr| Some(DuplicateV6 { addr: addr.addr, link: by_index.get(&addr.index)?.name.clone() });
+    let named = |addr: &Addr| Some(DuplicateV6 { addr: addr.addr, link: tables.link(addr.index)?.name.clone() });
     PathLinks {
         links: links.iter().filter_map(path_link).collect(),
         duplicates: duplicates.filter_map(named).collect(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The addresses that pods of this node have.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -23,14 +23,14 @@ pub(super) fn read(
     processes: &ProcessList,
 ) -> anyhow::Result<BTreeMap<IpAddr, usize>> {
     let mut found = BTreeMap::new();
-    let attached: BTreeSet<i32> = links.iter().filter_map(|link| link.peer_netns).collect();
-    if attached.is_empty() || subnets.is_empty() {
+    let is_attached = |nsid: i32| links.iter().any(|link| link.peer_netns == Some(nsid));
+    if subnets.is_empty() || links.iter().all(|link| link.peer_netns.is_none()) {
         return Ok(found);
     }
     // One that cannot be read may have ended meanwhile. What is known of the others is true without it.
     let processes = Processes { netns: netns(processes.all()), ..Processes::default() };
     let (namespaces, _) = namespaces::read(Path::new(namespaces::NAMES), &processes, &[])?;
-    for namespace in namespaces.iter().filter(|one| one.nsid.is_some_and(|nsid| attached.contains(&nsid))) {
+    for namespace in namespaces.iter().filter(|one| one.nsid.is_some_and(is_attached)) {
         for addr in namespace.addrs.iter().filter(|addr| subnets.iter().any(|subnet| subnet.contains(*addr))) {
             *found.entry(*addr).or_insert(0) += 1;
         }

@@ -4,7 +4,6 @@
 //! `-o eth0 -j MASQUERADE` does, is harmless: which source port such a packet has matters to no tunnel. Connection tracking keeps a translation as long as
 //! packets come, so its entries are looked at, too, while a peer is not reached.
 
-use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -45,7 +44,7 @@ pub struct Translation {
 }
 
 /// What a rule translates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// The destination.
     Destination,
@@ -193,7 +192,7 @@ fn kept(flows: &[Flow], rules: &[Translation], published: &[IpAddr]) -> io::Resu
     let entries = translated(&packets)?;
     let of_flow = |flow: &Flow| entries.iter().filter_map(|entry| flow.kept(entry, published)).collect::<Vec<_>>();
     let (reached, others): (Vec<&Flow>, Vec<&Flow>) = flows.iter().partition(|flow| flow.of_reached);
-    let accepted: HashSet<Change> = reached.into_iter().flat_map(of_flow).map(|one| one.change).collect();
+    let accepted: Vec<Change> = reached.into_iter().flat_map(of_flow).map(|one| one.change).collect();
     let is_open = |flow: &&Flow| !rules.iter().any(|rule| rule.what == flow.of_tunnel.what);
     let matters = |one: &Translation| one.change == Change::Destination || !accepted.contains(&one.change);
     Ok(others.into_iter().filter(is_open).filter_map(|flow| of_flow(flow).into_iter().find(matters)).collect())

@@ -2,7 +2,6 @@
 //! Pods that have been told the address of a service, on a node where neither kube-proxy nor a program in its place runs. The kubelet writes the address of
 //! the Kubernetes API into the environment of each container.
 
-use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
@@ -67,14 +66,20 @@ pub fn read(processes: &ProcessList) -> Option<Unserved> {
 
 /// Returns the service that most pods were told. The manifest of a single pod may name another address.
 fn usual(told: impl Iterator<Item = Told>) -> Option<Unserved> {
-    let mut services: HashMap<SocketAddr, (HashSet<u64>, Duration)> = HashMap::new();
+    // Each service with the pods that were told it.
+    let mut services: Vec<(Unserved, Vec<u64>)> = Vec::new();
     for Told { service, pod, age } in told {
-        let (pods, oldest) = services.entry(service).or_default();
-        pods.insert(pod);
-        *oldest = age.max(*oldest);
+        match services.iter_mut().find(|(known, _)| known.service == service) {
+            Some((known, pods)) => {
+                known.age = age.max(known.age);
+                if !pods.contains(&pod) {
+                    pods.push(pod);
+                }
+            }
+            None => services.push((Unserved { service, age }, vec![pod])),
+        }
     }
-    let of_pods = services.into_iter().map(|(service, (pods, age))| (pods.len(), Unserved { service, age }));
-    of_pods.max_by_key(|(pods, Unserved { service, age })| (*pods, *age, *service)).map(|(_, usual)| usual)
+    services.into_iter().max_by_key(|(one, pods)| (pods.len(), one.age, one.service)).map(|(usual, _)| usual)
 }
 
 /// Returns what a process of a pod was told. One in the network of the host does without services: its manifest often names the API server itself.

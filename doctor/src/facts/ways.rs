@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads what concerns packets between nodes: devices, addresses and routes, the programs that manage links, and counters.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -146,14 +145,12 @@ impl WayFacts {
 pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFacts> {
     let Tables { links, addrs, routes, .. } = *tables;
     let mut facts = WayFacts { vxlan: vxlan_devices(links), ..WayFacts::default() };
-    let by_index: BTreeMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
-    let link_of = |index: u32| by_index.get(&index).copied();
     let (refusing, routes): (Vec<&Route>, Vec<&Route>) = routes.iter().partition(|route| route.refuses());
     let others = refusing.into_iter().filter(|route| route.protocol != PROTOCOL);
     facts.refusals =
         others.filter_map(|route| Some(RefusingRoute { dst: destination(route)?, protocol: route.protocol })).collect();
     for route in routes.iter().copied() {
-        let (Some(dst), Some(link)) = (destination(route), link_of(route.index)) else { continue };
+        let (Some(dst), Some(link)) = (destination(route), tables.link(route.index)) else { continue };
         if route.protocol == PROTOCOL {
             add_path(&mut facts.reverse_path, &link.name, dst);
             add_way(&mut facts.to_peers, &link.name, dst);
@@ -163,7 +160,7 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFact
         }
     }
     for addr in addrs.iter().filter(|addr| addr.global) {
-        let Some(link) = link_of(addr.index).filter(|link| !is_for_pods(link)) else { continue };
+        let Some(link) = tables.link(addr.index).filter(|link| !is_for_pods(link)) else { continue };
         let Ok(dst) = IpNet::new(addr.addr, addr.len).map(|net| net.trunc()) else { continue };
         let known = facts.other_routes.iter().any(|route| route.dst == dst && route.link == link.name);
         if !known {
@@ -176,7 +173,7 @@ pub(super) fn read(tables: &Tables<'_>, subnets: &[IpNet]) -> io::Result<WayFact
     let of_weft: Vec<RouteOfWeft<'_>> = of_weft.collect();
     let bridge = bridge(links).filter(|link| link.up).map(|link| link.index);
     facts.bypasses = bypasses(tables, &of_weft, subnets, bridge)?;
-    facts.marked = tables.policy.marked(&of_weft, |index| link_of(index).map(|link| link.name.clone()))?;
+    facts.marked = tables.policy.marked(&of_weft, |index| tables.link(index).map(|link| link.name.clone()))?;
     facts.managed = managed(links, Path::new("/run"));
     Ok(facts)
 }

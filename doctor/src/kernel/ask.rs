@@ -2,7 +2,6 @@
 //! Asks the kernel about single entries. No table is dumped but that of the links, and that of the routes if a route of another program
 //! was chosen, or one of type local: a node may have 50,000 peers.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
@@ -123,7 +122,7 @@ impl Kernel {
             return Ok(());
         }
         let main = self.main_table(true)?.into_iter().filter(|route| route.kind == RouteKind::Local);
-        let of_main: BTreeSet<Option<IpNet>> = main.map(|route| route.prefix).collect();
+        let of_main: Vec<Option<IpNet>> = main.map(|route| route.prefix).collect();
         unsure.filter(|route| !of_main.contains(&route.prefix)).for_each(|route| route.table = LOCAL);
         Ok(())
     }

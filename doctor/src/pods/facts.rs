@@ -158,11 +158,8 @@ fn cached(results: &[(String, Vec<PathBuf>)], processes: &Processes) -> Vec<Cach
 /// Returns the veth pairs that the alias of the routed pods marks, or whose host's end is a port of one of the bridges.
 fn veth_pairs(bridges: &BTreeSet<String>) -> anyhow::Result<Vec<VethPair>> {
     let links = Rtnl::open()?.links()?;
-    let masters: BTreeSet<u32> = links
-        .iter()
-        .filter(|link| link.kind == "bridge" && bridges.contains(&link.name))
-        .map(|link| link.index)
-        .collect();
+    let of_pods = links.iter().filter(|link| link.kind == "bridge" && bridges.contains(&link.name));
+    let masters: Vec<u32> = of_pods.map(|link| link.index).collect();
     let mut pairs = Vec::new();
     for link in links.into_iter().filter(|link| link.kind == "veth") {
         let mut words = link.alias.split(' ');
@@ -198,8 +195,7 @@ fn results(dir: &Path) -> io::Result<Vec<(String, Vec<PathBuf>)>> {
         let interfaces = value["result"]["interfaces"].as_array().cloned().unwrap_or_default();
         let named =
             interfaces.iter().filter_map(|interface| interface["sandbox"].as_str()).chain(value["netns"].as_str());
-        let paths: BTreeSet<PathBuf> = named.filter(|path| !path.is_empty()).map(PathBuf::from).collect();
-        all.push((container, paths.into_iter().collect()));
+        all.push((container, named.filter(|path| !path.is_empty()).map(PathBuf::from).collect()));
     }
     Ok(all)
 }
@@ -216,7 +212,7 @@ fn subdirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
             dirs.push(entry.path());
         }
     }
-    dirs.sort();
+    dirs.sort_unstable();
     Ok(dirs)
 }
 

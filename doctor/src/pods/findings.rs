@@ -10,7 +10,6 @@
 //!   gVisor's.
 //! - The file is old enough.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -133,9 +132,9 @@ impl Examiner<'_> {
         if namespace.is_some_and(Namespace::in_use) {
             return None;
         }
-        let addrs: BTreeSet<IpAddr> = namespace.map(|namespace| namespace.addrs.clone()).unwrap_or_default();
         let of_pod = |file: &&AddressFile| {
-            addrs.contains(&file.reservation.addr) || pair.container.as_ref() == Some(&file.reservation.container)
+            namespace.is_some_and(|namespace| namespace.addrs.contains(&file.reservation.addr))
+                || pair.container.as_ref() == Some(&file.reservation.container)
         };
         let files: Vec<&AddressFile> = self.facts.addresses.iter().filter(of_pod).collect();
         let container = pair.container.clone().or_else(|| Some(files.first()?.reservation.container.clone()));
@@ -193,6 +192,7 @@ impl Examiner<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::PathBuf;
 
     use weft_cni::hostlocal::Reservation;
