@@ -57,7 +57,7 @@ pub struct UncachedSets;
 
 impl AddressSets for UncachedSets {
     fn contains(&self, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
-        Asked::default().answer(set, address, known_bits)
+        ask(&mut nftables::open().ok()?, set, address, known_bits)
     }
 }
 
@@ -67,53 +67,44 @@ type Question = (String, IpAddr, Option<u8>);
 /// The sets of the kernel, with the answers so far. Network policies may be thousands of rules with sets, which many packets pass.
 #[derive(Debug, Default)]
 pub struct CachedSets {
-    asked: RefCell<Asked>,
+    netlink: RefCell<Option<Netlink>>,
     answers: RefCell<HashMap<Question, Option<bool>>>,
 }
 
 impl AddressSets for CachedSets {
     fn contains(&self, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
         let question = (set.to_owned(), address, known_bits);
-        let answer = || self.asked.borrow_mut().answer(set, address, known_bits);
+        let answer = || {
+            let mut netlink = self.netlink.borrow_mut();
+            if netlink.is_none() {
+                *netlink = nftables::open().ok();
+            }
+            ask(netlink.as_mut()?, set, address, known_bits)
+        };
         *self.answers.borrow_mut().entry(question).or_insert_with(answer)
     }
 }
 
-/// The socket, and what the kernel has answered about whole sets.
-#[derive(Debug, Default)]
-struct Asked {
-    netlink: Option<Netlink>,
-    /// The type and the family of each set, or `None` if the kernel did not name them.
-    headers: HashMap<String, Option<(String, u8)>>,
-}
-
-impl Asked {
-    /// Asks the kernel whether a set contains an address (see [`AddressSets::contains`]).
-    fn answer(&mut self, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
-        if self.netlink.is_none() {
-            self.netlink = nftables::open().ok();
-        }
-        let netlink = self.netlink.as_mut()?;
-        let known = self.headers.entry(set.to_owned()).or_insert_with(|| header(netlink, set));
-        let (kind, of_family) = known.as_ref()?;
-        if !OF_ADDRESSES.contains(&kind.as_str()) {
-            return None;
-        }
-        if *of_family != family(address) {
-            return Some(false);
-        }
-        let mut has = |element: IpNet| match test(netlink, set, element)? {
-            Ok(()) => Some(true),
-            Err(code) if is_absent(code, kind) => Some(false),
-            Err(_) => None,
-        };
-        let Some(bits) = known_bits else { return has(IpNet::from(address)) };
-        let all = IpNet::new(address, bits).ok()?;
-        // An exception (`nomatch`) for these addresses or more counts for the first one and the last one, too.
-        let has_ends = kind == NETWORKS && has(all.network().into())? && has(all.broadcast().into())?;
-        let mut around = (1..=bits).filter_map(|len| IpNet::new(address, len).ok());
-        (has_ends && around.any(|net| has(net.trunc()) == Some(true))).then_some(true)
+/// Asks the kernel whether a set contains an address (see [`AddressSets::contains`]).
+fn ask(netlink: &mut Netlink, set: &str, address: IpAddr, known_bits: Option<u8>) -> Option<bool> {
+    let (kind, of_family) = header(netlink, set)?;
+    if !OF_ADDRESSES.contains(&kind.as_str()) {
+        return None;
     }
+    if of_family != family(address) {
+        return Some(false);
+    }
+    let mut has = |element: IpNet| match test(netlink, set, element)? {
+        Ok(()) => Some(true),
+        Err(code) if is_absent(code, &kind) => Some(false),
+        Err(_) => None,
+    };
+    let Some(bits) = known_bits else { return has(IpNet::from(address)) };
+    let all = IpNet::new(address, bits).ok()?;
+    // An exception (`nomatch`) for these addresses or more counts for the first one and the last one, too.
+    let has_ends = kind == NETWORKS && has(all.network().into())? && has(all.broadcast().into())?;
+    let mut around = (1..=bits).filter_map(|len| IpNet::new(address, len).ok());
+    (has_ends && around.any(|net| has(net.trunc()) == Some(true))).then_some(true)
 }
 
 /// Returns the type and the family of a set.
