@@ -153,6 +153,14 @@ impl Matches {
         }
     }
 
+    /// Returns the answer of a test with a negation before it, if there is one. What is not known stays so.
+    pub fn negated_if(self, is_negated: bool) -> Matches {
+        match self {
+            Matches::Yes | Matches::No if is_negated => Matches::from(self == Matches::No),
+            same => same,
+        }
+    }
+
     /// Returns the answer of an evaluated test.
     pub fn from(is_match: bool) -> Matches {
         if is_match { Matches::Yes } else { Matches::No }
@@ -290,11 +298,7 @@ pub fn matches(spec: &[String], tested: Tested<'_>) -> Matches {
             }
             option => test(option, value, tested),
         };
-        all = all.and(match (one, negated && !matches!(word.as_str(), "-m" | "--comment")) {
-            (Matches::Yes, true) => Matches::No,
-            (Matches::No, true) => Matches::Yes,
-            (one, _) => one,
-        });
+        all = all.and(one.negated_if(negated && !matches!(word.as_str(), "-m" | "--comment")));
         negated = false;
         if one == Matches::Unknown {
             // An option that is not known may have no value or several ones.

@@ -167,12 +167,12 @@ impl Walk<'_> {
             Instruction::Range { at, inside, first, last } => {
                 let above = registers.compare(*at, Comparison::GreaterOrEqual, first);
                 let within = above.and(registers.compare(*at, Comparison::LessOrEqual, last));
-                is_match = if *inside { within } else { not(within) };
+                is_match = within.negated_if(!*inside);
             }
             Instruction::Lookup { at, set, inside, into } => {
                 let set = self.table.set(set)?;
                 let (found, data) = lookup(&set, registers, *at);
-                is_match = if *inside { found } else { not(found) };
+                is_match = found.negated_if(!*inside);
                 match (into, data) {
                     (Destination::Verdict, Data::Verdict(verdict)) => action = Action::Goes(verdict),
                     (Destination::Register(to), Data::Value(data)) => {
@@ -230,14 +230,6 @@ fn unread(rule: &Rule) -> &'static str {
 fn chooses_verdict(rule: &Rule) -> bool {
     let is_map = |one: &Instruction| matches!(one, Instruction::Lookup { into: Destination::Verdict, .. });
     rule.instructions.iter().any(is_map)
-}
-
-fn not(matches: Matches) -> Matches {
-    match matches {
-        Matches::Yes => Matches::No,
-        Matches::No => Matches::Yes,
-        Matches::Unknown => Matches::Unknown,
-    }
 }
 
 fn lookup(set: &Set, registers: &Registers, at: usize) -> (Matches, Data) {
