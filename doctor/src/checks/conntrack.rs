@@ -12,7 +12,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 }
 
 fn nearly_full(facts: &NodeFacts) -> Option<NodeFinding> {
-    let fill = facts.conntrack.filter(|fill| fill.entries * 100 >= fill.max * FULL && fill.max > 0)?;
+    let fill = facts.conntrack.filter(|fill| fill.has_reached(FULL) && fill.max > 0)?;
     let evidence = format!(
         "{} of {} connections are tracked; when the table is full, new ones are dropped",
         fill.entries, fill.max

@@ -10,7 +10,7 @@ use crate::remedies::set_sysctl;
 const FULL: u64 = 90;
 
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let full = facts.neighbours.iter().filter(|table| table.fill.entries * 100 >= table.fill.max * FULL);
+    let full = facts.neighbours.iter().filter(|table| table.fill.has_reached(FULL));
     let one = |NeighbourTable { family, fill }: &NeighbourTable| {
         let limit = format!("net.{family}.neigh.default.gc_thresh3");
         let evidence = format!(

@@ -22,6 +22,13 @@ pub struct Fill {
     pub max: u64,
 }
 
+impl Fill {
+    /// Returns true if this share of the limit is reached, in percent. The limit may be as large as a number can be, as the usual one of open files is.
+    pub(crate) fn has_reached(&self, percent: u64) -> bool {
+        self.entries.saturating_mul(100) >= self.max.saturating_mul(percent)
+    }
+}
+
 /// A neighbour table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NeighbourTable {
