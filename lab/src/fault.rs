@@ -79,7 +79,7 @@ pub async fn possible(lab: &Lab) -> Result<Vec<Fault>> {
         faults.push(Fault::Route(network.route_to(*address).await?));
     }
     let mut fdb = network.fdb().await?;
-    for link in network.links().await?.into_values().filter(|link| link.name.starts_with("flannel")) {
+    for link in network.links().await?.into_iter().filter(|link| link.name.starts_with("flannel")) {
         if let Some(last) = fdb.iter().rposition(|entry| link.vxlan && entry.device == link.name) {
             faults.push(Fault::Fdb(fdb.remove(last)));
         }

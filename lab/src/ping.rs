@@ -55,7 +55,7 @@ pub async fn matrix(nodes: &[Node]) -> Result<Vec<Ping>> {
     while let Some(ping) = running.join_next().await {
         all.push(ping?);
     }
-    all.sort();
+    all.sort_unstable();
     Ok(all)
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The routes, FDB entries and neighbours of one network namespace: read, and deleted as a fault.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::pin::pin;
@@ -23,6 +22,8 @@ use super::Network;
 /// A link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
+    /// Interface index.
+    pub index: u32,
     /// Name of the interface.
     pub name: String,
     /// True for a vxlan device.
@@ -84,15 +85,15 @@ impl fmt::Display for Neighbour {
 }
 
 impl Network {
-    /// Returns all links by their index.
+    /// Returns all links.
     ///
     /// # Errors
     /// The links cannot be read.
-    pub async fn links(&self) -> Result<BTreeMap<u32, Link>> {
+    pub async fn links(&self) -> Result<Vec<Link>> {
         let messages: Vec<_> = self.handle.link().get().execute().try_collect().await.context("read the links")?;
-        let mut links = BTreeMap::new();
+        let mut links = Vec::new();
         for message in messages {
-            let mut link = Link { name: String::new(), vxlan: false };
+            let mut link = Link { index: message.header.index, name: String::new(), vxlan: false };
             for attribute in message.attributes {
                 match attribute {
                     LinkAttribute::IfName(name) => link.name = name,
@@ -102,7 +103,7 @@ impl Network {
                     _ => {}
                 }
             }
-            links.insert(message.header.index, link);
+            links.push(link);
         }
         Ok(links)
     }
@@ -197,7 +198,7 @@ impl Network {
     }
 }
 
-fn read_route(message: &RouteMessage, links: &BTreeMap<u32, Link>) -> Option<Route> {
+fn read_route(message: &RouteMessage, links: &[Link]) -> Option<Route> {
     let header = &message.header;
     let destination = destination(message)?;
     let mut words = vec![destination.to_string(), format!("{:?}", header.kind).to_lowercase()];
@@ -233,7 +234,7 @@ fn destination(message: &RouteMessage) -> Option<IpNet> {
     IpNet::new(found.unwrap_or(default), message.header.destination_prefix_length).ok()
 }
 
-fn read_fdb_entry(message: &NeighbourMessage, links: &BTreeMap<u32, Link>) -> Option<FdbEntry> {
+fn read_fdb_entry(message: &NeighbourMessage, links: &[Link]) -> Option<FdbEntry> {
     let (destination, mac) = addresses(message);
     Some(FdbEntry {
         device: name_of(message.header.ifindex, links),
@@ -243,7 +244,7 @@ fn read_fdb_entry(message: &NeighbourMessage, links: &BTreeMap<u32, Link>) -> Op
     })
 }
 
-fn read_neighbour(message: &NeighbourMessage, links: &BTreeMap<u32, Link>) -> Option<Neighbour> {
+fn read_neighbour(message: &NeighbourMessage, links: &[Link]) -> Option<Neighbour> {
     let (address, mac) = addresses(message);
     Some(Neighbour { device: name_of(message.header.ifindex, links), address: address?, mac })
 }
@@ -287,8 +288,9 @@ fn family_of(address: IpAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }
 
-fn name_of(index: u32, links: &BTreeMap<u32, Link>) -> String {
-    links.get(&index).map_or_else(|| format!("link {index}"), |link| link.name.clone())
+fn name_of(index: u32, links: &[Link]) -> String {
+    let link = links.iter().find(|link| link.index == index);
+    link.map_or_else(|| format!("link {index}"), |link| link.name.clone())
 }
 
 fn mac_text(mac: &[u8]) -> String {
@@ -316,7 +318,7 @@ mod tests {
             RouteAttribute::Gateway(gateway.into()),
             RouteAttribute::Oif(5),
         ];
-        let links = BTreeMap::from([(5, Link { name: "flannel.1".to_owned(), vxlan: true })]);
+        let links = [Link { index: 5, name: "flannel.1".to_owned(), vxlan: true }];
         let route = read_route(&message, &links).unwrap();
         assert!(route.added);
         let text = route.to_string();
@@ -326,7 +328,7 @@ mod tests {
 
     #[test]
     fn an_fdb_entry_has_the_address_of_either_family() {
-        let links = BTreeMap::from([(5, Link { name: "flannel.1".to_owned(), vxlan: true })]);
+        let links = [Link { index: 5, name: "flannel.1".to_owned(), vxlan: true }];
         for address in ["192.168.1.2", "fd00::2"] {
             let address: IpAddr = address.parse().unwrap();
             let bytes = match address {
