@@ -164,3 +164,60 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddrV4;
+
+    use super::*;
+    use crate::packet::checksum;
+    use crate::routes::Peer;
+
+    const PEER: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 2);
+
+    /// Returns a packet of this length in bytes, whose header has a right checksum.
+    fn packet(length: u16, ttl: u8, source: [u8; 4], destination: [u8; 4]) -> Vec<u8> {
+        let mut packet = vec![0; usize::from(length)];
+        packet[0] = 0x45;
+        packet[2..4].copy_from_slice(&length.to_be_bytes());
+        packet[8] = ttl;
+        packet[12..16].copy_from_slice(&source);
+        packet[16..20].copy_from_slice(&destination);
+        let sum = checksum(&packet[..20]);
+        packet[10..12].copy_from_slice(&sum.to_be_bytes());
+        packet
+    }
+
+    #[test]
+    fn each_datagram_is_delivered_or_dropped_for_its_own_reason() {
+        let (theirs, ours) = ([10, 5, 2, 9], [10, 5, 1, 7]);
+        let subnet = |text: &str| text.parse::<Ipv4Net>().unwrap();
+        let address = SocketAddrV4::new(PEER, 8285);
+        let routes = Routes::new([Peer { subnet: subnet("10.5.2.0/24"), address, sends_from: None }]);
+        let judged = |datagram: &[u8], sender: Ipv4Addr| {
+            judge(datagram, sender, &routes, subnet("10.5.1.0/24"), 1472).map(<[u8]>::len)
+        };
+        let good = packet(84, 64, theirs, ours);
+        assert_eq!(judged(&good, Ipv4Addr::new(192, 168, 0, 77)), Err(Reason::Stranger));
+        let (mut broken, mut ipv6) = (good.clone(), good.clone());
+        broken[11] ^= 1;
+        ipv6[0] = 0x60;
+        for (datagram, wanted) in [
+            (good.clone(), Ok(84)),
+            // What follows the packet is not delivered.
+            ([&good[..], &[0; 6]].concat(), Ok(84)),
+            (good[..83].to_vec(), Err(Reason::Malformed)),
+            (broken, Err(Reason::Malformed)),
+            (ipv6, Err(Reason::NotIpv4)),
+            (packet(1472, 64, theirs, ours), Ok(1472)),
+            (packet(1473, 64, theirs, ours), Err(Reason::TooLong)),
+            (packet(84, 1, theirs, ours), Ok(84)),
+            (packet(84, 0, theirs, ours), Err(Reason::TtlExpired)),
+            (packet(84, 64, [10, 5, 3, 9], ours), Err(Reason::ForeignSource)),
+            (packet(84, 64, ours, ours), Err(Reason::ForeignSource)),
+            (packet(84, 64, theirs, [10, 5, 3, 7]), Err(Reason::ForeignDestination)),
+        ] {
+            assert_eq!(judged(&datagram, PEER), wanted, "{:?}", &datagram[..20]);
+        }
+    }
+}

@@ -172,6 +172,15 @@ mod tests {
         assert!(packet(0x4f, 60, 60).is_ok());
     }
 
+    /// The example of RFC 1071, and the same bytes without the last one.
+    #[test]
+    fn an_odd_number_of_bytes_counts_as_if_a_zero_followed() {
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(checksum(&bytes), !0xddf2);
+        assert_eq!(checksum(&bytes[..7]), !0xdcfb);
+        assert_eq!(checksum(&[]), 0xffff);
+    }
+
     #[test]
     fn a_ttl_of_zero_does_not_wrap() {
         let mut packet = [0x45; 20];
