@@ -77,7 +77,36 @@ fn other_cluster(facts: &NodeFacts) -> Option<NodeFinding> {
 
 #[cfg(test)]
 mod tests {
+    use weft_subnet::net_conf::{BadNetConf, NetConf};
+
     use super::*;
+    use crate::facts::store::{ExaminedNetConf, StoreFacts};
+
+    #[test]
+    fn a_store_that_refuses_writes_is_found_with_its_own_remedy() {
+        let mut facts = NodeFacts::with_store(StoreAnswer::NotAsked);
+        facts.store.alarm =
+            Some(StoreAlarm { what: "its space is used up".to_owned(), remedy: "defragment".to_owned() });
+        let found = check(&facts);
+        let texts: Vec<_> = found.iter().map(|one| (one.evidence.as_str(), one.remedy.as_str())).collect();
+        assert_eq!(texts, [("etcd answers, but its space is used up", "defragment")]);
+    }
+
+    #[test]
+    fn net_conf_is_found_if_it_is_not_valid_or_that_of_another_cluster() {
+        let found = |net_conf| {
+            let store = StoreFacts { net_conf: Some(net_conf), ..StoreFacts::default() };
+            check(&NodeFacts { store, ..NodeFacts::of_a_node() })
+        };
+        let invalid = found(Err(BadNetConf::NoFamily));
+        assert!(invalid.len() == 1 && invalid[0].evidence.contains("none defined stack"), "{invalid:?}");
+        for (network, is_other) in [("10.5.0.0/16", false), ("10.6.0.0/16", true)] {
+            let networks = NetConf::parse(&format!(r#"{{"Network":"{network}"}}"#)).unwrap().networks;
+            let findings = found(Ok(ExaminedNetConf { networks }));
+            assert_eq!(findings.len(), usize::from(is_other), "{findings:?}");
+            assert!(findings.iter().all(|one| one.evidence.contains("has the network 10.6.0.0/16")), "{findings:?}");
+        }
+    }
 
     #[test]
     fn a_store_is_slow_from_one_second_on() {

@@ -190,3 +190,37 @@ fn silent_pods(facts: &NodeFacts) -> Option<NodeFinding> {
     );
     Some(finding(evidence, remedy))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(faults: Vec<(u8, Fault)>) -> Vec<NodeFinding> {
+        let one = |(last, fault): (u8, Fault)| PeerFault { peer: IpAddr::from([192, 0, 2, last]), fault };
+        check(&NodeFacts { underlay: faults.into_iter().map(one).collect(), ..NodeFacts::default() })
+    }
+
+    #[test]
+    fn peers_with_the_same_fault_are_one_finding() {
+        let no_route = || Fault::NoRoute("eth0".to_owned());
+        let found = faults(vec![(2, no_route()), (3, Fault::NoRule), (4, no_route()), (5, no_route())]);
+        let evidence: Vec<&str> = found.iter().map(|one| one.evidence.as_str()).collect();
+        let wanted = [
+            "no route leads to 192.0.2.2 and 2 more peers, although the uplink eth0 is up",
+            "no policy rule asks the main table, which has a route to 192.0.2.3",
+        ];
+        assert_eq!(evidence, wanted);
+        assert!(found[0].remedy.contains("`, and the same for the other peers, "), "{found:?}");
+        assert!(!faults(vec![(2, no_route())])[0].remedy.contains("other peers"));
+    }
+
+    #[test]
+    fn an_mtu_is_proposed_for_all_nodes_only_if_ipv6_fits_and_no_router_has_said_it() {
+        for (mtu, is_learned, is_proposed) in [(1280, false, true), (1279, false, false), (1400, true, false)] {
+            let (link, device) = ("eth0".to_owned(), "flannel.1".to_owned());
+            let found = faults(vec![(2, Fault::SmallWay(SmallWay { link, mtu, is_learned, device, needed: 1500 }))]);
+            assert_eq!(found[0].remedy.contains("`Backend.MTU`"), is_proposed, "{found:?}");
+            assert_eq!(found[0].remedy.contains("tracepath"), is_learned, "{found:?}");
+        }
+    }
+}

@@ -83,3 +83,44 @@ fn no_arp(facts: &NodeFacts, link: &PathLink) -> Option<NodeFinding> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::path_links::PathLinks;
+
+    #[test]
+    fn a_vrf_takes_packets_of_weft_and_leaves_those_of_the_uplink() {
+        for (is_uplink, kind, words) in [
+            (true, "bridge", Some("has an address or the default route")),
+            (true, "bond", Some("has an address or the default route")),
+            (true, "vrf", None),
+            (false, "bridge", Some("takes the packets that arrive on it")),
+            (false, "vrf", Some("by another table than that of weft's routes")),
+            (false, "macsec", None),
+        ] {
+            let master = Some(Master { name: "above".to_owned(), kind: kind.to_owned() });
+            let link = PathLink { name: "link".to_owned(), master, is_uplink, ..PathLink::default() };
+            let path_links = PathLinks { links: vec![link], ..PathLinks::default() };
+            let found = check(&NodeFacts { path_links, ..NodeFacts::default() });
+            assert_eq!(found.len(), usize::from(words.is_some()), "{is_uplink} {kind}: {found:?}");
+            assert!(found.iter().zip(words).all(|(one, words)| one.evidence.contains(words)), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_setting_for_all_links_is_one_finding() {
+        let link = |name: &str, conf: &str| PathLink {
+            name: name.to_owned(),
+            is_uplink: true,
+            arp: Some(ArpOff::Ignored(conf.to_owned())),
+            ..PathLink::default()
+        };
+        let found = |links| {
+            let path_links = PathLinks { links, ..PathLinks::default() };
+            check(&NodeFacts { path_links, ..NodeFacts::default() }).len()
+        };
+        assert_eq!(found(vec![link("eth0", ALL), link("eth1", ALL)]), 1);
+        assert_eq!(found(vec![link("eth0", "eth0"), link("eth1", "eth1")]), 2);
+    }
+}
