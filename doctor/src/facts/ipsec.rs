@@ -159,6 +159,34 @@ mod tests {
         }
     }
 
+    /// Returns the message about a policy that drops all IPv4 packets that leave, with these attributes.
+    fn message(attributes: &[u8]) -> Vec<u8> {
+        let mut info = vec![0; POLICY_INFO];
+        info[FAMILY..FAMILY + 2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        info[DIRECTION] = 1;
+        info[ACTION] = XFRM_POLICY_BLOCK;
+        info.extend(attributes);
+        info
+    }
+
+    #[test]
+    fn a_policy_that_depends_on_more_than_addresses_is_left_out() {
+        let attribute =
+            |kind: u16, value: u32| [&8u16.to_ne_bytes()[..], &kind.to_ne_bytes(), &value.to_ne_bytes()].concat();
+        let all = super::policy(&message(&[])).unwrap();
+        assert!(all.takes && all.direction == Direction::Out, "{all:?}");
+        assert_eq!(super::policy(&message(&attribute(XFRMA_MARK, 0))), Some(all), "this is no mark");
+        for kind in [XFRMA_MARK, XFRMA_IF_ID] {
+            assert_eq!(super::policy(&message(&attribute(kind, 7))), None, "attribute {kind}");
+        }
+        // A port, a protocol and a link. The direction 0 is that of packets for this host.
+        for (at, value) in [(PORTS, 1), (PROTOCOL, 17), (LINK, 2), (DIRECTION, 0)] {
+            let mut other = message(&[]);
+            other[at] = value;
+            assert_eq!(super::policy(&other), None, "byte {at}");
+        }
+    }
+
     #[test]
     fn the_policy_with_the_lowest_priority_decides() {
         let (own, peer): (IpNet, IpNet) = ("10.5.1.0/24".parse().unwrap(), "10.5.2.0/24".parse().unwrap());

@@ -155,3 +155,36 @@ pub(super) fn vxlan_port(sources: &NodeSources, ways: &WayFacts) -> Option<u16> 
 pub(crate) fn may_be_vxlan(backend: &str) -> bool {
     backend.is_empty() || device_kind(backend) == Some(vxlan::DEVICE_KIND)
 }
+
+#[cfg(test)]
+mod tests {
+    use weft_netlink::rtnl::Vxlan;
+
+    use super::super::ways::VxlanDevice;
+    use super::*;
+
+    #[test]
+    fn each_backend_has_the_packets_of_its_own_tunnel() {
+        let mut ways = WayFacts::default();
+        let of = |ways: &WayFacts, backend: &str, tunnel_port| {
+            let backend = backend.to_owned();
+            Tunnel::of(&NodeSources { backend, port: 8472, tunnel_port, ..NodeSources::default() }, ways)
+        };
+        for (backend, port, wanted) in [
+            ("vxlan", None, Some(Tunnel::Udp(8472))),
+            ("", None, Some(Tunnel::Udp(8472))),
+            ("udp", Some(8285), Some(Tunnel::Udp(8285))),
+            ("udp", None, None),
+            ("wireguard", Some(51820), Some(Tunnel::Udp(51820))),
+            ("ipip", None, Some(Tunnel::Ipip)),
+            ("host-gw", None, None),
+        ] {
+            assert_eq!(of(&ways, backend, port), wanted, "{backend}");
+        }
+        let vxlan = Vxlan { vni: 1, port: 4789, external: false, v6: false };
+        for (name, ours, port) in [("vx0", false, 8472), ("flannel.1", true, 4789)] {
+            ways.vxlan.push(VxlanDevice { name: name.to_owned(), vxlan, ours });
+            assert_eq!(of(&ways, "vxlan", None), Some(Tunnel::Udp(port)), "with {name}");
+        }
+    }
+}

@@ -227,6 +227,18 @@ fn one_entry<T>(answer: io::Result<Result<Vec<u8>, Refusal>>, found: impl Fn(Nei
 mod tests {
     use super::*;
 
+    #[test]
+    fn of_the_routes_that_contain_an_address_the_longest_counts() {
+        let route = |prefix: &str| Route { prefix: Some(prefix.parse().unwrap()), ..Route::default() };
+        let all = ["10.0.0.0/8", "10.5.2.0/24", "10.5.0.0/16", "10.5.3.0/25"].map(route);
+        for (to, wanted) in
+            [([10, 5, 2, 9], Some("10.5.2.0/24")), ([10, 5, 9, 9], Some("10.5.0.0/16")), ([192, 0, 2, 1], None)]
+        {
+            let found = longest(all.clone().into_iter(), IpAddr::from(to)).and_then(|route| route.prefix);
+            assert_eq!(found.map(|net| net.to_string()).as_deref(), wanted, "{to:?}");
+        }
+    }
+
     /// A kernel that was booted with ipv6.disable=1 answers so.
     #[test]
     fn routes_of_ipv4_are_no_answer_to_the_question_for_those_of_ipv6() {

@@ -115,3 +115,32 @@ pub fn drops(
     }
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use weft_netlink::nftables::BaseChain;
+
+    use super::*;
+
+    #[test]
+    fn a_packet_passes_a_chain_only_at_its_own_link_and_hook() {
+        let (arrives, leaves) = (Point::Arrives("eth0".to_owned()), Point::Leaves("eth0".to_owned()));
+        let bridge = Point::Bridge { hook: "forward", input: None, output: None };
+        for (point, family, hook, link, has) in [
+            (&arrives, "netdev", "ingress", "eth0", true),
+            (&arrives, "netdev", "ingress", "eth1", false),
+            (&arrives, "netdev", "egress", "eth0", false),
+            (&leaves, "netdev", "egress", "eth0", true),
+            (&leaves, "netdev", "egress", "eth1", false),
+            (&leaves, "netdev", "ingress", "eth0", false),
+            (&bridge, "bridge", "forward", "", true),
+            (&bridge, "bridge", "input", "", false),
+            (&bridge, "netdev", "ingress", "eth0", false),
+        ] {
+            let (table, name) = ("f".to_owned(), "c".to_owned());
+            let chain = BaseChain { family, number: 0, table, name, is_nat: false, priority: 0, drops: true };
+            let chain = LinkChain { chain, hook, links: vec![link.to_owned()] };
+            assert_eq!(point.has(&chain), has, "{point:?} {chain:?}");
+        }
+    }
+}

@@ -87,3 +87,62 @@ impl Outcome {
         self.limited.as_ref().or(self.some_pass.as_ref().filter(|_| is_dropped)).map(String::as_str)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Remembers a rule.
+    type Change = fn(&mut Outcome);
+
+    fn dropped() -> Outcome {
+        Outcome { fate: Some((Fate::Dropped, "drop".to_owned())), ..Outcome::default() }
+    }
+
+    #[test]
+    fn a_drop_is_certain_unless_a_rule_may_let_the_packet_pass_before() {
+        let may_pass: [Change; 3] = [
+            |outcome| outcome.doubt(Fate::Accepted, "may accept".to_owned()),
+            |outcome| outcome.doubt_by_chance(Fate::Accepted, "accepts some".to_owned()),
+            |outcome| outcome.not_followed("a program decides".to_owned()),
+        ];
+        for change in may_pass {
+            let mut outcome = dropped();
+            change(&mut outcome);
+            assert_eq!(outcome.certainly_dropped(), None, "{outcome:?}");
+        }
+        let mut outcome = dropped();
+        outcome.doubt(Fate::Dropped, "may drop".to_owned());
+        assert_eq!(outcome.certainly_dropped(), Some("drop"), "either rule drops it");
+        assert_eq!(outcome.certain(), Some((Fate::Dropped, "drop".to_owned())));
+        let mut other = dropped();
+        other.doubt(Fate::SourceTranslated, "may translate".to_owned());
+        assert_eq!(other.certain(), None);
+        let accepted = Outcome { fate: Some((Fate::Accepted, "accept".to_owned())), ..Outcome::default() };
+        assert_eq!(accepted.certainly_dropped(), None);
+    }
+
+    #[test]
+    fn some_packets_are_dropped_beyond_a_rate_or_behind_a_rule_that_lets_others_pass() {
+        let mut limited = Outcome::default();
+        limited.doubt_by_chance(Fate::Dropped, "beyond a rate".to_owned());
+        assert_eq!(limited.drops_some(), Some("beyond a rate"));
+        let mut up_to = Outcome::default();
+        up_to.doubt_by_chance(Fate::Accepted, "up to a rate".to_owned());
+        assert_eq!(up_to.drops_some(), None, "the others pass, too");
+        up_to.fate = dropped().fate;
+        assert_eq!(up_to.drops_some(), Some("up to a rate"));
+        up_to.doubt(Fate::Accepted, "may accept".to_owned());
+        assert_eq!(up_to.drops_some(), None, "all of them may pass");
+    }
+
+    #[test]
+    fn the_first_rule_that_may_drop_the_packet_is_quoted_before_others() {
+        let mut outcome = Outcome::default();
+        for (fate, rule) in [(Fate::Accepted, "first"), (Fate::Dropped, "second"), (Fate::Dropped, "third")] {
+            outcome.doubt(fate, rule.to_owned());
+        }
+        assert_eq!(outcome.not_evaluated, Some((Fate::Dropped, "second".to_owned())));
+        assert_eq!(outcome.may_pass.as_deref(), Some("first"));
+    }
+}
