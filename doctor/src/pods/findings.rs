@@ -274,6 +274,31 @@ mod tests {
         assert_eq!(verdicts(&facts), [], "a sandbox that hides its address from the kernel");
     }
 
+    /// A pod may have given up its address.
+    #[test]
+    fn the_record_of_a_pod_is_not_listed_while_its_veth_pair_leads_to_a_namespace_in_use() {
+        let mut facts = deleted_pod();
+        facts.namespaces[0].addrs.clear();
+        facts.namespaces[0].has_processes = true;
+        let what: Vec<String> = findings(&facts, MIN_AGE).into_iter().map(|finding| finding.what).collect();
+        assert_eq!(what, ["address 10.5.1.2 of cbr0, container c1"]);
+    }
+
+    #[test]
+    fn the_interface_of_a_record_is_that_of_its_caller_or_else_that_of_its_address() {
+        let ifname = |facts: &Facts| match findings(facts, MIN_AGE).remove(0).leak {
+            Leak::Record { ifname, .. } => ifname,
+            other => panic!("{other:?} comes before the record"),
+        };
+        let mut facts = deleted_pod();
+        facts.addresses[0].reservation.ifname = Some("net1".to_owned());
+        assert_eq!(ifname(&facts), "eth0", "the caller has named it");
+        facts.records[0].record.caller = None;
+        assert_eq!(ifname(&facts), "net1");
+        facts.addresses[0].reservation.ifname = None;
+        assert_eq!(ifname(&facts), "eth0", "the usual name");
+    }
+
     #[test]
     fn what_may_belong_to_a_running_pod_is_in_doubt() {
         type Change = fn(&mut Facts);
