@@ -6,11 +6,14 @@ use std::net::IpAddr;
 use nix::errno::Errno;
 use nix::libc;
 use weft_cni::iptables::Saved;
+use weft_netlink::nftables::Hook;
+use weft_subnet::env::SubnetEnv;
 
 use super::facts::{
     Agent, AgentFacts, Device, DeviceKind, Difference, Ends, Facts, Hop, Lookup, Mac, Neighbour, Packet, Peer, Place,
-    Proto, Read, Route, RouteKind, Tunnel, Way,
+    Pod, PodGateway, Proto, Read, Route, RouteKind, Tunnel, Way,
 };
+use super::port_steps::{isolated, no_arp};
 use super::rules::ways_of_tunnel;
 use super::{Explanation, State, Step, Verdict, decide};
 use crate::kernel::rules::{Connection, Tested, follow};
@@ -335,6 +338,144 @@ fn packets_of_the_tunnel_have_the_addresses_of_this_node_that_the_agent_uses() {
     assert!(ways[0].arrives.is_none() && ways[1].arrives.as_ref().is_some_and(|device| device.name == "eth0"));
     facts.ways[0].tunnel.as_mut().unwrap().ends = None;
     assert_eq!(ways_of_tunnel(&facts.ways[0], None), [], "which packets arrive is not known");
+}
+
+/// Returns the pod of this node that sends the packet. The other end of its link is a port of cni0.
+fn pod(facts: &mut Facts) -> &mut Pod {
+    let host_link = Device { master: 4, ..device(9, "veth9", DeviceKind::Ethernet, 1450) };
+    let pod = Pod {
+        netns: "/run/netns/pod".into(),
+        link: device(2, "eth0", DeviceKind::Ethernet, 1450),
+        host_link,
+        other_port: None,
+        route: Lookup::Route(route("0.0.0.0/0", Some("10.5.1.1"), 2, libc::RTPROT_BOOT)),
+        other_link: None,
+        gateway: None,
+    };
+    facts.ways[0].from_pod.insert(pod)
+}
+
+#[test]
+fn what_is_wrong_inside_of_a_pod_is_named() {
+    let sound = explain(|facts| {
+        pod(facts);
+    });
+    assert_eq!(sound.verdict, Verdict::Works, "{sound:#?}");
+    broken("the pod 10.5.1.2 has no route to 10.5.2.2", |facts| {
+        pod(facts).route = Lookup::Refused(Errno::ENETUNREACH);
+    });
+    broken("eth0 of the pod 10.5.1.2 is down", |facts| pod(facts).link.up = false);
+    broken("veth9 is down", |facts| pod(facts).host_link.up = false);
+    broken("more than 1450 bytes, which eth0 of the pod sends", |facts| pod(facts).link.mtu = 1451);
+    let other = explain(|facts| pod(facts).other_link = Some("net1".to_owned()));
+    assert!(other.verdict == Verdict::Unknown && other.sentence.contains("by net1"), "{other:#?}");
+    for (state, mac, verdict) in [
+        (libc::NUD_PERMANENT, 9, Verdict::Broken),
+        (libc::NUD_PERMANENT, 2, Verdict::Works),
+        (libc::NUD_REACHABLE, 9, Verdict::Works),
+    ] {
+        let report = explain(|facts| {
+            let known = Neighbour { mac: Some(Mac([2, 0, 0, 0, 0, mac])), state };
+            let address = "10.5.1.1".parse().unwrap();
+            pod(facts).gateway = Some(PodGateway { address, neighbour: Read::Found(known) });
+            facts.ways[0].arrives.as_mut().unwrap().mac = Some(Mac([2, 0, 0, 0, 0, 2]));
+        });
+        assert_eq!(report.verdict, verdict, "{state:#x} {mac}: {report:#?}");
+    }
+}
+
+#[test]
+fn a_link_without_arp_matters_for_ipv4_alone() {
+    let mut facts = healthy();
+    pod(&mut facts).link.no_arp = true;
+    let way = facts.ways.remove(0);
+    let step = no_arp(&way).unwrap();
+    assert!(step.state == State::Broken && step.is.starts_with("eth0 of the pod"), "{step:?}");
+    let packet = Packet { from: "fd00::1".parse().unwrap(), to: "fd00::2".parse().unwrap(), ..way.packet };
+    assert_eq!(no_arp(&Way { packet, ..way }), None, "IPv6 asks in another way");
+}
+
+#[test]
+fn only_two_isolated_ports_of_one_bridge_keep_pods_from_each_other() {
+    for (from, to, master, is_found) in
+        [(true, true, 4, true), (true, false, 4, false), (false, true, 4, false), (true, true, 5, false)]
+    {
+        let mut facts = healthy();
+        let pod = pod(&mut facts).clone();
+        let with =
+            |isolated, master| Pod { host_link: Device { isolated, master, ..pod.host_link.clone() }, ..pod.clone() };
+        let (from_pod, to_pod) = (Some(with(from, 4)), Some(with(to, master)));
+        let way = Way { from_pod, to_pod, ..facts.ways.remove(0) };
+        assert_eq!(isolated(&way).is_some(), is_found, "{from} {to} {master}");
+    }
+}
+
+#[test]
+fn a_packet_to_the_outside_with_the_address_of_a_pod_is_a_doubt_unless_a_rule_may_masquerade_it() {
+    let stays = "iptables-nft nat POSTROUTING: the source address stays";
+    let doubtful = "iptables-nft nat POSTROUTING: the source address stays; not evaluated: -m set";
+    let translated = "iptables-nft nat POSTROUTING: the source address is translated: -j MASQUERADE";
+    let of_agent = "nft chain ip weft masq: the source address stays";
+    for (ipmasq, rules, verdict) in [
+        (true, &[stays][..], Verdict::Unknown),
+        (false, &[stays], Verdict::Works),
+        (true, &[stays, translated], Verdict::Works),
+        (true, &[doubtful], Verdict::Works),
+        (true, &[of_agent], Verdict::Works),
+        (true, &[], Verdict::Works),
+    ] {
+        let text = format!(
+            "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ={ipmasq}\n"
+        );
+        let mut facts = healthy();
+        facts.subnet_file = SubnetFile::Good(SubnetEnv::parse(&text).unwrap());
+        facts.to = Place::Outside;
+        let rules = rules.iter().map(|text| Step::ok("rules", *text)).collect();
+        let report = decide(&facts, &[rules], Vec::new());
+        assert_eq!(report.verdict, verdict, "{ipmasq}: {report:#?}");
+    }
+}
+
+#[test]
+fn a_bridge_without_ports_carries_nothing_and_a_tunnel_needs_no_carrier() {
+    broken("cni0 has no carrier", |facts| facts.ways[0].arrives.as_mut().unwrap().carrier = false);
+    broken("cni0 is down", |facts| facts.ways[0].arrives.as_mut().unwrap().up = false);
+    let tunnel = explain(|facts| facts.ways[0].arrives = Some(Device { carrier: false, ..vxlan() }));
+    assert_eq!(tunnel.verdict, Verdict::Works, "{tunnel:#?}");
+}
+
+#[test]
+fn a_service_without_an_endpoint_ends_the_way_and_one_that_is_left_open_counts_after_a_fault() {
+    let (sound, lost) = (explain(|_| {}), explain(|facts| facts.to = Place::Network));
+    let known = Step::ok("service", "10.96.0.1 becomes 10.5.2.2");
+    let open = Step { state: State::Unknown, ..known.clone() };
+    let gone = known.clone().broken("it has no endpoint", "look at its pods");
+    for (before, service, verdict, part) in [
+        (&sound, &known, Verdict::Works, "works as far"),
+        (&sound, &open, Verdict::Unknown, "cannot be decided here, because 10.96.0.1 becomes"),
+        (&sound, &gone, Verdict::Broken, "it has no endpoint"),
+        (&lost, &open, Verdict::Broken, "no node has a lease"),
+        (&lost, &gone, Verdict::Broken, "it has no endpoint"),
+    ] {
+        let report = before.clone().behind(service.clone());
+        assert!(report.verdict == verdict && report.sentence.contains(part), "{report:#?}");
+        assert_eq!(report.steps[0], *service);
+    }
+}
+
+#[test]
+fn a_packet_passes_the_hooks_of_its_way_and_before_the_routing_decision_nobody_knows_how_it_leaves() {
+    let mut way = healthy().ways.remove(0);
+    assert_eq!(way.hooks(), [Hook::Prerouting, Hook::Forward, Hook::Postrouting]);
+    for (hook, output) in [(Hook::Prerouting, None), (Hook::Forward, Some("flannel.1"))] {
+        let tested = way.tested().at(hook);
+        assert_eq!((tested.input, tested.output, tested.to_local), (Some("cni0"), output, Some(false)), "{hook:?}");
+    }
+    way.hop.device = None;
+    assert_eq!(way.hooks(), [Hook::Prerouting, Hook::Input]);
+    assert_eq!(way.tested().to_local, Some(true));
+    way.arrives = None;
+    assert_eq!(way.hooks(), [Hook::Output, Hook::Postrouting]);
 }
 
 #[test]
