@@ -364,3 +364,20 @@ fn plus(addr: IpAddr, number: usize) -> IpAddr {
         IpAddr::V6(v6) => IpAddr::V6((u128::from(v6).wrapping_add(number as u128)).into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{IpNet, PodNet};
+
+    /// The agent may be just writing it.
+    #[test]
+    fn a_subnet_file_without_an_mtu_or_a_whole_subnet_is_not_complete() {
+        let subnets = "FLANNEL_SUBNET=10.5.7.1/24\nFLANNEL_IPV6_SUBNET=fd05:0:0:7::1/64\n";
+        let net = PodNet::parse(&format!("{subnets}FLANNEL_MTU=1450\n")).unwrap();
+        let gateways = ["10.5.7.1/24", "fd05:0:0:7::1/64"].map(|net| net.parse::<IpNet>().unwrap());
+        assert_eq!(net, PodNet { gateways: gateways.to_vec(), mtu: 1450 });
+        for text in [subnets, "FLANNEL_MTU=1450\n", "FLANNEL_SUBNET=10.5.7\nFLANNEL_MTU=1450\n", ""] {
+            assert_eq!(PodNet::parse(text), None, "{text}");
+        }
+    }
+}

@@ -177,3 +177,35 @@ impl LabOptions {
         self.launcher.clone().map_or_else(|| self.agent_exe(), Ok)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_exclude_each_other_are_refused_with_the_one_to_leave_out() {
+        let of = |backend| LabOptions { backend, ..LabOptions::default() };
+        let to = |kind| LabOptions { change_backend: Some(kind), ..LabOptions::default() };
+        for (options, words) in [
+            (LabOptions { router: true, ..of(BackendKind::HostGw) }, "leave --router out"),
+            (LabOptions { router: true, ..to(BackendKind::HostGw) }, "leave --router out"),
+            (to(BackendKind::Vxlan), "the lab begins with this backend"),
+            (LabOptions { direct_routing: true, ..of(BackendKind::HostGw) }, "host-gw always routes directly"),
+            (LabOptions { direct_routing: true, ..of(BackendKind::Udp) }, "udp has one route for all peers"),
+            (LabOptions { direct_routing: true, ..of(BackendKind::Wireguard) }, "wireguard has one route"),
+            (LabOptions { ipv6: true, ..of(BackendKind::Ipip) }, "--backend ipip carries IPv4 only"),
+            (LabOptions { ipv6: true, ..to(BackendKind::Udp) }, "--backend udp carries IPv4 only"),
+        ] {
+            let refused = options.check().unwrap_err().to_string();
+            assert!(refused.contains(words), "{words}: {refused}");
+        }
+        for options in [
+            LabOptions { router: true, direct_routing: true, ..LabOptions::default() },
+            LabOptions { direct_routing: true, ..of(BackendKind::Ipip) },
+            to(BackendKind::HostGw),
+            of(BackendKind::Udp),
+        ] {
+            options.check().unwrap();
+        }
+    }
+}
