@@ -47,7 +47,6 @@ pub mod unserved;
 pub(crate) mod virtual_nat;
 pub(crate) mod ways;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -189,8 +188,8 @@ pub struct NodeFacts {
     pub cni: CniFiles,
     /// Plugins that are not where the container runtime looks for them.
     pub misplaced: Option<Misplaced>,
-    /// The addresses in our subnets that pods have, each with the number of pods.
-    pub pod_addresses: BTreeMap<IpAddr, usize>,
+    /// The addresses in our subnets that pods have, in order, each with the number of pods.
+    pub pod_addresses: Vec<(IpAddr, usize)>,
     /// Limits of the machine.
     pub limits: Limits,
     /// Locks that a program holds for too long.

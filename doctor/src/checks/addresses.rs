@@ -34,7 +34,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 /// Pods share an address, or have one that host-local will give to another pod.
 fn shared(facts: &NodeFacts) -> Vec<NodeFinding> {
     let mut findings = Vec::new();
-    for (addr, pods) in facts.pod_addresses.iter().filter(|(_, pods)| **pods > 1) {
+    for (addr, pods) in facts.pod_addresses.iter().filter(|(_, pods)| *pods > 1) {
         let evidence = format!("{pods} pods have the address {addr}: packets for it reach one or another of them");
         let remedy = format!(
             "delete these pods, so that they get other addresses: `ip netns exec NAME ip addr` shows which have {addr}"
@@ -44,7 +44,7 @@ fn shared(facts: &NodeFacts) -> Vec<NodeFinding> {
     let pods = &facts.pod_addresses;
     // Where host-local reserved none of these addresses, something else gives them to pods.
     let (kept, lost): (Vec<&IpAddr>, Vec<&IpAddr>) =
-        pods.keys().partition(|addr| is_reserved(**addr, &facts.cni.reserved));
+        pods.iter().map(|(addr, _)| addr).partition(|addr| is_reserved(**addr, &facts.cni.reserved));
     if !kept.is_empty() && !lost.is_empty() {
         let lost: Vec<String> = lost.into_iter().map(ToString::to_string).collect();
         let evidence = format!(
