@@ -134,9 +134,14 @@ impl Netlink {
     /// # Errors
     /// Inner: the kernel refused the message. Outer: the reply was lost or cannot be read.
     pub fn request(&mut self, build: impl FnOnce(&mut Writer)) -> io::Result<Result<Vec<u8>, Refusal>> {
-        self.discard_replies();
         let mut w = Writer::default();
         build(&mut w);
+        self.request_written(w)
+    }
+
+    /// Sends the message that was written. This part of [`Netlink::request`] is the same for all messages, so it is in the agent's file once.
+    fn request_written(&mut self, mut w: Writer) -> io::Result<Result<Vec<u8>, Refusal>> {
+        self.discard_replies();
         w.flag_last(NLM_F_ACK | NLM_F_REQUEST);
         let seq = self.next_seq();
         w.end(seq);
@@ -157,6 +162,11 @@ impl Netlink {
     /// The kernel refused the dump (the error may be inside NLMSG_DONE), or it was interrupted each time. A partial
     /// dump is never returned.
     pub fn dump(&mut self, kind: u16, build: impl Fn(&mut Writer, u16, u16)) -> io::Result<Vec<u8>> {
+        self.dump_bytes(kind, &build)
+    }
+
+    /// Does the same as [`Netlink::dump`]. There are many kinds of dumps, and all of them use this one copy of the code.
+    fn dump_bytes(&mut self, kind: u16, build: &dyn Fn(&mut Writer, u16, u16)) -> io::Result<Vec<u8>> {
         self.dump_into(kind, build, |all: &mut Vec<u8>, datagram| all.extend_from_slice(datagram))
     }
 
