@@ -412,3 +412,51 @@ impl NodeFacts {
         NodeFacts { store, ..NodeFacts::default() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sources::StoreSources;
+
+    /// Returns what is said to be missing in the results of a check.
+    fn said(check: &str, sources: &NodeSources, machine: &NodeFacts, store: &StoreFacts) -> Vec<String> {
+        let all = not_examined(sources, machine, store).into_iter();
+        all.filter(|one| one.check == check).map(|one| one.what).collect()
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_said_with_the_check_that_needs_it() {
+        let (silent, mut machine, mut store) = (NodeSources::default(), NodeFacts::default(), StoreFacts::default());
+        assert!(said("agent", &silent, &machine, &store)[0].starts_with("what only a running agent knows: "));
+        assert!(said("store", &silent, &machine, &store)[0].contains("give --check-store"));
+        let answer = StoreAnswer::Failed("connection refused".to_owned());
+        let asked = NodeSources {
+            agent: AgentAnswer::Problems(Vec::new()),
+            store: StoreSources { answer, ..StoreSources::default() },
+            ..NodeSources::default()
+        };
+        for check in ["agent", "store", "cni", "checksum", "certificates"] {
+            assert_eq!(said(check, &asked, &machine, &store), [""; 0], "{check}");
+        }
+        machine.cni.denied = vec!["/etc/cni/net.d".into()];
+        store.denied = vec!["client certificate: permission denied".to_owned()];
+        assert!(said("cni", &asked, &machine, &store)[0].ends_with("you may not read /etc/cni/net.d"));
+        assert_eq!(said("certificates", &asked, &machine, &store), store.denied);
+        for (recent, is_said) in [(0, true), (1, false)] {
+            machine.checksums = vec![ChecksumErrors { protocol: "Udp", wrong: 20, received: 100, recent }];
+            let said = said("checksum", &asked, &machine, &store);
+            assert_eq!(said.len(), usize::from(is_said), "{said:?}");
+            assert!(said.iter().all(|text| text.contains("20 of 100 received UDP packets")), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_counts_as_nothing_and_is_said() {
+        let mut missing = Vec::new();
+        let mut read = |result: io::Result<Vec<u8>>| known("ipsec", "policies of IPsec", result, &mut missing);
+        assert_eq!(read(Ok(vec![7])), [7]);
+        assert_eq!(read(Err(io::ErrorKind::PermissionDenied.into())), [0_u8; 0]);
+        let texts: Vec<_> = missing.iter().map(|one| (one.check, one.what.as_str())).collect();
+        assert_eq!(texts, [("ipsec", "policies of IPsec: permission denied")]);
+    }
+}
