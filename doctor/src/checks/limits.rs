@@ -78,7 +78,7 @@ mod tests {
             assert!(found.len() == 1 && found[0].remedy.contains(sysctl), "{found:?}");
             assert_eq!(findings(select, 949), []);
         }
-        // systemd raises the limit of open files so far.
+        // systemd raises the limit of open files to this number.
         let files = Some(Fill { entries: 20_000, max: i64::MAX.cast_unsigned() });
         let limits = Limits { files, ..Limits::default() };
         assert_eq!(check(&NodeFacts { limits, ..NodeFacts::default() }), [], "there is no limit in effect");

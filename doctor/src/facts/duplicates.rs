@@ -98,7 +98,7 @@ fn v4(addr: &Addr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Sends the requests on a link, and returns once who says to have one of the addresses.
+/// Sends the requests on a link, and returns who says to have one of the addresses. Equal answers are returned once.
 fn ask(link: &str, mac: Mac, wanted: &[Ipv4Addr]) -> io::Result<Vec<(Ipv4Addr, Mac)>> {
     let mut found = Vec::new();
     let of_link = getifaddrs()?.filter(|one| one.interface_name == link).filter_map(|one| one.address);

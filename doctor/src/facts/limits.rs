@@ -23,7 +23,7 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// Returns true if this share of the limit is reached, in percent. The limit may be as large as a number can be, as the usual one of open files is.
+    /// Returns true if this share of the limit is reached, in percent. The limit may be too large to be multiplied: that of open files often is.
     pub(crate) fn has_reached(&self, percent: u64) -> bool {
         self.entries.saturating_mul(100) >= self.max.saturating_mul(percent)
     }
