@@ -150,7 +150,7 @@ mod tests {
         for without in [json!({}), json!({"ips": [{"address": "10.5.1.2/24"}]})] {
             let mut routes = [alone.clone()];
             fill_in_gateways(&mut routes, &without);
-            assert_eq!(routes, [alone.clone()], "{without}");
+            assert_eq!(routes, [json!({"dst": "10.5.0.0/16"})], "{without}");
         }
     }
 
