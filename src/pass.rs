@@ -149,18 +149,10 @@ impl<K: Kernel> Passer<K> {
     pub async fn changed(&mut self, changed: Vec<Changed>) -> PassReport {
         let started = Instant::now();
         let mut report = PassReport::new(Cause::Lease);
-        // A key may have changed twice. Then the first value before and the last value after count.
-        let mut net: HashMap<Key, (Option<Value>, Option<Value>)> = HashMap::with_capacity(changed.len());
+        let changed = Changed::joined(changed);
+        let mut ops = Vec::with_capacity(changed.len());
+        let few = changed.len() <= MAX_LISTED;
         for Changed { key, before, after } in changed {
-            net.entry(key).and_modify(|entry| entry.1.clone_from(&after)).or_insert((before, after));
-        }
-        let mut ops = Vec::with_capacity(net.len());
-        let few = net.len() <= MAX_LISTED;
-        for (key, (before, after)) in net {
-            // Nothing is written, so a failed write of this entry must still be tried again.
-            if before == after {
-                continue;
-            }
             self.pending.remove(&key);
             if let (true, Some(value)) = (few, &before) {
                 report.before.insert(key, Before::written(value.clone()));

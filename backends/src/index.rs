@@ -43,6 +43,24 @@ pub struct Changed {
     pub after: Option<Value>,
 }
 
+impl Changed {
+    /// Returns the changes in the order of keys, one for each key. If a key changed several times, the first value before and the last value
+    /// after count. A key whose value is the same as before has no change: nothing is written.
+    pub fn joined(mut all: Vec<Changed>) -> Vec<Changed> {
+        // The sort is stable, so the changes of one key stay in their order.
+        all.sort_by_key(|one| one.key);
+        all.dedup_by(|later, first| {
+            let is_same = later.key == first.key;
+            if is_same {
+                first.after = later.after.take();
+            }
+            is_same
+        });
+        all.retain(|one| one.before != one.after);
+        all
+    }
+}
+
 /// A contributor of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claimant {

@@ -52,6 +52,25 @@ fn the_newest_lease_wins_a_link_layer_entry_and_the_oldest_a_route() {
     assert_eq!((index.state(), index.keys(&id("new"))), (State::new(), vec![]));
 }
 
+/// An event may have several leases that change one key.
+#[test]
+fn of_several_changes_of_a_key_the_first_value_before_and_the_last_value_after_count() {
+    let [kept, moved, new, short] = [1, 2, 3, 4].map(|last| Key::Fdb(name("flannel.1"), Mac([2, 0, 0, 0, 0, last])));
+    let to = |last: u8| Some(Value::Fdb([192, 168, 0, last].into()));
+    let change = |key, before, after| Changed { key, before, after };
+    let joined = Changed::joined(vec![
+        change(new, None, to(7)),
+        change(moved, to(1), to(2)),
+        change(kept, to(1), None),
+        change(short, None, to(5)),
+        change(moved, to(2), to(3)),
+        change(kept, None, to(1)),
+        change(short, to(5), None),
+        change(moved, to(3), None),
+    ]);
+    assert_eq!(joined, [change(moved, to(1), None), change(new, None, to(7))]);
+}
+
 /// As with an FDB entry, a node that came back has the newer lease, and its new MAC must count.
 #[test]
 fn the_order_of_arrival_does_not_decide_who_wins_a_neighbour() {
