@@ -69,8 +69,8 @@ pub struct Plan {
     index: Index,
     /// The backend type of each planned peer whose type differs from ours. It is needed for the MTU.
     other_types: OtherTypes,
-    /// Why a believed lease has no entries, or not all of them.
-    skipped: HashMap<Id, String>,
+    /// The believed leases that have no entries or not all of them, each with the reason.
+    unplanned: HashMap<Id, String>,
     devices: BTreeSet<Name>,
     fence: Fence,
     guard: Option<TunnelPeers>,
@@ -113,7 +113,7 @@ impl Plan {
             peers,
             index: Index::default(),
             other_types: OtherTypes::default(),
-            skipped: HashMap::new(),
+            unplanned: HashMap::new(),
             devices: BTreeSet::new(),
             fence: Fence::default(),
             guard: None,
@@ -178,7 +178,7 @@ impl Plan {
         self.fence.clear(self.extra_backends.without_routes_or(&*self.backend));
         // The reasons stay, so that they are not logged again.
         let peers = &self.peers;
-        self.skipped.retain(|id, _| peers.get(id).is_some());
+        self.unplanned.retain(|id, _| peers.get(id).is_some());
         self.plan_devices();
         let believed: Vec<Arc<Lease>> = self.peers.believed().cloned().collect();
         let excepted = believed.iter().filter(|_| self.net_conf.masquerade.except_nodes);
@@ -231,8 +231,8 @@ impl Plan {
     }
 
     /// Returns why a believed lease has no entries, or not all of them.
-    pub fn skipped(&self, id: &Id) -> Option<&str> {
-        self.skipped.get(id).map(String::as_str)
+    pub fn unplanned(&self, id: &Id) -> Option<&str> {
+        self.unplanned.get(id).map(String::as_str)
     }
 
     /// Returns the keys to which a lease contributes.
@@ -246,13 +246,13 @@ impl Plan {
     }
 
     /// Returns how many believed leases have no entries, or not all of them.
-    pub fn skipped_count(&self) -> usize {
-        self.skipped.len()
+    pub fn unplanned_count(&self) -> usize {
+        self.unplanned.len()
     }
 
-    /// Returns how many leases were set aside, by judgement or by a backend.
+    /// Returns how many leases are set aside: those that are not believed, and those that are unplanned.
     pub fn set_aside_count(&self) -> usize {
-        self.peers.set_aside_len() + self.skipped.len()
+        self.peers.not_believed_len() + self.unplanned.len()
     }
 
     /// Iterates over the planned peers whose backend type differs from ours. The paths to them may be asymmetric.
@@ -351,7 +351,7 @@ impl Plan {
         if let Some(reason) = self.peers.reason(id) {
             self.lease_log.log_set_aside(id, reason);
         }
-        self.skipped.remove(id);
+        self.unplanned.remove(id);
         self.other_types.remove(id);
         self.extra_backends.forget(id);
         self.clear_text.forget(id);

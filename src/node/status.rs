@@ -107,7 +107,7 @@ impl<K: Kernel> Node<K> {
                 held: self.peers.hold.len(),
                 set_aside: self.plan.set_aside_count(),
                 unreachable: self.unreachable_count(),
-                unplanned: self.plan.skipped_count(),
+                unplanned: self.plan.unplanned_count(),
                 in_clear_text: self.plan.clear_text_count(),
             },
             faults: self.faults(),
@@ -224,11 +224,11 @@ impl<K: Kernel> Node<K> {
             };
             (lease.subnets, &lease.id, peer)
         });
-        let set_aside = self.plan.peers().set_aside().map(|(id, reason, lease)| match lease {
+        let not_believed = self.plan.peers().not_believed().map(|(id, reason, lease)| match lease {
             Some(lease) => (lease.subnets, id, Peer::of(lease, PeerState::SetAside, Some(reason.to_owned()))),
             None => (Subnets::default(), id, Peer::unreadable(id, reason.to_owned())),
         });
-        let mut all: Vec<(Subnets, &Id, Peer)> = believed.chain(set_aside).collect();
+        let mut all: Vec<(Subnets, &Id, Peer)> = believed.chain(not_believed).collect();
         all.sort_unstable_by_key(|(subnets, id, _)| (*subnets, *id));
         all.into_iter().map(|(_, _, peer)| peer).collect()
     }
@@ -245,7 +245,7 @@ impl<K: Kernel> Node<K> {
             (PeerState::Pending, self.first_pending_reason(&lease.id))
         } else if held.contains(&lease.id) {
             (PeerState::Held, Some("gone from the store all of a sudden; kept for the grace time".to_owned()))
-        } else if let Some(reason) = self.plan.skipped(&lease.id) {
+        } else if let Some(reason) = self.plan.unplanned(&lease.id) {
             (PeerState::SetAside, Some(reason.to_owned()))
         } else if let Some(state) = self.command_state(lease) {
             state

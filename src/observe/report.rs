@@ -37,7 +37,7 @@ pub struct PeerCounts {
     pub failed: usize,
     /// Peers whose lease is gone and that are kept for the grace time.
     pub held: usize,
-    /// Leases that are set aside, including the unreachable ones.
+    /// Leases that are set aside: those that are not believed, and those that are unplanned.
     pub set_aside: usize,
     /// Believed leases for which not all entries could be planned.
     pub unplanned: usize,

@@ -279,7 +279,7 @@ pub enum PeerState {
     Pending,
     /// The kernel refused an entry.
     Failed,
-    /// The lease is not believed, or the backend cannot reach it.
+    /// The lease is not believed, or not all of its entries can be planned.
     SetAside,
     /// Its lease is gone together with many others. It is kept for the grace time.
     Held,

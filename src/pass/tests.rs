@@ -99,7 +99,7 @@ async fn no_operation_changes_a_device_of_another_program() {
     assert!(plan.set_foreign_devices(passer.foreign_devices()));
     passer.full(&plan, Cause::Lease).await.unwrap();
     assert_eq!(on_it(&kernel), [""; 0]);
-    assert!(passer.pending().is_empty(), "why is the plan's to say: {:?}", plan.skipped(&lease(2, 7).id));
+    assert!(passer.pending().is_empty(), "why is the plan's to say: {:?}", plan.unplanned(&lease(2, 7).id));
 }
 
 #[tokio::test]

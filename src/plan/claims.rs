@@ -66,7 +66,7 @@ fn with_our_identity(plan: &Plan) -> Vec<String> {
             shared.remedy()
         ))
     };
-    plan.skipped_leases().filter_map(text).collect()
+    plan.unplanned_leases().filter_map(text).collect()
 }
 
 fn with_the_identity_of_another_peer(plan: &Plan) -> Vec<String> {
@@ -82,7 +82,7 @@ fn with_the_identity_of_another_peer(plan: &Plan) -> Vec<String> {
         )
     };
     let clashes = plan
-        .skipped_leases()
+        .unplanned_leases()
         .flat_map(|loser| plan.clashes(loser).into_iter().map(move |(claimed, winner)| (claimed, loser, winner)));
     clashes.map(text).collect()
 }

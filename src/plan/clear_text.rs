@@ -188,7 +188,7 @@ impl Plan {
         let is_reached = |id: &Id| {
             let kind = self.other_types.get(id).unwrap_or(self.backend.kind());
             let has_entries = || self.index.keys(id).iter().any(weft_backends::state::Key::reaches);
-            !next.serves(kind) && (!self.skipped.contains_key(id) || has_entries())
+            !next.serves(kind) && (!self.unplanned.contains_key(id) || has_entries())
         };
         let reached: Vec<Id> =
             self.peers.believed().map(|lease| &lease.id).filter(|id| is_reached(id)).cloned().collect();

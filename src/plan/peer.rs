@@ -69,8 +69,8 @@ struct OfOther<'a> {
 
 impl Plan {
     /// Returns the believed leases that have no entries or not all of them, in the order of their ids.
-    pub fn skipped_leases(&self) -> impl Iterator<Item = &Lease> {
-        let mut ids: Vec<&Id> = self.skipped.keys().collect();
+    pub fn unplanned_leases(&self) -> impl Iterator<Item = &Lease> {
+        let mut ids: Vec<&Id> = self.unplanned.keys().collect();
         ids.sort_unstable();
         ids.into_iter().filter_map(|id| Some(&**self.peers.get(id)?))
     }
@@ -126,13 +126,13 @@ impl Plan {
             state.retain(|key, value| !key.reaches() || diff::device(key, value) != Some(device));
         }
         if reasons.is_empty() {
-            self.skipped.remove(&lease.id);
+            self.unplanned.remove(&lease.id);
         } else {
             let reason = reasons.join("; ");
-            if self.skipped.get(&lease.id) != Some(&reason) {
+            if self.unplanned.get(&lease.id) != Some(&reason) {
                 self.lease_log.log_set_aside(&lease.id, &reason);
             }
-            self.skipped.insert(lease.id.clone(), reason);
+            self.unplanned.insert(lease.id.clone(), reason);
         }
         // A lease that lost its MAC to another one still claims the FDB entry, but no packet is sent to its subnet.
         let has_entries = state.keys().any(Key::reaches);

@@ -17,7 +17,7 @@ impl Plan {
     /// Returns where this believed peer is in a family. `None` if we or the peer have no subnet of this family, if a family of the peer has
     /// no entries, or if its backend knows no address that answers.
     pub fn probe_target(&self, lease: &Lease, family: Family) -> Option<Target> {
-        if self.own().subnets.of(family).is_none() || self.skipped.contains_key(&lease.id) {
+        if self.own().subnets.of(family).is_none() || self.unplanned.contains_key(&lease.id) {
             return None;
         }
         let place = self.peers.place(&lease.id)?;

@@ -68,12 +68,12 @@ fn the_number_of_devices_is_limited_and_a_removed_device_makes_room() {
     let id: Id = "10.5.200.0-24".into();
     assert_eq!(plan.put(record(200, 77)), []);
     assert_eq!(plan.put(record(202, 77)), []);
-    assert!(plan.skipped(&id).unwrap().contains("needs a device of its own"), "{:?}", plan.skipped(&id));
+    assert!(plan.unplanned(&id).unwrap().contains("needs a device of its own"), "{:?}", plan.unplanned(&id));
     assert_eq!(plan.put(record(201, 1)).len(), 3, "a lease that uses a present device needs no room");
     let changed = plan.remove(&"10.5.2.0-24".into());
     assert_eq!(links(&changed), ["link flannel.102", "link flannel.77"]);
-    assert_eq!((plan.skipped(&id), plan.devices().count()), (None, MAX_DEVICES));
-    assert_eq!(plan.skipped(&"10.5.202.0-24".into()), None, "it has waited for the same device");
+    assert_eq!((plan.unplanned(&id), plan.devices().count()), (None, MAX_DEVICES));
+    assert_eq!(plan.unplanned(&"10.5.202.0-24".into()), None, "it has waited for the same device");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn leases_that_wait_for_room_cost_little_each_time_a_device_goes() {
     for number in 0..LEASES {
         plan.put(with_own_vni(number));
     }
-    assert_eq!((plan.devices().count(), plan.skipped_count()), (MAX_DEVICES, LEASES as usize + 1 - MAX_DEVICES));
+    assert_eq!((plan.devices().count(), plan.unplanned_count()), (MAX_DEVICES, LEASES as usize + 1 - MAX_DEVICES));
     for number in 0..LEASES {
         plan.remove(&with_own_vni(number).id);
         let left = (LEASES - 1 - number) as usize;
@@ -146,11 +146,11 @@ fn planning_everything_again_changes_no_entry_and_no_reason() {
     plan.put(silent);
     let wanted = |plan: &Plan| plan.difference(&Observed::new(), |_, _| true);
     let (before, id) = (wanted(&plan), Id::from("10.5.3.0-24"));
-    let said = plan.skipped(&id).unwrap().to_owned();
+    let said = plan.unplanned(&id).unwrap().to_owned();
     let net_conf = plan.net_conf().clone();
     let (backend, host, own) = (make(&net_conf).unwrap(), plan.host().clone(), plan.own().clone());
     plan.rebase(net_conf, backend, host, own);
-    assert_eq!((wanted(&plan), plan.skipped(&id)), (before, Some(said.as_str())));
+    assert_eq!((wanted(&plan), plan.unplanned(&id)), (before, Some(said.as_str())));
 }
 
 #[test]
@@ -161,11 +161,11 @@ fn only_peers_that_need_a_foreign_device_are_set_aside() {
     }
     let dev = Name::new("flannel.7").unwrap();
     let id = |third: u8| Id::from(format!("10.5.{third}.0-24"));
-    let aside = |plan: &Plan| (2..6).map(|third| plan.skipped(&id(third)).is_some()).collect::<Vec<_>>();
+    let aside = |plan: &Plan| (2..6).map(|third| plan.unplanned(&id(third)).is_some()).collect::<Vec<_>>();
     let strangers = BTreeSet::from([dev, Name::new("flannel.1").unwrap()]);
     assert!(plan.set_foreign_devices(&strangers), "the plan must have changed");
     assert_eq!(aside(&plan), [true, true, false, false], "a foreign own device does not concern peers");
-    assert!(plan.skipped(&id(2)).unwrap().contains("flannel.7"), "{:?}", plan.skipped(&id(2)));
+    assert!(plan.unplanned(&id(2)).unwrap().contains("flannel.7"), "{:?}", plan.unplanned(&id(2)));
     let wanted = plan.difference(&Observed::new(), |_, _| true);
     assert!(!wanted.iter().any(|op| op.to_string().contains("flannel.7")), "{wanted:?}");
     assert!(plan.watched_devices().any(|name| name == dev), "the device is watched, to see when it goes");
@@ -225,10 +225,10 @@ fn of_two_leases_with_one_mac_the_newest_wins_or_with_assigned_subnets_the_oldes
                 plan.put(with_mac(third, if third == 4 { 4 } else { 9 }, third.into()));
             }
             let id = |third: u8| Id::from(format!("10.5.{third}.0-24"));
-            let reason = plan.skipped(&id(loser)).unwrap();
+            let reason = plan.unplanned(&id(loser)).unwrap();
             let said = format!("VtepMAC 02:00:00:00:00:09 is also that of the {age} lease 10.5.{winner}.0-24");
             assert!(reason.starts_with(&said), "{reason}");
-            assert_eq!((plan.skipped(&id(winner)), plan.skipped(&id(4))), (None, None));
+            assert_eq!((plan.unplanned(&id(winner)), plan.unplanned(&id(4))), (None, None));
             let all = entries(&plan);
             assert!(
                 all.contains(&format!("add fdb 02:00:00:00:00:09 dev flannel.1 dst 192.168.0.{winner}")),
@@ -242,7 +242,7 @@ fn of_two_leases_with_one_mac_the_newest_wins_or_with_assigned_subnets_the_oldes
             ends.push(all);
             // When the winner goes, the other lease gets all its entries.
             plan.remove(&id(winner));
-            assert_eq!(plan.skipped(&id(loser)), None);
+            assert_eq!(plan.unplanned(&id(loser)), None);
             assert!(entries(&plan).iter().any(|op| op.contains(&format!("route 10.5.{loser}.0/24"))));
             assert_eq!(crate::plan::claims::problems(&plan), [""; 0]);
         }
@@ -308,7 +308,7 @@ fn a_node_with_two_leases_is_reached_by_both() {
         plan.put(record);
     }
     assert_eq!(
-        (plan.skipped_count(), entries(&plan).len()),
+        (plan.unplanned_count(), entries(&plan).len()),
         (0, 5),
         "one forwarding entry, two neighbours, two routes"
     );
@@ -344,7 +344,7 @@ fn the_guard_accepts_no_packets_of_a_lease_that_is_set_aside() {
     let mut silent = record(3, 1);
     silent.lease.as_mut().unwrap().attrs.backend_data = None;
     plan.put(silent);
-    assert!(plan.skipped(&"10.5.3.0-24".into()).is_some());
+    assert!(plan.unplanned(&"10.5.3.0-24".into()).is_some());
     // The first subnet is outside Network, and the second one is inside the own subnet.
     for net in ["10.6.4.0-24", "10.5.1.128-25"] {
         let mut outside = record(4, 1);
@@ -430,7 +430,8 @@ mod laws {
 
     /// Returns the entries, and the reason for each lease that does not have all of its entries.
     fn outcome(plan: &Plan) -> (Vec<String>, Vec<(Id, String)>) {
-        let said = plan.skipped_leases().map(|lease| (lease.id.clone(), plan.skipped(&lease.id).unwrap().to_owned()));
+        let said =
+            plan.unplanned_leases().map(|lease| (lease.id.clone(), plan.unplanned(&lease.id).unwrap().to_owned()));
         (entries(plan), said.collect())
     }
 
@@ -519,7 +520,7 @@ mod probes {
             }
             plan.put(Record { id: peer.id.clone(), lease: Ok(peer.clone()) });
             assert_eq!(
-                (plan.skipped(&peer.id), plan.outer_protocol(&peer, Family::V4).as_str()),
+                (plan.unplanned(&peer.id), plan.outer_protocol(&peer, Family::V4).as_str()),
                 (None, wanted),
                 "{ours} {theirs}"
             );
@@ -555,7 +556,7 @@ mod probes {
             let host = Host { uplink, public_v4: v4, public_v6: Some(v6), ..here };
             let mut plan = Plan::new(net_conf.clone(), make(&net_conf).unwrap(), host, of(1));
             plan.put(Record { id: of(2).id, lease: Ok(of(2)) });
-            assert_eq!(plan.skipped(&of(2).id), None);
+            assert_eq!(plan.unplanned(&of(2).id), None);
             let text = |target: Target| format!("{} by {}", target.address, target.published.unwrap());
             plan.probe_targets(&of(2)).map(text).collect::<Vec<_>>()
         };
@@ -609,7 +610,7 @@ fn a_peer_that_follows_a_change_before_this_node_is_reached_by_its_other_way() {
     let mut plan = plan();
     plan.put(changed_first(2, "ipip"));
     let id = lease(2, 1).id;
-    assert_eq!((plan.skipped(&id), plan.other_backend(&id), plan.devices().count()), (None, None, 1));
+    assert_eq!((plan.unplanned(&id), plan.other_backend(&id), plan.devices().count()), (None, None, 1));
 }
 
 /// It has no address on a link of this node, so host-gw does not reach it.
@@ -618,7 +619,7 @@ fn a_peer_that_its_first_way_does_not_reach_is_reached_by_another_one() {
     let mut plan = changed_to_host_gw();
     plan.put(changed_first(2, "host-gw"));
     let id = lease(2, 1).id;
-    assert_eq!((plan.skipped(&id), plan.other_backend(&id)), (None, Some("vxlan")));
+    assert_eq!((plan.unplanned(&id), plan.other_backend(&id)), (None, Some("vxlan")));
 }
 
 #[test]
@@ -647,9 +648,9 @@ fn a_device_of_another_program_leaves_its_room_to_a_lease_that_waits() {
     }
     plan.put(record(200, 77));
     let waiting = lease(200, 77).id;
-    assert!(plan.skipped(&waiting).is_some_and(|reason| reason.contains("needs a device of its own")));
+    assert!(plan.unplanned(&waiting).is_some_and(|reason| reason.contains("needs a device of its own")));
     assert!(plan.set_foreign_devices(&[Name::new("flannel.102").unwrap()].into()));
-    assert_eq!(plan.skipped(&waiting), None);
+    assert_eq!(plan.unplanned(&waiting), None);
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Default for PortsOf {
     }
 }
 
-/// All records, believed or set aside.
+/// All records, believed or not.
 #[derive(Debug, Default)]
 pub struct Peers {
     us: Us,
@@ -191,23 +191,23 @@ impl Peers {
         self.entries.iter().filter_map(Entry::believed)
     }
 
-    /// Returns the records that are set aside, sorted by id: the reason, and the lease if it is readable. Our own record is never among
+    /// Returns the records that are not believed, sorted by id: the reason, and the lease if it is readable. Our own record is never among
     /// them.
-    pub fn set_aside(&self) -> impl Iterator<Item = (&Id, &str, Option<&Lease>)> {
+    pub fn not_believed(&self) -> impl Iterator<Item = (&Id, &str, Option<&Lease>)> {
         let others = self.slots.iter().filter(|(id, _)| self.us.id.as_ref() != Some(*id));
-        let aside = others.filter_map(|(id, slot)| {
-            let (reason, lease) = self.entries[*slot as usize].set_aside()?;
+        let reasons = others.filter_map(|(id, slot)| {
+            let (reason, lease) = self.entries[*slot as usize].why_not_believed()?;
             Some((id, reason, lease))
         });
-        let mut all: Vec<_> = aside.collect();
+        let mut all: Vec<_> = reasons.collect();
         all.sort_unstable_by_key(|(id, ..)| *id);
         all.into_iter()
     }
 
-    /// Returns why this record is set aside. Returns `None` if it is not.
+    /// Returns why this record is not believed. Returns `None` if it is.
     pub fn reason(&self, id: &Id) -> Option<&str> {
         let slot = self.slots.get(id).filter(|_| self.us.id.as_ref() != Some(id))?;
-        self.entries[*slot as usize].set_aside().map(|(reason, _)| reason)
+        self.entries[*slot as usize].why_not_believed().map(|(reason, _)| reason)
     }
 
     /// Returns the id of the lease because of which this one is set aside.
@@ -246,8 +246,8 @@ impl Peers {
         self.believed
     }
 
-    /// Returns the number of records that are set aside.
-    pub fn set_aside_len(&self) -> usize {
+    /// Returns the number of records that are not believed.
+    pub fn not_believed_len(&self) -> usize {
         let own = self.us.id.as_ref().is_some_and(|id| self.slots.contains_key(id));
         self.slots.len() - self.believed - usize::from(own)
     }

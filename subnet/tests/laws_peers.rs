@@ -66,7 +66,7 @@ fn ids(peers: &Peers) -> Vec<&str> {
 }
 
 fn reason(peers: &Peers) -> String {
-    let mut all = peers.set_aside();
+    let mut all = peers.not_believed();
     let (_, reason, _) = all.next().expect("nothing is set aside");
     assert!(all.next().is_none(), "only one was put");
     reason.to_owned()
@@ -120,7 +120,7 @@ fn nodes_behind_one_nat_have_one_address_and_several_ports() {
     assert_eq!(peers.naming_us().count(), 1);
     // It gets another port, and then none.
     peers.put(record(with_port("10.5.6.0-24", "192.168.0.1", 51826)));
-    assert_eq!((peers.len(), peers.set_aside_len()), (5, 0));
+    assert_eq!((peers.len(), peers.not_believed_len()), (5, 0));
     let mut without = with_port("10.5.6.0-24", "192.168.0.1", 51826);
     without.attrs.backend_data = None;
     peers.put(record(without));
@@ -203,7 +203,7 @@ fn each_reason_why_a_lease_is_impossible() {
         assert_eq!(peers.put(record(bad.clone())), [], "{bad:?}");
         assert!(reason(&peers).contains(expected), "{:?} instead of {expected}", reason(&peers));
         assert_eq!((peers.len(), peers.get(&bad.id)), (0, None));
-        assert_eq!(peers.set_aside().next().and_then(|(_, _, lease)| lease), Some(&bad));
+        assert_eq!(peers.not_believed().next().and_then(|(_, _, lease)| lease), Some(&bad));
         assert_eq!(peers.ids().count(), 1);
     }
 }
@@ -281,11 +281,11 @@ fn unreadable_records_are_set_aside_and_removed() {
     assert_eq!(peers.put(bad.clone()), []);
     assert_eq!(reason(&peers), "value is not a lease");
     assert_eq!(peers.put(record(good.clone())).len(), 1);
-    assert_eq!(peers.set_aside().count(), 0);
+    assert_eq!(peers.not_believed().count(), 0);
     assert_eq!(peers.put(bad), [Change { id: good.id.clone(), before: Some(good.clone().into()), after: None }]);
     assert_eq!((peers.len(), reason(&peers).as_str()), (0, "value is not a lease"));
     assert_eq!(peers.remove(&good.id), []);
-    assert_eq!((peers.ids().count(), peers.set_aside().count(), peers.is_empty()), (0, 0, true));
+    assert_eq!((peers.ids().count(), peers.not_believed().count(), peers.is_empty()), (0, 0, true));
     assert_eq!(peers.remove(&good.id), []);
 }
 
@@ -307,8 +307,8 @@ fn our_own_lease_is_not_a_peer() {
     let mut peers = Peers::new(us());
     let own = lease("10.5.1.0-24", "192.168.0.1", 1);
     assert_eq!(peers.put(record(own.clone())), []);
-    assert_eq!((peers.len(), peers.ids().count(), peers.set_aside().count()), (0, 0, 0));
-    assert_eq!((peers.set_aside_len(), peers.reason(&own.id)), (0, None));
+    assert_eq!((peers.len(), peers.ids().count(), peers.not_believed().count()), (0, 0, 0));
+    assert_eq!((peers.not_believed_len(), peers.reason(&own.id)), (0, None));
     // We have another subnet now, so our former lease belongs to a peer.
     let moved =
         Us { id: Some("10.5.9.0-24".into()), own: Subnets::from_key("10.5.9.0-24").unwrap(), public: vec![], ..us() };
@@ -359,7 +359,7 @@ fn of_a_subnet_and_a_public_address_inside_it_the_older_lease_is_believed() {
     assert_eq!(peers.put(record(moved)).len(), 1, "with another published address it is believed again");
     assert_eq!(peers.put(node()).len(), 1);
     assert_eq!(peers.remove(&"10.5.64.0-22".into()).len(), 2, "and without the other lease, too");
-    assert_eq!((ids(&peers), peers.set_aside().count()), (vec!["10.5.2.0-24"], 0));
+    assert_eq!((ids(&peers), peers.not_believed().count()), (vec!["10.5.2.0-24"], 0));
 }
 
 /// An old lease that overlaps the LAN of many nodes is set aside. A single published address inside its subnet has no such effect.
@@ -747,7 +747,7 @@ proptest! {
             prop_assert_eq!(peers.len(), known.len());
             let own = usize::from(us.id.as_ref().is_some_and(|id| records.contains_key(id)));
             prop_assert_eq!(peers.ids().count(), records.len() - own);
-            prop_assert_eq!(peers.set_aside().count() + peers.len(), records.len() - own, "believed or set aside");
+            prop_assert_eq!(peers.not_believed().count() + peers.len(), records.len() - own, "believed or set aside");
             for (id, a) in &known {
                 prop_assert_eq!(peers.get(id).map(|lease| &**lease), Some(a));
                 prop_assert!(known.values().all(|b| a.id == b.id || !claimed(&us, a).overlaps(&claimed(&us, b))));

@@ -172,7 +172,7 @@ async fn a_lease_that_cannot_be_planned_is_no_way_of_the_row() {
         without_data.attrs.backend_type = "vxlan".into();
         let record = Record { id: without_data.id.clone(), lease: Ok(without_data) };
         test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
-        assert_eq!((test.node.plan.peers().len(), test.node.plan.skipped_count()), (3, 1));
+        assert_eq!((test.node.plan.peers().len(), test.node.plan.unplanned_count()), (3, 1));
         let row = test.node.mesh_row().row;
         let ways: Vec<&str> = row.ways.iter().map(|way| way.to.as_str()).collect();
         assert_eq!((row.known, &ways[..]), (2, &["10.5.3.0/24", "10.5.4.0/24"][..]));

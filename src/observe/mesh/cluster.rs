@@ -84,7 +84,7 @@ pub struct KnownNode {
 }
 
 impl KnownNode {
-    /// Returns the nodes that an agent knows, without its own one. A lease that is set aside is not believed, and is left out.
+    /// Returns the nodes that an agent knows, without its own one. A lease that is set aside is left out.
     pub fn peers_of(status: &Status) -> Vec<KnownNode> {
         let peers = status.peers.iter().filter(|peer| peer.has_way());
         peers.map(|peer| KnownNode { subnet: peer.subnet.clone(), public: peer.public.clone() }).collect()

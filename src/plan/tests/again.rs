@@ -37,9 +37,9 @@ fn the_tunnel_guard_is_there_again_and_does_not_wait_for_a_lease_that_is_set_asi
 fn a_lease_that_is_set_aside_counts_once() {
     let mut plan = plan();
     plan.put(without_data(2));
-    assert_eq!((plan.skipped_count(), plan.set_aside_count()), (1, 1));
+    assert_eq!((plan.unplanned_count(), plan.set_aside_count()), (1, 1));
     takes_the_address_of(&mut plan, 2);
-    assert_eq!((plan.skipped_count(), plan.set_aside_count()), (0, 1));
+    assert_eq!((plan.unplanned_count(), plan.set_aside_count()), (0, 1));
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn followed(third: u8) -> Record {
 }
 
 fn refused(plan: &Plan, third: u8) -> bool {
-    plan.skipped(&id(third)).is_some_and(|reason| reason.contains("this network is encrypted"))
+    plan.unplanned(&id(third)).is_some_and(|reason| reason.contains("this network is encrypted"))
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_peer_that_was_not_reached_before_the_change_is_not_reached_in_clear_text() 
     let mut silent = record(3, 1);
     silent.lease.as_mut().unwrap().attrs.backend_data = None;
     plan.put(silent);
-    assert!(plan.skipped(&id(3)).is_some());
+    assert!(plan.unplanned(&id(3)).is_some());
     change_to_wireguard(&mut plan, "");
     plan.send_current();
     plan.put(record(3, 1));
@@ -152,7 +152,7 @@ fn a_peer_that_has_followed_is_reached_the_earlier_way_until_peers_know_our_leas
     assert_eq!((in_clear_text(&plan), refused(&plan, 3)), (vec![2], true), "it was changed back");
     plan.send_current();
     assert_eq!((in_clear_text(&plan), plan.clear_text_count()), (vec![], 0));
-    assert!(plan.skipped(&id(2)).is_none() && plan.skipped(&id(4)).is_none());
+    assert!(plan.unplanned(&id(2)).is_none() && plan.unplanned(&id(4)).is_none());
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn the_end_of_clear_text_removes_the_earlier_device_and_sets_its_peers_aside() {
     plan.end_clear_text();
     assert_eq!((plan.has_clear_text(), plan.is_changing(), plan.clear_text_count()), (false, false, 0));
     assert_eq!(plan.waiting_in_clear_text().count(), 0, "no lease may be reached in clear text any more");
-    assert!(refused(&plan, 2) && plan.skipped(&id(3)).is_none());
+    assert!(refused(&plan, 2) && plan.unplanned(&id(3)).is_none());
     let FirstLeases { count, first } = plan.refused_clear_text(5);
     assert_eq!((count, first[0].id.clone()), (1, id(2)));
     assert_eq!(plan.devices().map(|name| name.to_string()).collect::<Vec<_>>(), ["flannel-wg"]);
@@ -272,5 +272,5 @@ fn a_peer_that_has_followed_and_cannot_be_reached_so_is_not_reached_in_clear_tex
     let mut broken = followed(2);
     broken.lease.as_mut().unwrap().attrs.backend_data = Some("{}".into());
     plan.put(broken);
-    assert!(in_clear_text(&plan).is_empty() && plan.skipped(&id(2)).is_some(), "{:?}", plan.skipped(&id(2)));
+    assert!(in_clear_text(&plan).is_empty() && plan.unplanned(&id(2)).is_some(), "{:?}", plan.unplanned(&id(2)));
 }

@@ -43,16 +43,16 @@ fn nothing_is_kept_of_a_lease_that_waited_for_a_device_and_is_gone() {
     let mut plan = plan();
     plan.put(record(2, 7));
     plan.set_foreign_devices(&[Name::new("flannel.7").unwrap()].into());
-    assert!(plan.skipped(&"10.5.2.0-24".into()).is_some() && !plan.blocked.is_empty());
+    assert!(plan.unplanned(&"10.5.2.0-24".into()).is_some() && !plan.blocked.is_empty());
     plan.remove(&"10.5.2.0-24".into());
     assert!(plan.blocked.is_empty(), "{:?}", plan.blocked);
-    assert_eq!((plan.skipped_count(), plan.set_aside_count()), (0, 0), "nor is it shown any more");
+    assert_eq!((plan.unplanned_count(), plan.set_aside_count()), (0, 0), "nor is it shown any more");
     for third in 2..=MAX_DEVICES as u8 {
         plan.put(record(third, 100 + u32::from(third)));
     }
     let last = record(200, 77);
     plan.put(last.clone());
-    assert!(plan.waiting.contains(&last.id), "{:?}", plan.skipped(&last.id));
+    assert!(plan.waiting.contains(&last.id), "{:?}", plan.unplanned(&last.id));
     plan.remove(&last.id);
     assert!(!plan.waiting.contains(&last.id));
 }

@@ -41,13 +41,13 @@ fn the_older_of_two_leases_with_one_key_has_the_peer() {
             "allowed ip 10.5.2.0/24 dev flannel-wg key TWO",
         ];
         assert_eq!(entries(&plan), wanted);
-        let reason = plan.skipped(&"10.5.3.0-24".into()).unwrap();
+        let reason = plan.unplanned(&"10.5.3.0-24".into()).unwrap();
         assert!(reason.contains("is also that of the older lease 10.5.2.0-24"), "{reason}");
         let problems = claims::problems(&plan).join(" ");
         assert!(problems.contains("two nodes have PublicKey") && problems.contains("wgkey"), "{problems}");
         plan.remove(&"10.5.2.0-24".into());
         assert!(entries(&plan)[1].starts_with("allowed ip 10.5.3.0/24"), "{:?}", entries(&plan));
-        assert_eq!(plan.skipped_count(), 0);
+        assert_eq!(plan.unplanned_count(), 0);
     }
 }
 
@@ -56,7 +56,7 @@ fn two_leases_of_one_node_give_their_prefixes_to_one_peer() {
     let mut plan = wireguard("");
     plan.put(with_key(2, 2, 2));
     plan.put(with_key(3, 2, 2));
-    assert_eq!((entries(&plan).len(), plan.skipped_count()), (3, 0), "{:?}", entries(&plan));
+    assert_eq!((entries(&plan).len(), plan.unplanned_count()), (3, 0), "{:?}", entries(&plan));
 }
 
 /// A lease at our own address or another one, with a port of its own.
@@ -83,7 +83,12 @@ fn reaches_nodes_behind_one_nat(mut plan: Plan) {
     for (third, address, port) in [(2, ours, 51822), (3, ours, 51823), (4, [192, 0, 2, 9], 1), (5, [192, 0, 2, 9], 2)] {
         plan.put(with_port(third, address, third, port));
     }
-    assert_eq!((entries(&plan).len(), plan.skipped_count(), plan.problems().len()), (8, 0, 0), "{:?}", entries(&plan));
+    assert_eq!(
+        (entries(&plan).len(), plan.unplanned_count(), plan.problems().len()),
+        (8, 0, 0),
+        "{:?}",
+        entries(&plan)
+    );
     assert_eq!(claims::problems(&plan), [""; 0]);
     // A copy of the machine publishes our port, too, and a copy of a peer its key with another port.
     plan.put(with_port(6, ours, 6, 51820));
@@ -114,7 +119,7 @@ fn the_packets_to_a_peer_are_named_by_the_port_of_its_lease() {
         let backend = make(&net_conf).unwrap();
         let mut plan = Plan::new(net_conf, backend, host.clone(), own.clone());
         plan.put(Record { id: peer.id.clone(), lease: Ok(peer.clone()) });
-        assert_eq!(plan.skipped(&peer.id), None, "{mode}");
+        assert_eq!(plan.unplanned(&peer.id), None, "{mode}");
         assert_eq!([Family::V4, Family::V6].map(|family| plan.outer_protocol(&peer, family)), wanted, "{mode}");
     }
 }
@@ -154,7 +159,7 @@ fn a_new_key_of_a_node_takes_its_prefix_along_and_removes_the_old_peer() {
 fn an_encrypted_network_sets_other_types_aside_unless_clear_text_is_allowed() {
     let mut plan = wireguard("");
     assert_eq!(plan.put(record(2, 1)), []);
-    let reason = plan.skipped(&"10.5.2.0-24".into()).unwrap();
+    let reason = plan.unplanned(&"10.5.2.0-24".into()).unwrap();
     assert!(reason.contains("this network is encrypted"), "{reason}");
     assert_eq!(plan.problems(), [""; 0]);
     let mut plan = wireguard(r#","AllowPlaintext":true"#);

@@ -38,8 +38,8 @@ pub(super) enum Judgement {
 pub(super) struct Reason(pub(super) Box<str>);
 
 impl Entry {
-    /// Returns why the record is set aside, and the lease if it is readable.
-    pub(super) fn set_aside(&self) -> Option<(&str, Option<&Lease>)> {
+    /// Returns why the record is not believed, and the lease if it is readable.
+    pub(super) fn why_not_believed(&self) -> Option<(&str, Option<&Lease>)> {
         match self {
             Entry::Unread(reason) => Some((reason.as_str(), None)),
             Entry::Read(lease, Judgement::Impossible(reason) | Judgement::Covers(reason)) => {

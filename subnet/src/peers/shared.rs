@@ -68,7 +68,7 @@ impl Peers {
     /// Returns the leases of other nodes that publish one of our published addresses, and not with another port, with that address, sorted by
     /// id. Reads all leases.
     pub fn naming_us(&self) -> impl Iterator<Item = (IpAddr, &Lease)> {
-        self.set_aside().filter_map(|(_, _, lease)| {
+        self.not_believed().filter_map(|(_, _, lease)| {
             let lease = lease?;
             let ours = |ip: &IpAddr| {
                 self.us.public.contains(ip) && judge::publishes_our_address(&self.us, self.ports, lease, *ip).is_some()
