@@ -47,7 +47,7 @@ use fence::Fence;
 pub use host_networks::foreign_networks;
 use other_backends::{OtherBackends, OtherTypes};
 pub use parsed_conf::{ConfError, ParsedConf};
-pub use peer::Claimed;
+pub use peer::LeaseIdentity;
 pub use tunnel::PlannedTunnel;
 use waiting::Waiting;
 
@@ -241,8 +241,8 @@ impl Plan {
     }
 
     /// Returns the lease whose contribution to this key counts.
-    pub fn owner(&self, key: &Key) -> Option<&Id> {
-        self.index.owner(key)
+    pub fn winner(&self, key: &Key) -> Option<&Id> {
+        self.index.winner(key)
     }
 
     /// Returns how many believed leases have no entries, or not all of them.

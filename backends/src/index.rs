@@ -19,16 +19,16 @@ use crate::state::{Key, State, Value};
 /// The contributor of our own device, addresses and routes. It wins links and addresses. No id of a store contains a slash at its start.
 pub const OWN: &str = "/own";
 
-/// The largest number of leases that share one entry. A node that got a new subnet has two leases for a while, perhaps three. Without this
-/// bound, a hostile writer of leases could make each change of one of them a change of thousands.
-pub const MOST_SHARERS: usize = 8;
+/// So many contributors of one key count, the first ones in their order. A node that got a new subnet has two leases for a while, perhaps
+/// three. Without this bound, a hostile writer of leases could make each change of one of them a change of thousands.
+pub const MOST_CONTRIBUTORS: usize = 8;
 
 /// Why a contribution is not in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beaten<'a> {
     /// This contributor comes first, and wants another value.
     By(&'a Id),
-    /// [`MOST_SHARERS`] others come before it.
+    /// [`MOST_CONTRIBUTORS`] others come before it.
     Crowd,
 }
 
@@ -63,7 +63,7 @@ impl Changed {
 
 /// A contributor of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claimant {
+pub struct Contributor {
     /// Its id.
     pub id: Id,
     /// Its contribution is in force, because it wants the same as the first contributor.
@@ -124,12 +124,12 @@ pub struct Index {
 #[derive(Debug, Default)]
 struct Contributors {
     numbers: HashMap<Id, u32>,
-    rows: Vec<Option<Contributor>>,
+    rows: Vec<Option<Row>>,
     free: Vec<u32>,
 }
 
 #[derive(Debug)]
-struct Contributor {
+struct Row {
     rank: Rank,
     keys: Box<[Key<Number>]>,
 }
@@ -139,12 +139,12 @@ impl Contributors {
         self.rows.get(number as usize)?.as_ref().map(|row| &row.rank)
     }
 
-    fn row(&self, id: &Id) -> Option<&Contributor> {
+    fn row(&self, id: &Id) -> Option<&Row> {
         self.rows.get(*self.numbers.get(id)? as usize)?.as_ref()
     }
 
     /// Adds a contributor, and returns its number.
-    fn add(&mut self, row: Contributor) -> u32 {
+    fn add(&mut self, row: Row) -> u32 {
         let id = row.rank.id.clone();
         let number = self.free.pop().unwrap_or(self.rows.len() as u32);
         if number as usize == self.rows.len() {
@@ -155,7 +155,7 @@ impl Contributors {
         number
     }
 
-    fn remove(&mut self, id: &Id) -> Option<Contributor> {
+    fn remove(&mut self, id: &Id) -> Option<Row> {
         let number = self.numbers.remove(id)?;
         self.free.push(number);
         self.rows.get_mut(number as usize)?.take()
@@ -193,17 +193,17 @@ impl Index {
             return Vec::new();
         }
         let keys = state.keys().filter_map(|key| key.with_device(|dev| Some(self.devices.number(dev)))).collect();
-        let number = self.contributors.add(Contributor { rank, keys });
+        let number = self.contributors.add(Row { rank, keys });
         let mut changed = Vec::with_capacity(state.len());
         for (key, value) in state {
             let Some(at) = key.with_device(|dev| Some(self.devices.number(dev))) else { continue };
             let Some(own) = value.clone().with_device(|dev| Some(self.devices.number(dev))) else { continue };
-            let before = self.winner(&at);
+            let before = self.desired_at(&at);
             self.contribute(number, at, own);
             match before {
                 None => changed.push(Changed { key, before: None, after: Some(value) }),
                 Some(before) => {
-                    let after = self.winner(&at);
+                    let after = self.desired_at(&at);
                     if after.as_ref() != Some(&before) {
                         changed.push(Changed { key, before: Some(before), after });
                     }
@@ -268,16 +268,16 @@ impl Index {
 
     /// Returns the winning value of a key.
     pub fn desired(&self, key: &Key) -> Option<Value> {
-        self.winner(&self.at(key)?)
+        self.desired_at(&self.at(key)?)
     }
 
-    fn winner(&self, key: &Key<Number>) -> Option<Value> {
+    fn desired_at(&self, key: &Key<Number>) -> Option<Value> {
         let (_, value) = self.slots.get(key)?.winner(self.newest_wins(key))?;
         self.named(value)
     }
 
-    /// Returns who wins this key, for status and errors.
-    pub fn owner(&self, key: &Key) -> Option<&Id> {
+    /// Returns the first contributor of a key, whose value is the desired one.
+    pub fn winner(&self, key: &Key) -> Option<&Id> {
         let key = self.at(key)?;
         let (number, _) = self.slots.get(&key)?.winner(self.newest_wins(&key))?;
         self.contributors.rank(*number).map(|rank| &rank.id)
@@ -292,7 +292,7 @@ impl Index {
         let newest = self.newest_wins(&key);
         let ours = (**id != *OWN, age, id);
         let mut before = Vec::new();
-        for (number, theirs) in self.slots.get(&key)?.ranked(newest).take(MOST_SHARERS + 1) {
+        for (number, theirs) in self.slots.get(&key)?.ranked(newest).take(MOST_CONTRIBUTORS + 1) {
             let rank = self.contributors.rank(*number)?;
             let older = (rank.is_other, &rank.age, &rank.id) < ours;
             if rank.id != *id && older != newest {
@@ -300,15 +300,15 @@ impl Index {
             }
         }
         let (winner, theirs) = before.first()?;
-        if before.len() >= MOST_SHARERS {
+        if before.len() >= MOST_CONTRIBUTORS {
             return Some(Beaten::Crowd);
         }
         (self.named(theirs)? != *value).then_some(Beaten::By(winner))
     }
 
-    /// Returns the first contributors of this key in their order, at most [`MOST_SHARERS`]. The contributor `without` is left out, as if it had
-    /// never been there.
-    pub fn first(&self, key: &Key, without: Option<&Id>) -> Vec<Claimant> {
+    /// Returns the first contributors of this key in their order, at most [`MOST_CONTRIBUTORS`]. The contributor `without` is left out, as
+    /// if it had never been there.
+    pub fn first(&self, key: &Key, without: Option<&Id>) -> Vec<Contributor> {
         let Some((key, slot)) = self.at(key).and_then(|key| Some((key, self.slots.get(&key)?))) else {
             return Vec::new();
         };
@@ -316,9 +316,9 @@ impl Index {
             let id = &self.contributors.rank(*number)?.id;
             (Some(id) != without).then_some((id, value))
         });
-        let mut first = ranked.take(MOST_SHARERS).peekable();
+        let mut first = ranked.take(MOST_CONTRIBUTORS).peekable();
         let winner = first.peek().map(|(_, value)| *value);
-        first.map(|(id, value)| Claimant { id: id.clone(), is_in_force: Some(value) == winner }).collect()
+        first.map(|(id, value)| Contributor { id: id.clone(), is_in_force: Some(value) == winner }).collect()
     }
 
     /// Returns all keys that this contributor wants.

@@ -51,7 +51,7 @@ impl fmt::Display for PublicKey {
 }
 
 /// The first half of a public key. The keys of entries contain it instead of the whole public key, so that entries of other backends do
-/// not become larger. Two leases whose public keys agree in it claim the same peer, as with equal keys; one of them is set aside. Nobody
+/// not become larger. Two leases whose public keys agree in it name the same peer, as with equal keys; one of them is set aside. Nobody
 /// gains by publishing such a key, because it costs less to publish the other node's own key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub [u8; ID]);

@@ -13,7 +13,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof, proptest};
 use proptest::{prop_assert, prop_assert_eq};
 use weft_backends::diff::{Op, change, device, diff};
-use weft_backends::index::{Changed, Claimant, Index, OWN};
+use weft_backends::index::{Changed, Contributor, Index, OWN};
 use weft_backends::link::{Foreign, Link, LinkKind};
 use weft_backends::owner::{Ownership, PROTOCOL};
 use weft_backends::state::{Key, Mac, Name, Observed, ObservedValue, Route, State, Value};
@@ -210,7 +210,7 @@ proptest! {
             let (name, age) = (Id::from(id.as_str()), Age { stamp: *stamp, ..Age::default() });
             for (key, value) in state.iter() {
                 let beaten = index.beaten_by((key, value), &name, &age);
-                prop_assert_eq!(beaten.is_none(), index.first(key, None).contains(&Claimant { id: name.clone(), is_in_force: true }));
+                prop_assert_eq!(beaten.is_none(), index.first(key, None).contains(&Contributor { id: name.clone(), is_in_force: true }));
                 prop_assert_eq!(index.first(key, Some(&name)), before.first(key, None));
                 prop_assert!(beaten.is_some() || index.desired(key).as_ref() == Some(value));
                 prop_assert_eq!(beaten, before.beaten_by((key, value), &name, &age));
@@ -227,7 +227,7 @@ proptest! {
         }
         prop_assert_eq!(forward.state(), backward.state());
         for key in forward.state().keys() {
-            prop_assert_eq!(forward.owner(key), backward.owner(key));
+            prop_assert_eq!(forward.winner(key), backward.winner(key));
         }
     }
 

@@ -198,7 +198,7 @@ impl<K: Kernel> Node<K> {
     pub(super) fn peer_failures(&self) -> PeerFailures {
         let (mut pending, mut failed) = (HashSet::new(), HashMap::new());
         for (key, entry) in self.passer.pending().iter().filter(|(key, _)| !guard::is_of_guard_or_fence(key)) {
-            let Some(id) = self.plan.owner(key) else { continue };
+            let Some(id) = self.plan.winner(key) else { continue };
             if entry.retry {
                 pending.insert(id.clone());
             } else {

@@ -72,7 +72,7 @@ impl<K: Kernel> Node<K> {
         let is_programmed = |id: &&Id| {
             let keys = self.plan.keys(id);
             let exists = |key| pending.get(key).is_none_or(|pending| pending.stands);
-            keys.iter().any(|key| self.plan.owner(key) == Some(id)) && keys.iter().all(exists)
+            keys.iter().any(|key| self.plan.winner(key) == Some(id)) && keys.iter().all(exists)
         };
         // The last reason counts as long as its lease is planned, because entries that wait for a retry are back in a moment.
         let last = self.sysctls.loosened_for.as_ref().filter(|id| self.plan.other_backend(id).is_some());

@@ -190,7 +190,7 @@ impl Plan {
 
     /// Returns true for an entry of a device that this node needs for its lease, or for the next or an earlier backend.
     pub fn is_device_of_ours(&self, key: &Key) -> bool {
-        self.index.owner(key).is_some_and(|id| [OWN, NEXT, EARLIER].contains(&&**id))
+        self.index.winner(key).is_some_and(|id| [OWN, NEXT, EARLIER].contains(&&**id))
     }
 
     /// Returns the device that would have to be deleted and made again for this backend, and the key of net-conf that would give it

@@ -8,7 +8,7 @@ use weft_backends::register::TYPES;
 use weft_subnet::lease::Lease;
 use weft_subnet::text::Shown;
 
-use crate::plan::{Claimed, Plan};
+use crate::plan::{LeaseIdentity, Plan};
 
 /// Number of problems of one kind that are described one by one.
 const MAX_DESCRIBED: usize = 5;
@@ -70,20 +70,20 @@ fn with_our_identity(plan: &Plan) -> Vec<String> {
 }
 
 fn with_the_identity_of_another_peer(plan: &Plan) -> Vec<String> {
-    let text = |(claimed, loser, winner): (Claimed, &Lease, &Lease)| {
+    let text = |(identity, loser, winner): (LeaseIdentity, &Lease, &Lease)| {
         let age = if (&winner.age, &winner.id) < (&loser.age, &loser.id) { "older" } else { "newer" };
         format!(
             "two nodes have {}: {} is not reached, since {} is {age}. On the machine that is a copy {}, or remove the lease that no node \
              holds (weft lease rm)",
-            claimed.name,
+            identity.name,
             describe(loser),
             describe(winner),
-            claimed.remedy
+            identity.remedy
         )
     };
     let clashes = plan
         .unplanned_leases()
-        .flat_map(|loser| plan.clashes(loser).into_iter().map(move |(claimed, winner)| (claimed, loser, winner)));
+        .flat_map(|loser| plan.clashes(loser).into_iter().map(move |(identity, winner)| (identity, loser, winner)));
     clashes.map(text).collect()
 }
 

@@ -68,7 +68,7 @@ impl Plan {
 
     /// Returns true for an entry of this node's own device. Without that device the node is not ready.
     pub fn is_own_device(&self, key: &Key) -> bool {
-        self.index.owner(key).is_some_and(|id| &**id == OWN)
+        self.index.winner(key).is_some_and(|id| &**id == OWN)
     }
 
     /// Sets which devices other programs made. A lease that needs one of them gets no entries on it. A lease that needed a device which
@@ -84,7 +84,7 @@ impl Plan {
         let lost: Vec<Name> = self.foreign_devices.intersection(&self.devices).copied().collect();
         for name in lost {
             // A lease that is planned again no longer contributes to this device. Then the next lease that needs it owns it.
-            while let Some(lease) = self.index.owner(&Key::Link(name)).and_then(|id| self.peers.get(id)).cloned() {
+            while let Some(lease) = self.index.winner(&Key::Link(name)).and_then(|id| self.peers.get(id)).cloned() {
                 self.plan_peer(&lease);
             }
         }

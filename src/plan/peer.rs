@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The entries of one peer, and what happens when two leases claim one identity (a VtepMAC, or a public key of WireGuard): the kernel has
+//! The entries of one peer, and what happens when two leases name one identity (a VtepMAC, or a public key of WireGuard): the kernel has
 //! one entry for it. The lease that does not have it gets no routes either, because its traffic would go to the other node.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use weft_backends::backend::Planned;
 use weft_backends::diff;
-use weft_backends::index::{Beaten, Changed, Claimant, MOST_SHARERS};
+use weft_backends::index::{Beaten, Changed, Contributor, MOST_CONTRIBUTORS};
 use weft_backends::options::BadOption;
 use weft_backends::register::TYPES;
 use weft_backends::state::{Key, Name, State, Value};
@@ -23,9 +23,9 @@ use super::{Plan, clear_text};
 /// Maximum number of leases that are logged because they share a published address with another one. The status names all of them.
 const MAX_SHARED_LOGGED: usize = 10;
 
-/// An identity that a lease claims.
+/// An identity that a lease names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claimed {
+pub struct LeaseIdentity {
     /// What it is, such as `VtepMAC 02:00:00:00:00:01`.
     pub name: String,
     /// What a person does on a copy of a machine so that it gets another identity.
@@ -34,16 +34,16 @@ pub struct Claimed {
     at: Option<(IpAddr, Option<u16>)>,
 }
 
-impl Claimed {
+impl LeaseIdentity {
     /// Returns the identity that this entry contains, if it contains one.
-    fn of(key: &Key, value: &Value) -> Option<Claimed> {
+    fn of(key: &Key, value: &Value) -> Option<LeaseIdentity> {
         Some(match (key, value) {
             (Key::Fdb(_, mac), Value::Fdb(to)) => {
-                Claimed { name: format!("VtepMAC {mac}"), remedy: VtepMac::REMEDY, at: Some((*to, None)) }
+                LeaseIdentity { name: format!("VtepMAC {mac}"), remedy: VtepMac::REMEDY, at: Some((*to, None)) }
             }
             (Key::WgPeer(..), Value::WgPeer(peer)) => {
                 let at = peer.endpoint.map(|endpoint| (endpoint.ip(), Some(endpoint.port())));
-                Claimed { name: format!("PublicKey {}", peer.key), remedy: KeyPair::REMEDY, at }
+                LeaseIdentity { name: format!("PublicKey {}", peer.key), remedy: KeyPair::REMEDY, at }
             }
             _ => return None,
         })
@@ -59,11 +59,11 @@ struct OfLease {
     kind: &'static str,
 }
 
-/// An identity that a lease claims, and that another one has.
+/// An identity that a lease names, and that another one has.
 struct OfOther<'a> {
     /// The device with the entry of this identity.
     device: Name,
-    claimed: Claimed,
+    identity: LeaseIdentity,
     beaten: Beaten<'a>,
 }
 
@@ -75,8 +75,8 @@ impl Plan {
         ids.into_iter().filter_map(|id| Some(&**self.peers.get(id)?))
     }
 
-    /// Returns the identities that this lease claims and that belong to another lease, each with that lease.
-    pub fn clashes(&self, lease: &Lease) -> Vec<(Claimed, &Lease)> {
+    /// Returns the identities that this lease names and that belong to another lease, each with that lease.
+    pub fn clashes(&self, lease: &Lease) -> Vec<(LeaseIdentity, &Lease)> {
         let ports = (TYPES.ports)(&lease.attrs);
         let public = |(ip, port): (IpAddr, Option<u16>)| {
             let (is_same, theirs) = match ip {
@@ -87,28 +87,28 @@ impl Plan {
         };
         let clash = |key: Key| {
             let value = self.index.desired(&key)?;
-            let claimed = Claimed::of(&key, &value)?;
-            let winner = self.index.owner(&key).filter(|id| **id != lease.id && !claimed.at.is_some_and(public))?;
-            Some((claimed, &**self.peers.get(winner)?))
+            let identity = LeaseIdentity::of(&key, &value)?;
+            let winner = self.index.winner(&key).filter(|id| **id != lease.id && !identity.at.is_some_and(public))?;
+            Some((identity, &**self.peers.get(winner)?))
         };
         self.index.keys(&lease.id).into_iter().filter_map(clash).collect()
     }
 
     /// Plans one lease, and the other leases that get or lose an identity because of it.
     pub(super) fn plan_peer(&mut self, lease: &Lease) -> Vec<Changed> {
-        let before = self.claimants(&lease.id);
+        let before = self.first_contributors(&lease.id);
         let mut changed = self.plan_alone(lease);
-        changed.extend(self.replan_sharers(&lease.id, before));
+        changed.extend(self.replan_contributors(&lease.id, before));
         changed
     }
 
     /// Removes all entries of a lease, and plans the other leases that get an identity because of it.
     pub(super) fn unplan_peer(&mut self, id: &Id, age: &Age) -> Vec<Changed> {
         self.peers_version += 1;
-        let before = self.claimants(id);
+        let before = self.first_contributors(id);
         let mut changed = self.index.set(id, age, State::new());
         self.update_devices(&changed);
-        changed.extend(self.replan_sharers(id, before));
+        changed.extend(self.replan_contributors(id, before));
         changed
     }
 
@@ -119,10 +119,10 @@ impl Plan {
         }
         self.peers_version += 1;
         let OfLease { mut state, mut reasons, kind } = self.entries_of(lease);
-        for OfOther { device, claimed, beaten } in self.identities_of_others(&state, lease) {
-            reasons.push(self.clash(&claimed, lease, beaten));
-            // Traffic for its subnet would go to the other node. The claim to the identity stays, for the time when the other lease is
-            // gone.
+        for OfOther { device, identity, beaten } in self.identities_of_others(&state, lease) {
+            reasons.push(self.clash(&identity, lease, beaten));
+            // Traffic for its subnet would go to the other node. Its entry of the identity stays a contribution, for the time when
+            // the other lease is gone.
             state.retain(|key, value| !key.reaches() || diff::device(key, value) != Some(device));
         }
         if reasons.is_empty() {
@@ -134,7 +134,7 @@ impl Plan {
             }
             self.unplanned.insert(lease.id.clone(), reason);
         }
-        // A lease that lost its MAC to another one still claims the FDB entry, but no packet is sent to its subnet.
+        // A lease that lost its MAC to another one still contributes the FDB entry, but no packet is sent to its subnet.
         let has_entries = state.keys().any(Key::reaches);
         // A peer of a tunnel has no entries. During a change, its packets may come by another device already.
         let by_tunnel = !self.extra_backends.is_empty() && reasons.is_empty() && self.tunnel_kind() == Some(kind);
@@ -189,22 +189,22 @@ impl Plan {
         Ok(Reached { planned: backend.plan(&self.host, &self.own, lease), kind: backend.kind() })
     }
 
-    /// Returns the identities that this lease claims and that belong to another one, which claims them at another address.
+    /// Returns the identities that this lease names and that belong to another one, which names them at another address.
     fn identities_of_others(&self, state: &State, lease: &Lease) -> Vec<OfOther<'_>> {
         let identities = state.iter().filter(|(key, _)| key.is_identity());
         let of_others = identities.filter_map(|(key, value)| {
             let beaten = self.index.beaten_by((key, value), &lease.id, &lease.age)?;
-            Some(OfOther { device: *key.device()?, claimed: Claimed::of(key, value)?, beaten })
+            Some(OfOther { device: *key.device()?, identity: LeaseIdentity::of(key, value)?, beaten })
         });
         of_others.collect()
     }
 
     /// Returns the reason why a lease is not reached although it is believed: another lease has its identity.
-    fn clash(&self, claimed: &Claimed, lease: &Lease, beaten: Beaten<'_>) -> String {
-        let name = &claimed.name;
+    fn clash(&self, identity: &LeaseIdentity, lease: &Lease, beaten: Beaten<'_>) -> String {
+        let name = &identity.name;
         let Beaten::By(winner) = beaten else {
             return format!(
-                "more than {MOST_SHARERS} leases have {name}, and no more count: {} is not reached",
+                "more than {MOST_CONTRIBUTORS} leases have {name}, and no more count: {} is not reached",
                 lease.subnets
             );
         };
@@ -215,28 +215,29 @@ impl Plan {
         format!("{name} is also that of the {age} lease {winner}{at}, which counts: {subnet} is not reached")
     }
 
-    /// Returns the first claimants of each identity that this lease claims, as [`Index::first`](weft_backends::index::Index::first) does.
-    fn claimants(&self, id: &Id) -> BTreeMap<Key, Vec<Claimant>> {
+    /// Returns the first contributors of each identity that this lease names, as [`Index::first`](weft_backends::index::Index::first)
+    /// does.
+    fn first_contributors(&self, id: &Id) -> BTreeMap<Key, Vec<Contributor>> {
         let keys = self.index.keys(id).into_iter().filter(Key::is_identity);
         keys.map(|key| (key, self.index.first(&key, None))).collect()
     }
 
-    /// Plans again the other leases for which something is different after a change of this lease. `before` are the first claimants of its
-    /// identities before the change. There are at most [`MOST_SHARERS`] for an identity. Their own claims stay the same, so no further
-    /// lease follows from them.
-    fn replan_sharers(&mut self, id: &Id, mut before: BTreeMap<Key, Vec<Claimant>>) -> Vec<Changed> {
-        let now = self.claimants(id);
+    /// Plans again the other leases for which something is different after a change of this lease. `before` are the first contributors of
+    /// its identities before the change. There are at most [`MOST_CONTRIBUTORS`] for an identity. Their own contributions stay the same, so
+    /// no further lease follows from them.
+    fn replan_contributors(&mut self, id: &Id, mut before: BTreeMap<Key, Vec<Contributor>>) -> Vec<Changed> {
+        let now = self.first_contributors(id);
         for key in now.keys() {
-            // The lease did not claim this identity before.
+            // The lease did not name this identity before.
             before.entry(*key).or_insert_with(|| self.index.first(key, Some(id)));
         }
         let mut affected: BTreeSet<Id> = BTreeSet::new();
         for (key, was) in before {
             let now = now.get(&key).cloned().unwrap_or_else(|| self.index.first(&key, None));
-            // The reason of a lease that does not have the identity names the first claimant and its address.
+            // The reason of a lease that does not have the identity names the first contributor and its address.
             let first = now.first().map(|one| &one.id);
             let same_first = first == was.first().map(|one| &one.id) && first != Some(id);
-            let same = |one: &&Claimant| same_first && was.contains(one) && now.contains(one);
+            let same = |one: &&Contributor| same_first && was.contains(one) && now.contains(one);
             affected.extend(was.iter().chain(&now).filter(|one| !same(one)).map(|one| one.id.clone()));
         }
         affected.remove(id);

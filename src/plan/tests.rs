@@ -290,7 +290,7 @@ fn a_change_among_thousands_of_leases_with_one_mac_concerns_a_few() {
         let reached = entries(&plan).iter().filter(|op| op.starts_with("add route")).count();
         assert_eq!(
             reached,
-            weft_backends::index::MOST_SHARERS / 2,
+            weft_backends::index::MOST_CONTRIBUTORS / 2,
             "of the eight newest those at the address of the newest"
         );
         ends.push(entries(&plan));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use weft_subnet::lease::{Age, Id};
 
-use super::{Beaten, Changed, Claimant, Index, MOST_SHARERS, OWN};
+use super::{Beaten, Changed, Contributor, Index, MOST_CONTRIBUTORS, OWN};
 use crate::link::{Foreign, Link};
 use crate::state::{Key, Mac, Name, Route, State, Value};
 
@@ -29,8 +29,8 @@ fn changed(key: Key, before: Value, after: Option<Value>) -> Changed {
     Changed { key, before: Some(before), after }
 }
 
-fn claimant(text: &str, is_in_force: bool) -> Claimant {
-    Claimant { id: id(text), is_in_force }
+fn contributor(text: &str, is_in_force: bool) -> Contributor {
+    Contributor { id: id(text), is_in_force }
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn the_newest_lease_wins_a_link_layer_entry_and_the_oldest_a_route() {
     assert_eq!(index.set(&id("old"), &age(1), State::from([(fdb, to(1)), (subnet, via(1))])).len(), 2);
     let changes = index.set(&id("new"), &age(2), State::from([(fdb, to(2)), (subnet, via(2))]));
     assert_eq!(changes, [changed(fdb, to(1), Some(to(2)))]);
-    assert_eq!((index.owner(&fdb), index.owner(&subnet)), (Some(&id("new")), Some(&id("old"))));
+    assert_eq!((index.winner(&fdb), index.winner(&subnet)), (Some(&id("new")), Some(&id("old"))));
     assert_eq!(index.keys(&id("new")), [fdb, subnet]);
     let changes = index.set(&id("old"), &age(1), State::new());
     assert_eq!(changes, [changed(subnet, via(1), Some(via(2)))]);
@@ -83,7 +83,7 @@ fn the_order_of_arrival_does_not_decide_who_wins_a_neighbour() {
                 index.set(&id(&format!("lease{stamp}")), &age(stamp), State::from([(key, mac(stamp))]));
             }
             assert_eq!(index.desired(&key), Some(mac(winner)));
-            assert_eq!(index.owner(&key), Some(&id(&format!("lease{winner}"))));
+            assert_eq!(index.winner(&key), Some(&id(&format!("lease{winner}"))));
         }
     }
 }
@@ -127,17 +127,17 @@ fn where_subnets_are_assigned_the_oldest_wins_the_link_layer_too() {
             for who in order {
                 index.set(&id(who), &age(stamp(who)), State::from([(fdb, to(stamp(who) as u8))]));
             }
-            assert_eq!((index.desired(&fdb), index.owner(&fdb)), (Some(to(first)), Some(&id(winner))));
+            assert_eq!((index.desired(&fdb), index.winner(&fdb)), (Some(to(first)), Some(&id(winner))));
             let beaten_by = |who: &str| index.beaten_by((&fdb, &to(stamp(who) as u8)), &id(who), &age(stamp(who)));
             assert_eq!((beaten_by(loser), beaten_by(winner)), (Some(super::Beaten::By(&id(winner))), None));
             // A lease that wants the same value is not beaten. The answer is also known for a lease that is not in the index yet.
             assert_eq!(index.beaten_by((&fdb, &to(first)), &id("same"), &age(3)), None);
             let newcomer = index.beaten_by((&fdb, &to(9)), &id("third"), &age(3));
             assert_eq!(newcomer.is_some(), oldest_wins);
-            assert_eq!(index.first(&fdb, None), [claimant(winner, true), claimant(loser, false)]);
-            assert_eq!(index.first(&fdb, Some(&id(winner))), [claimant(loser, true)]);
+            assert_eq!(index.first(&fdb, None), [contributor(winner, true), contributor(loser, false)]);
+            assert_eq!(index.first(&fdb, Some(&id(winner))), [contributor(loser, true)]);
             index.set(&id(winner), &age(0), State::new());
-            assert_eq!(index.first(&fdb, None), [claimant(loser, true)]);
+            assert_eq!(index.first(&fdb, None), [contributor(loser, true)]);
         }
     }
 }
@@ -148,18 +148,20 @@ fn of_many_leases_with_one_entry_only_eight_count() {
     let to = Value::Fdb([192, 168, 0, 1].into());
     let mut index = Index::new(true);
     let lease = |number: usize| (id(&format!("lease{number:02}")), age(number as u64));
-    for number in 0..MOST_SHARERS + 2 {
+    for number in 0..MOST_CONTRIBUTORS + 2 {
         let (id, age) = lease(number);
         index.set(&id, &age, State::from([(fdb, to.clone())]));
     }
-    for (number, crowd) in [(0, false), (MOST_SHARERS - 1, false), (MOST_SHARERS, true), (MOST_SHARERS + 1, true)] {
+    for (number, crowd) in
+        [(0, false), (MOST_CONTRIBUTORS - 1, false), (MOST_CONTRIBUTORS, true), (MOST_CONTRIBUTORS + 1, true)]
+    {
         let (id, age) = lease(number);
         assert_eq!(index.beaten_by((&fdb, &to), &id, &age), crowd.then_some(Beaten::Crowd), "lease {number}");
     }
-    assert_eq!(index.first(&fdb, None).len(), MOST_SHARERS);
+    assert_eq!(index.first(&fdb, None).len(), MOST_CONTRIBUTORS);
     assert_eq!(
         index.first(&fdb, Some(&lease(0).0)).last(),
-        Some(&Claimant { id: lease(MOST_SHARERS).0, is_in_force: true })
+        Some(&Contributor { id: lease(MOST_CONTRIBUTORS).0, is_in_force: true })
     );
 }
 
@@ -170,7 +172,7 @@ fn our_own_device_wins_a_link() {
     index.set(&id("peer"), &age(0), State::from([(key, link(1400))]));
     let changes = index.set(&id(OWN), &age(9), State::from([(key, link(1450))]));
     assert_eq!(changes, [changed(key, link(1400), Some(link(1450)))]);
-    assert_eq!(index.owner(&key).map(|id| &**id), Some(OWN));
+    assert_eq!(index.winner(&key).map(|id| &**id), Some(OWN));
     assert_eq!(index.set(&id("peer"), &age(0), State::new()), []);
 }
 
@@ -217,7 +219,7 @@ fn fifty_thousand_peers_need_little_memory() {
     assert_eq!(index.state().len(), 150_000);
     // A node of a B-tree is two thirds full when keys come in random order, and half full when they come in order.
     let slots = 2 * index.slots.len() * size_of::<(super::Key<super::Number>, super::Slot)>();
-    let rows = index.contributors.rows.len() * size_of::<Option<super::Contributor>>();
+    let rows = index.contributors.rows.len() * size_of::<Option<super::Row>>();
     let numbers = index.contributors.numbers.capacity() / 7 * 8 * (size_of::<(Id, u32)>() + 1);
     let keys = 150_000 * size_of::<super::Key<super::Number>>();
     let total = slots + rows + numbers + keys;

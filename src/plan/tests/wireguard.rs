@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WireGuard in the plan: who has a key that two leases claim, and what an encrypted network does with other types.
+//! WireGuard in the plan: who has a key that two leases name, and what an encrypted network does with other types.
 
 use weft_backends::wireguard_key::{KeyPair, PublicKey, Secret};
 
