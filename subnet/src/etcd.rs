@@ -5,8 +5,8 @@
 
 mod acquire;
 mod alarm;
+mod call_failure;
 mod client;
-mod fault;
 mod keys;
 mod leases;
 mod own_key;

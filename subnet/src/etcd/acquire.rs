@@ -20,7 +20,7 @@ use crate::retry::Backoff;
 use crate::source::{Error, LeaseRequest};
 
 use super::EtcdStore;
-use super::fault::may_be_done;
+use super::call_failure::may_be_done;
 use super::keys::{LeaseList, Stored};
 use super::leases::Leases;
 

@@ -4,7 +4,7 @@
 use etcd_client::{AlarmAction, AlarmType};
 
 use super::EtcdStore;
-use super::fault::NO_SPACE;
+use super::call_failure::NO_SPACE;
 use crate::source::{Alarm, Error};
 
 /// What to do about a database that differs between the members of a cluster.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use crate::retry::chain;
 use crate::source::Error;
 
-use super::fault::{Fault, failure, is_about_auth, is_auth_off, is_refusal, may_succeed_elsewhere};
+use super::call_failure::{CallFailure, is_about_auth, is_auth_off, is_refusal, may_succeed_elsewhere, store_error};
 use super::tls::{self, BadOptions, Stamp};
 use super::{CALL_LIMIT, EtcdOptions};
 
@@ -70,11 +70,11 @@ pub(super) fn kv(client: &Client) -> KvClient {
 }
 
 /// Makes a call with a time limit.
-pub(super) async fn limited<T>(call: impl Future<Output = Result<T, etcd_client::Error>>) -> Result<T, Fault> {
+pub(super) async fn limited<T>(call: impl Future<Output = Result<T, etcd_client::Error>>) -> Result<T, CallFailure> {
     match timeout(CALL_LIMIT, call).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(Fault::Etcd(error)),
-        Err(_) => Err(Fault::Silent),
+        Ok(Err(error)) => Err(CallFailure::Etcd(error)),
+        Err(_) => Err(CallFailure::Silent),
     }
 }
 
@@ -138,7 +138,7 @@ impl Pool {
     }
 
     /// Returns a client of the endpoint in use, made from the present files. If it cannot connect, the next endpoint comes into use.
-    pub(super) async fn connect(&self) -> Result<ChosenEndpoint, Fault> {
+    pub(super) async fn connect(&self) -> Result<ChosenEndpoint, CallFailure> {
         let index = self.current.get();
         let held = self.endpoints[index].client.borrow().clone();
         if let Some(held) = held {
@@ -153,9 +153,9 @@ impl Pool {
                     Some(Connection { client: client.clone(), files, tried: None });
                 Ok(ChosenEndpoint { index, client })
             }
-            Err(fault) => {
+            Err(failure) => {
                 self.failed(index);
-                Err(fault)
+                Err(failure)
             }
         }
     }
@@ -164,12 +164,12 @@ impl Pool {
     ///
     /// If etcd has its authentication off, it refuses the login, and the client has no user, as with flannel. When authentication is turned
     /// on, etcd refuses the next call of that client, and [`Pool::call`] connects again.
-    async fn client(&self, index: usize) -> Result<Client, Fault> {
+    async fn client(&self, index: usize) -> Result<Client, CallFailure> {
         let how = self.valid.borrow()[index].clone();
         let Some((name, password)) = self.user.clone() else { return self.client_with(index, how).await };
         let with_user = how.clone().with_user(name, password).with_auto_token_refresh(true);
         match self.client_with(index, with_user).await {
-            Err(Fault::Etcd(error)) if is_auth_off(&error) => {
+            Err(CallFailure::Etcd(error)) if is_auth_off(&error) => {
                 if !self.auth_is_off.replace(true) {
                     tracing::warn!(
                         "etcd has authentication turned off: --etcd-username is not used, and everybody may write leases"
@@ -187,7 +187,7 @@ impl Pool {
         }
     }
 
-    async fn client_with(&self, index: usize, how: ConnectOptions) -> Result<Client, Fault> {
+    async fn client_with(&self, index: usize, how: ConnectOptions) -> Result<Client, CallFailure> {
         #[cfg(feature = "etcd-channel")]
         if let Some(channels) = &self.channels {
             return limited(Client::from_channel(channels(&self.endpoints[index].url), Some(how))).await;
@@ -229,16 +229,16 @@ impl Pool {
         }
         let answer = match self.client(index).await {
             Ok(client) => {
-                limited(client.maintenance_client().status()).await.map(|_| client.clone()).or_else(|fault| {
+                limited(client.maintenance_client().status()).await.map(|_| client.clone()).or_else(|failure| {
                     // etcd answered, even if it refused the call. So the connection works.
-                    if matches!(&fault, Fault::Etcd(error) if !may_succeed_elsewhere(error)) {
+                    if matches!(&failure, CallFailure::Etcd(error) if !may_succeed_elsewhere(error)) {
                         Ok(client)
                     } else {
-                        Err(fault)
+                        Err(failure)
                     }
                 })
             }
-            Err(fault) => Err(fault),
+            Err(failure) => Err(failure),
         };
         match answer {
             Ok(client) => {
@@ -247,8 +247,8 @@ impl Pool {
                 *self.endpoints[index].client.borrow_mut() = Some(held);
                 Some(client)
             }
-            Err(fault) => {
-                let why = chain(&fault);
+            Err(failure) => {
+                let why = chain(&failure);
                 tracing::warn!(
                     "etcd credentials: the files changed and do not work ({why}); the connection stays as it is"
                 );
@@ -283,12 +283,12 @@ impl Pool {
             let url = self.url();
             let tried = match self.connect().await {
                 Ok(to) => (limited(call(to.client)).await, Some(to.index)),
-                Err(fault) => (Err(fault), None),
+                Err(failure) => (Err(failure), None),
             };
-            let fault = match tried {
+            let failure = match tried {
                 (Ok(answer), _) => return Ok(answer),
-                (Err(fault), Some(index)) => {
-                    let stale = matches!(&fault, Fault::Etcd(error) if is_about_auth(error));
+                (Err(failure), Some(index)) => {
+                    let stale = matches!(&failure, CallFailure::Etcd(error) if is_about_auth(error));
                     if stale && !renewed {
                         // The client itself replaces a token that etcd does not know any more. It does not replace one that etcd has signed
                         // and that is older than the last change of the users. Log in again at the same endpoint, once.
@@ -296,22 +296,22 @@ impl Pool {
                         *self.endpoints[index].client.borrow_mut() = None;
                         continue;
                     }
-                    if matches!(&fault, Fault::Etcd(error) if !may_succeed_elsewhere(error)) {
-                        return Err(failure(what, url, fault));
+                    if matches!(&failure, CallFailure::Etcd(error) if !may_succeed_elsewhere(error)) {
+                        return Err(store_error(what, url, failure));
                     }
-                    if matches!(&fault, Fault::Etcd(error) if is_refusal(error)) {
+                    if matches!(&failure, CallFailure::Etcd(error) if is_refusal(error)) {
                         // A member with too much to do would get still more by new connections and logins.
                         self.leave(index);
                     } else {
                         self.failed(index);
                     }
-                    fault
+                    failure
                 }
-                (Err(fault), None) => fault,
+                (Err(failure), None) => failure,
             };
             left = left.saturating_sub(1);
             if left == 0 {
-                return Err(failure(what, url, fault));
+                return Err(store_error(what, url, failure));
             }
         }
     }

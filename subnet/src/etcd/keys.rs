@@ -17,7 +17,7 @@ use crate::source::{Error, UNREADABLE};
 use crate::text::Shown;
 
 use super::EtcdStore;
-use super::fault::too_large;
+use super::call_failure::too_large;
 
 /// Number of keys in the first page of a list. Each following page may have twice as many, up to [`LARGEST_PAGE`]. With short pages
 /// we parse one page while etcd prepares the next. But for each page, etcd walks its index to the end of the range.

@@ -15,8 +15,8 @@ use crate::retry::{Failures, jitter};
 use crate::source::{Error, Event, RecordChange};
 
 use super::EtcdStore;
+use super::call_failure::{CallFailure, message_too_large, store_error};
 use super::client::{ChosenEndpoint, MESSAGE_LIMIT, kv, limited};
-use super::fault::{Fault, failure, message_too_large};
 use super::keys::{ListRead, MAX_AGE};
 
 /// If the server sends nothing for this time, it is asked whether it is alive. A stopped process keeps its connections open. In a
@@ -62,7 +62,7 @@ enum End {
     /// Events may have been missed, so everything must be read again. `reset` says that it is another store.
     Relist { reset: bool },
     /// The watch can be resumed after the last revision.
-    Broken { what: String, fault: Fault },
+    Broken { what: String, failure: CallFailure },
 }
 
 /// Implements [`crate::source::Source::watch`].
@@ -101,7 +101,7 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
                     (position, reset) = (None, other);
                     continue;
                 }
-                End::Broken { what, fault } => failure(&what, url, fault),
+                End::Broken { what, failure } => store_error(&what, url, failure),
             },
         };
         if !failures.pause(&error, store.pool.len(), out).await {
@@ -137,7 +137,7 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
 async fn session(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position, failures: &mut Failures) -> End {
     let to = match store.pool.connect().await {
         Ok(to) => to,
-        Err(fault) => return End::Broken { what: "connect".into(), fault },
+        Err(failure) => return End::Broken { what: "connect".into(), failure },
     };
     let index = to.index;
     let end = watch_on(store, out, (at, failures), to).await;
@@ -170,15 +170,17 @@ async fn watch_on(
     let first = known + i64::from(is_just_listed);
     let mut stream = match open(store, &to, first).await {
         Ok(stream) => stream,
-        Err(fault) => return End::Broken { what, fault },
+        Err(failure) => return End::Broken { what, failure },
     };
     loop {
         let message = match timeout(patience(at.leases), stream.message()).await {
             Ok(Ok(Some(message))) => message,
-            Ok(Ok(None)) => return End::Broken { what, fault: Fault::Stream("the server closed the watch".into()) },
+            Ok(Ok(None)) => {
+                return End::Broken { what, failure: CallFailure::Stream("the server closed the watch".into()) };
+            }
             // A resumed watch would send the same message again. A list can be read in smaller pages.
             Ok(Err(error)) if message_too_large(&error) => return End::Relist { reset: false },
-            Ok(Err(error)) => return End::Broken { what, fault: Fault::Etcd(error) },
+            Ok(Err(error)) => return End::Broken { what, failure: CallFailure::Etcd(error) },
             Err(_) => {
                 match probe(store, &to, at).await {
                     Ok(true) => {}
@@ -187,7 +189,7 @@ async fn watch_on(
                         Ok(true) => return End::Relist { reset: true },
                         Err(end) => return end,
                     },
-                    Err(fault) => return End::Broken { what, fault },
+                    Err(failure) => return End::Broken { what, failure },
                 }
                 if out.send(Event::Answered).await.is_err() {
                     return End::Closed;
@@ -223,11 +225,11 @@ async fn canceled(message: &WatchResponse, what: String, to: &ChosenEndpoint) ->
     }
     let reason = message.cancel_reason().to_owned();
     if reason.contains("auth token")
-        && let Err(fault) = limited(to.client.refresh_token()).await
+        && let Err(failure) = limited(to.client.refresh_token()).await
     {
-        return End::Broken { what, fault };
+        return End::Broken { what, failure };
     }
-    End::Broken { what, fault: Fault::Stream(format!("canceled by the server: {reason}")) }
+    End::Broken { what, failure: CallFailure::Stream(format!("canceled by the server: {reason}")) }
 }
 
 /// Returns true if the server belongs to another store, or the store was replaced. This is a quorum read, because a member that lags
@@ -236,7 +238,7 @@ async fn is_other_store(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -
     let key = store.keys.config();
     let answer = match limited(kv(&to.client).get(key.as_str(), None)).await {
         Ok(answer) => answer,
-        Err(fault) => return Err(End::Broken { what: format!("read {key}"), fault }),
+        Err(failure) => return Err(End::Broken { what: format!("read {key}"), failure }),
     };
     Ok(contradicts(&answer, at))
 }
@@ -253,13 +255,13 @@ fn contradicts(answer: &GetResponse, at: &Position) -> bool {
 
 /// Checks that the server is alive. Returns false if it may belong to another store, or lags behind. This member answers alone, so that
 /// 50,000 idle nodes do not each cost etcd a quorum round.
-async fn probe(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -> Result<bool, Fault> {
+async fn probe(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -> Result<bool, CallFailure> {
     let cheap = GetOptions::new().with_serializable().with_keys_only();
     let answer = limited(kv(&to.client).get(store.keys.config(), Some(cheap))).await?;
     Ok(!contradicts(&answer, at))
 }
 
-async fn open(store: &EtcdStore, to: &ChosenEndpoint, from: i64) -> Result<WatchStream, Fault> {
+async fn open(store: &EtcdStore, to: &ChosenEndpoint, from: i64) -> Result<WatchStream, CallFailure> {
     let (_, end) = store.keys.leases();
     // When a watch is resumed, etcd sends all missed events in one message, unless fragments are allowed.
     let options = WatchOptions::new().with_range(end).with_start_revision(from).with_progress_notify().with_fragment();

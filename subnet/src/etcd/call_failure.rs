@@ -27,7 +27,7 @@ pub(super) const NO_SPACE: &str =
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
+pub(super) enum CallFailure {
     #[error("no answer within {} s", CALL_LIMIT.as_secs())]
     Silent,
     #[error("{}", explain(.0))]
@@ -35,8 +35,8 @@ pub(super) enum Fault {
     #[error("{0}")]
     Stream(String),
     /// There is no connection, and the text of the libraries shows what is probably wrong.
-    #[error("{fault}{remedy}")]
-    Connection { fault: Box<Fault>, remedy: String },
+    #[error("{failure}{remedy}")]
+    Connection { failure: Box<CallFailure>, remedy: String },
 }
 
 /// Returns what to do about a connection to this URL that cannot be made, in parentheses. `text` is what the libraries say about it.
@@ -118,9 +118,9 @@ pub(super) fn is_auth_off(error: &etcd_client::Error) -> bool {
 /// that was asked refused what an earlier one may have done.
 pub(super) fn may_be_done(error: &Error) -> bool {
     let Error::Unavailable { source: Some(source), .. } = error else { return false };
-    match source.downcast_ref::<Fault>() {
-        Some(Fault::Etcd(error)) => may_succeed_elsewhere(error),
-        Some(Fault::Silent | Fault::Stream(_) | Fault::Connection { .. }) => true,
+    match source.downcast_ref::<CallFailure>() {
+        Some(CallFailure::Etcd(error)) => may_succeed_elsewhere(error),
+        Some(CallFailure::Silent | CallFailure::Stream(_) | CallFailure::Connection { .. }) => true,
         None => false,
     }
 }
@@ -129,7 +129,7 @@ pub(super) fn may_be_done(error: &Error) -> bool {
 /// send the same.
 pub(super) fn too_large(error: &Error) -> bool {
     let Error::Unavailable { source: Some(source), .. } = error else { return false };
-    matches!(source.downcast_ref::<Fault>(), Some(Fault::Etcd(error)) if message_too_large(error))
+    matches!(source.downcast_ref::<CallFailure>(), Some(CallFailure::Etcd(error)) if message_too_large(error))
 }
 
 /// Does the same as [`too_large`] for the error of a call or a stream. The text decides, too, because etcd also uses this code for a revision
@@ -140,23 +140,27 @@ pub(super) fn message_too_large(error: &etcd_client::Error) -> bool {
 }
 
 /// Returns the error for a call that failed on all endpoints, or was refused.
-pub(super) fn failure(what: &str, url: &str, fault: Fault) -> Error {
+pub(super) fn store_error(what: &str, url: &str, failure: CallFailure) -> Error {
     let what = format!("{what} from {url}");
-    match &fault {
-        Fault::Etcd(error) if is_about_auth(error) && !may_succeed_elsewhere(error) => {
-            Error::Refused { what, source: Box::new(fault) }
+    match &failure {
+        CallFailure::Etcd(error) if is_about_auth(error) && !may_succeed_elsewhere(error) => {
+            Error::Refused { what, source: Box::new(failure) }
         }
         _ => {
-            let remedy = remedy(url, &chain(&fault));
-            let fault = if remedy.is_empty() { fault } else { Fault::Connection { fault: Box::new(fault), remedy } };
-            Error::Unavailable { what, source: Some(Box::new(fault)) }
+            let remedy = remedy(url, &chain(&failure));
+            let failure = if remedy.is_empty() {
+                failure
+            } else {
+                CallFailure::Connection { failure: Box::new(failure), remedy }
+            };
+            Error::Unavailable { what, source: Some(Box::new(failure)) }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Error, Fault, may_be_done, no_space, remedy};
+    use super::{CallFailure, Error, may_be_done, no_space, remedy};
 
     #[test]
     fn an_etcd_that_is_full_names_the_commands_that_make_room() {
@@ -168,14 +172,14 @@ mod tests {
     /// After such a write our key may be there, attached to the etcd lease that was granted for it. If that were revoked, the key would vanish.
     #[test]
     fn a_write_without_an_answer_may_be_done_and_a_refused_one_is_not() {
-        let after = |fault: Fault| {
-            let source: Box<dyn std::error::Error + Send + Sync> = Box::new(fault);
+        let after = |failure: CallFailure| {
+            let source: Box<dyn std::error::Error + Send + Sync> = Box::new(failure);
             may_be_done(&Error::Unavailable { what: "create our key".into(), source: Some(source) })
         };
-        let broken = || Fault::Etcd(etcd_client::Error::IoError(std::io::ErrorKind::BrokenPipe.into()));
-        assert!(after(Fault::Silent) && after(broken()) && after(Fault::Stream("it was closed".into())));
-        assert!(after(Fault::Connection { fault: Box::new(broken()), remedy: " (check it)".into() }));
-        assert!(!after(Fault::Etcd(etcd_client::Error::InvalidArgs("no key".into()))), "it was never sent");
+        let broken = || CallFailure::Etcd(etcd_client::Error::IoError(std::io::ErrorKind::BrokenPipe.into()));
+        assert!(after(CallFailure::Silent) && after(broken()) && after(CallFailure::Stream("it was closed".into())));
+        assert!(after(CallFailure::Connection { failure: Box::new(broken()), remedy: " (check it)".into() }));
+        assert!(!after(CallFailure::Etcd(etcd_client::Error::InvalidArgs("no key".into()))), "it was never sent");
         assert!(!may_be_done(&Error::Unavailable { what: "other nodes were faster".into(), source: None }));
         assert!(!may_be_done(&Error::Missing("our key".into())));
     }
