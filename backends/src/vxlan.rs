@@ -28,7 +28,7 @@ use crate::options::{BadOption, Members, Options};
 use crate::overhead;
 use crate::state::{Key, Mac, Name, State, Value};
 use crate::underlay_mtu::UnderlayMtu;
-use error::{LeaseFault, LongName, NotReached, VxlanError};
+use error::{LongName, NotReached, ReachError, VxlanError};
 pub use mac::{VtepMac, parse_mac};
 use mac::{lease_macs, vtep_mac};
 
@@ -194,11 +194,11 @@ impl Vxlan {
         }))
     }
 
-    fn reach(&self, host: &Host, own: &Lease, attrs: &Attrs, family: Family) -> Result<How, LeaseFault> {
-        let to = public(attrs, family).ok_or(LeaseFault::Missing(public_member(family)))?;
+    fn reach(&self, host: &Host, own: &Lease, attrs: &Attrs, family: Family) -> Result<How, ReachError> {
+        let to = public(attrs, family).ok_or(ReachError::Missing(public_member(family)))?;
         let data = self.data(attrs, family)?;
         if vtep_mac(host, family) == Some(data.mac) {
-            return Err(LeaseFault::OurMac { mac: data.mac, member: data_member(family) });
+            return Err(ReachError::OurMac { mac: data.mac, member: data_member(family) });
         }
         if self.direct_routing
             && let Some(dev) = host.routes.on_link(to)
@@ -206,41 +206,41 @@ impl Vxlan {
             return Ok(How::Direct { via: to, dev });
         }
         let dev =
-            device_name(data.vni, family).map_err(|long| LeaseFault::LongName { member: data_member(family), long })?;
+            device_name(data.vni, family).map_err(|long| ReachError::LongName { member: data_member(family), long })?;
         let device = if self.own == Some(data.vni) {
             (host.uplink.address(family).is_some() && own.subnets.of(family).is_some()).then(State::new)
         } else {
             self.tunnel(host, own, data.vni, family)
         };
-        let device = device.ok_or(LeaseFault::NoLocal { family: label(family), uplink: host.uplink.name })?;
+        let device = device.ok_or(ReachError::NoLocal { family: label(family), uplink: host.uplink.name })?;
         Ok(How::Tunnel { to, data, dev, device })
     }
 
     /// Reads `BackendData` of one family. As in Go, the case of names does not matter. If there is no VNI, as in leases of early versions of
     /// flannel, it is ours.
-    fn data(&self, attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
+    fn data(&self, attrs: &Attrs, family: Family) -> Result<Data, ReachError> {
         let member = data_member(family);
-        let raw = data(attrs, family).ok_or(LeaseFault::Missing(member))?;
+        let raw = data(attrs, family).ok_or(ReachError::Missing(member))?;
         let members: Members = serde_json::from_str(raw)
-            .map_err(|e: serde_json::Error| LeaseFault::NoObject { member, error: shown(&e.to_string()) })?;
+            .map_err(|e: serde_json::Error| ReachError::NoObject { member, error: shown(&e.to_string()) })?;
         let vni = match members.get("VNI") {
             None => self.vni,
             Some(vni) => vni
                 .as_u64()
                 .and_then(|n| u32::try_from(n).ok())
                 .filter(|n| *n <= MAX_VNI)
-                .ok_or_else(|| LeaseFault::BadVni { vni: shown(&vni.to_string()), member })?,
+                .ok_or_else(|| ReachError::BadVni { vni: shown(&vni.to_string()), member })?,
         };
-        let mac = members.get("VtepMAC").ok_or(LeaseFault::NoMac(member))?;
+        let mac = members.get("VtepMAC").ok_or(ReachError::NoMac(member))?;
         let mac = mac
             .as_str()
             .and_then(parse_mac)
-            .ok_or_else(|| LeaseFault::BadMac { mac: shown(&mac.to_string()), member })?;
+            .ok_or_else(|| ReachError::BadMac { mac: shown(&mac.to_string()), member })?;
         if mac.is_zero() {
-            return Err(LeaseFault::ZeroMac { mac, member });
+            return Err(ReachError::ZeroMac { mac, member });
         }
         if mac.is_multicast() {
-            return Err(LeaseFault::MulticastMac { mac, member });
+            return Err(ReachError::MulticastMac { mac, member });
         }
         Ok(Data { vni, mac })
     }

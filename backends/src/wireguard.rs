@@ -30,7 +30,7 @@ use crate::state::{Key, Name, Route, State, Value, metric};
 use crate::underlay_mtu::UnderlayMtu;
 use crate::wireguard_key::{DeviceSecrets, KIND, KeyPair, Secret};
 use crate::wireguard_peer::WgPeer;
-use error::{LeaseFault, NotReached, WireguardError};
+use error::{NotReached, ReachError, WireguardError};
 pub use link::{DEVICE_KIND, WireGuardLink};
 use mode::Mode;
 use reach::Reached;
@@ -335,7 +335,7 @@ impl Backend for Wireguard {
             return Planned::none(reason);
         }
         if !self.is_own {
-            return Planned::none(Skip::new(LeaseFault::NoOwnKey));
+            return Planned::none(Skip::new(ReachError::NoOwnKey));
         }
         let mut planned = Planned::default();
         let all = self.tunnels();

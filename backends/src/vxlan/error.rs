@@ -33,12 +33,12 @@ pub(super) struct LongName {
 #[error("{subnet}: {reason}")]
 pub(super) struct NotReached {
     pub(super) subnet: IpNet,
-    pub(super) reason: LeaseFault,
+    pub(super) reason: ReachError,
 }
 
-/// What is wrong with the lease of a peer, or with it on this node.
+/// Why a peer is not reached: something of its lease is wrong, or missing on this node.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LeaseFault {
+pub(super) enum ReachError {
     #[error("the lease has no {0}, which vxlan needs")]
     Missing(&'static str),
     #[error("{member} is not a JSON object ({error})")]

@@ -42,7 +42,7 @@ pub(super) enum WireguardError {
 
 /// Why a lease cannot be reached.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum LeaseFault {
+pub(super) enum ReachError {
     #[error("the lease has no {0}")]
     Missing(&'static str),
     #[error("{member} is no object ({error})")]
@@ -69,7 +69,7 @@ pub(super) enum LeaseFault {
 #[derive(Debug, thiserror::Error)]
 pub(super) struct NotReached {
     pub(super) subnets: Vec<IpNet>,
-    pub(super) reason: LeaseFault,
+    pub(super) reason: ReachError,
 }
 
 impl fmt::Display for NotReached {

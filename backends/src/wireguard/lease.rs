@@ -6,7 +6,7 @@ use weft_subnet::backend_types::PublicPorts;
 use weft_subnet::cidr::Family;
 use weft_subnet::text::shown;
 
-use super::error::LeaseFault;
+use super::error::ReachError;
 use crate::family;
 use crate::options::Members;
 use crate::wireguard_key::PublicKey;
@@ -24,20 +24,20 @@ pub(super) fn text(key: PublicKey, port: u16) -> Box<str> {
 }
 
 /// Reads `BackendData` or `BackendV6Data`. As in Go, the case of names does not matter.
-pub(super) fn data(attrs: &Attrs, family: Family) -> Result<Data, LeaseFault> {
+pub(super) fn data(attrs: &Attrs, family: Family) -> Result<Data, ReachError> {
     let member = family::data_member(family);
-    let raw = family::data(attrs, family).ok_or(LeaseFault::Missing(member))?;
+    let raw = family::data(attrs, family).ok_or(ReachError::Missing(member))?;
     let members: Members = serde_json::from_str(raw)
-        .map_err(|e: serde_json::Error| LeaseFault::NoObject { member, error: shown(&e.to_string()) })?;
-    let key = members.get("PublicKey").ok_or(LeaseFault::NoKey(member))?;
-    let bad = || LeaseFault::BadKey { key: shown(&key.to_string()), member };
+        .map_err(|e: serde_json::Error| ReachError::NoObject { member, error: shown(&e.to_string()) })?;
+    let key = members.get("PublicKey").ok_or(ReachError::NoKey(member))?;
+    let bad = || ReachError::BadKey { key: shown(&key.to_string()), member };
     let key = key.as_str().and_then(PublicKey::parse).ok_or_else(bad)?;
     let port = match members.get("Port") {
         None => 0,
         Some(port) => port
             .as_u64()
             .and_then(|port| u16::try_from(port).ok())
-            .ok_or_else(|| LeaseFault::BadPort { port: shown(&port.to_string()), member })?,
+            .ok_or_else(|| ReachError::BadPort { port: shown(&port.to_string()), member })?,
     };
     Ok(Data { key, port: Some(port).filter(|port| *port != 0) })
 }

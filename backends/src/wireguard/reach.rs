@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Family;
 
-use super::error::LeaseFault;
+use super::error::ReachError;
 use super::lease::{self, Data};
 use super::mode::Mode;
 use super::{Device, Wireguard, pair};
@@ -27,35 +27,35 @@ impl Wireguard {
     ///
     /// # Errors
     /// The lease names no key or no address with which packets can be sent, or one that would do harm.
-    pub(super) fn reach(&self, host: &Host, device: &Device, attrs: &Attrs) -> Result<Reached, LeaseFault> {
+    pub(super) fn reach(&self, host: &Host, device: &Device, attrs: &Attrs) -> Result<Reached, ReachError> {
         let underlay = match self.mode {
             Mode::Separate => device.families.first().copied().unwrap_or(Family::V4),
             mode => mode.underlay(attrs, host),
         };
-        let missing = || LeaseFault::Missing(public_member(underlay));
+        let missing = || ReachError::Missing(public_member(underlay));
         let address = public(attrs, underlay).ok_or_else(missing)?;
         if host.uplink.address(underlay).is_none() {
-            return Err(LeaseFault::NoLocal { family: label(underlay), uplink: host.uplink.name });
+            return Err(ReachError::NoLocal { family: label(underlay), uplink: host.uplink.name });
         }
         // As in flannel, the key of IPv6 counts if IPv6 is enabled. A node has one key for both.
         let keyed = device.families.last().copied().unwrap_or(Family::V4);
         let data = match lease::data(attrs, keyed) {
-            Err(LeaseFault::Missing(_)) if keyed == Family::V6 && self.mode != Mode::Separate => {
+            Err(ReachError::Missing(_)) if keyed == Family::V6 && self.mode != Mode::Separate => {
                 lease::data(attrs, Family::V4)?
             }
             data => data?,
         };
         let key = data.key;
         if key.is_zero() {
-            return Err(LeaseFault::ZeroKey);
+            return Err(ReachError::ZeroKey);
         }
-        let ours = pair(host).ok_or(LeaseFault::NoOwnKey)?;
+        let ours = pair(host).ok_or(ReachError::NoOwnKey)?;
         if key.id() == ours.public_key().id() {
-            return Err(LeaseFault::OurKey(key));
+            return Err(ReachError::OurKey(key));
         }
         let inside = self.networks.iter().find(|network| network.contains(&address));
         if let Some(network) = inside.filter(|_| host.routes.on_link(address).is_none()) {
-            return Err(LeaseFault::Loop { address, network });
+            return Err(ReachError::Loop { address, network });
         }
         let named = self.named_port(attrs, &data);
         let port = named.unwrap_or(self.usual_port(underlay));
