@@ -74,7 +74,7 @@ impl<K: Kernel> Node<K> {
         if !listed.contains(&own) {
             self.own_record_removed(&own);
         }
-        self.peers.rate_limit.keep_waiting(|id| listed.contains(id));
+        self.peers.rate_limit.keep_delayed(|id| listed.contains(id));
         let mut changed = self.remove_peers(gone);
         for record in records {
             // A full pass follows the first list. So its changes need not be collected, and are not charged to the leases.
@@ -105,7 +105,7 @@ impl<K: Kernel> Node<K> {
                 }
                 RecordChange::Removed(id) if id == self.plan.own().id => self.own_record_removed(&id),
                 RecordChange::Removed(id) => {
-                    self.peers.rate_limit.forget_waiting(&id);
+                    self.peers.rate_limit.forget_delayed(&id);
                     gone.insert(id);
                 }
             }

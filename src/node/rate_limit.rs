@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Limits how often the leases of the peers cause work. Each lease has an allowance, and all devices together have one.
 //!
-//! A lease that has used up its allowance waits, and only its newest record is kept. It delays no other lease. When
-//! thousands of leases change once each, none of them waits. docs/adr/008-bounds-per-lease.md explains the numbers. The
-//! caller passes the time, so that tests need no clock.
+//! A lease that has used up its allowance is delayed, and only its newest record is kept. It delays no other lease. When
+//! thousands of leases change once each, none of them is delayed. docs/adr/008-bounds-per-lease.md explains the numbers.
+//! The caller passes the time, so that tests need no clock.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -34,20 +34,20 @@ const FULL_PASS_CREDIT: Duration = Duration::from_secs(19);
 /// Number of leases in debt that are kept without a check which of them have paid.
 const FEW: usize = 64;
 
-/// What each lease owes, and what waits.
+/// What each lease owes, and what is delayed.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     /// What each lease that has changed lately owes.
     debts: HashMap<Id, Debt>,
     /// The newest records of leases that have changed too often.
-    waiting: HashMap<Id, Record>,
+    delayed_records: HashMap<Id, Record>,
     /// Number of leases that were in debt at the last check.
     in_debt: usize,
     began: Instant,
     /// What full passes for devices of peers owe.
     full_passes: Debt,
-    /// Devices whose making or removal waits for the next full pass.
-    delayed: BTreeSet<Name>,
+    /// Devices whose making or removal is delayed until the next full pass.
+    delayed_devices: BTreeSet<Name>,
     /// Something else waits for a full pass.
     is_full_pass_requested: bool,
 }
@@ -57,28 +57,28 @@ impl RateLimit {
     pub(super) fn new(now: Instant) -> RateLimit {
         RateLimit {
             debts: HashMap::new(),
-            waiting: HashMap::new(),
+            delayed_records: HashMap::new(),
             in_debt: 0,
             began: now,
             full_passes: Debt::default(),
-            delayed: BTreeSet::new(),
+            delayed_devices: BTreeSet::new(),
             is_full_pass_requested: false,
         }
     }
 
-    /// Returns the record if its lease may change now. Otherwise the record waits until [`RateLimit::due`] returns it, in
-    /// place of an older one.
+    /// Returns the record if its lease may change now. Otherwise the record is delayed until [`RateLimit::due`]
+    /// returns it, in place of an older one.
     pub(super) fn admit(&mut self, record: Record, now: Instant) -> Option<Record> {
         if self.allowed_at(&record.id, now) <= now {
-            self.waiting.remove(&record.id);
+            self.delayed_records.remove(&record.id);
             return Some(record);
         }
-        self.waiting.insert(record.id.clone(), record);
+        self.delayed_records.insert(record.id.clone(), record);
         None
     }
 
     /// Charges a lease for the changes of entries that its last change has led to. One change costs at most what a lease may
-    /// owe. So a lease that has changed very many entries once waits a minute or two, and not hours.
+    /// owe. So a lease that has changed very many entries once is delayed for a minute or two, and not for hours.
     pub(super) fn charge(&mut self, id: &Id, changed: &[Changed], now: Instant) {
         if changed.is_empty() {
             return;
@@ -95,28 +95,28 @@ impl RateLimit {
         self.debts.entry(id.clone()).or_default().charge(cost, now);
     }
 
-    /// Forgets the waiting record of a lease that is gone.
-    pub(super) fn forget_waiting(&mut self, id: &Id) {
-        self.waiting.remove(id);
+    /// Forgets the delayed record of a lease that is gone.
+    pub(super) fn forget_delayed(&mut self, id: &Id) {
+        self.delayed_records.remove(id);
     }
 
-    /// Keeps only the waiting records of leases that exist.
-    pub(super) fn keep_waiting(&mut self, exists: impl Fn(&Id) -> bool) {
-        self.waiting.retain(|id, _| exists(id));
+    /// Keeps only the delayed records of leases that exist.
+    pub(super) fn keep_delayed(&mut self, exists: impl Fn(&Id) -> bool) {
+        self.delayed_records.retain(|id, _| exists(id));
     }
 
-    /// Returns the waiting records whose leases may change again.
+    /// Returns the delayed records whose leases may change again.
     pub(super) fn due(&mut self, now: Instant) -> Vec<Record> {
-        if self.waiting.is_empty() {
+        if self.delayed_records.is_empty() {
             return Vec::new();
         }
-        let due: Vec<Id> = self.waiting.keys().filter(|id| self.allowed_at(id, now) <= now).cloned().collect();
-        due.iter().filter_map(|id| self.waiting.remove(id)).collect()
+        let due: Vec<Id> = self.delayed_records.keys().filter(|id| self.allowed_at(id, now) <= now).cloned().collect();
+        due.iter().filter_map(|id| self.delayed_records.remove(id)).collect()
     }
 
     /// Returns when a record or a full pass is due.
     pub(super) fn next(&self, now: Instant) -> Option<Instant> {
-        let records = self.waiting.keys().map(|id| self.allowed_at(id, now)).min();
+        let records = self.delayed_records.keys().map(|id| self.allowed_at(id, now)).min();
         records.into_iter().chain(self.full_pass_due()).min()
     }
 
@@ -142,30 +142,30 @@ impl RateLimit {
 
     /// Lets no device wait any longer, because a full pass begins, for whatever reason.
     pub(super) fn clear_delayed_devices(&mut self) {
-        self.delayed.clear();
+        self.delayed_devices.clear();
         self.is_full_pass_requested = false;
     }
 
     /// Asks for a full pass as soon as it is allowed. These devices wait for it.
     pub(super) fn request_full_pass(&mut self, devices: impl IntoIterator<Item = Name>) {
-        self.delayed.extend(devices);
+        self.delayed_devices.extend(devices);
         self.is_full_pass_requested = true;
     }
 
     /// Returns true for an entry on a device that waits for a full pass. The entry is not written before the device.
     pub(super) fn is_delayed(&self, key: &Key, value: &Value) -> bool {
-        self.has_delayed_devices() && diff::device(key, value).is_some_and(|name| self.delayed.contains(&name))
+        self.has_delayed_devices() && diff::device(key, value).is_some_and(|name| self.delayed_devices.contains(&name))
     }
 
     /// Returns true if devices wait for the next full pass.
     pub(super) fn has_delayed_devices(&self) -> bool {
-        !self.delayed.is_empty()
+        !self.delayed_devices.is_empty()
     }
 
     /// Delays changes of devices, and new entries on delayed devices, until the next full pass. Returns the changes that are
     /// written now: entries on other devices, and all removals, because the node that an entry leads to may be gone.
     pub(super) fn delay_devices(&mut self, changed: Vec<Changed>) -> Vec<Changed> {
-        self.delayed.extend(changed.iter().filter_map(|one| match one.key {
+        self.delayed_devices.extend(changed.iter().filter_map(|one| match one.key {
             Key::Link(name) => Some(name),
             _ => None,
         }));
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(limit.due(then), [record(&id, "newest")]);
         assert_eq!(limit.next(then), None);
         limit.admit(record(&id, "x"), now);
-        limit.forget_waiting(&id);
+        limit.forget_delayed(&id);
         assert_eq!((limit.due(then), limit.next(then)), (vec![], None));
     }
 
