@@ -23,7 +23,7 @@ use weft_netlink::rtnl::Rtnl;
 
 use crate::finding::counted;
 pub use facts::Sources;
-pub use findings::{Finding, Leak, Verdict};
+pub use findings::{Certainty, Finding, Leak};
 
 /// The result of an examination.
 #[derive(Debug)]
@@ -58,14 +58,16 @@ pub fn examine(sources: &Sources) -> anyhow::Result<Report> {
 impl Report {
     /// Returns the findings that are certain.
     pub fn leaks(&self) -> impl Iterator<Item = &Finding> {
-        self.findings.iter().filter(|finding| finding.verdict == Verdict::Leak)
+        self.findings.iter().filter(|finding| finding.certainty == Certainty::Leak)
     }
 
     /// Formats the report for people.
     pub fn render(&self, sources: &Sources) -> String {
         let mut text = String::new();
-        for (verdict, title) in [(Verdict::Leak, "leaked"), (Verdict::Doubt, "in doubt (check before you remove it)")] {
-            let found: Vec<_> = self.findings.iter().filter(|finding| finding.verdict == verdict).collect();
+        for (certainty, title) in
+            [(Certainty::Leak, "leaked"), (Certainty::Doubt, "in doubt (check before you remove it)")]
+        {
+            let found: Vec<_> = self.findings.iter().filter(|finding| finding.certainty == certainty).collect();
             if found.is_empty() {
                 continue;
             }

@@ -19,7 +19,7 @@ use crate::namespaces::Namespace;
 
 /// How certain a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Certainty {
     /// It is certain. `--fix` removes it.
     Leak,
     /// It may belong to a running pod. It is only listed.
@@ -62,8 +62,8 @@ pub struct Finding {
     /// What it is, for people.
     pub what: String,
     /// How certain it is.
-    pub verdict: Verdict,
-    /// The reason for the verdict, for people.
+    pub certainty: Certainty,
+    /// Why it is a leak or in doubt, for people.
     pub why: String,
     /// What would have to be removed.
     pub leak: Leak,
@@ -90,10 +90,10 @@ impl Examiner<'_> {
         if self.is_used(addr) || self.is_running(container) {
             return None;
         }
-        let (verdict, why) = self.verdict(container, file.age, "no running pod has this address");
+        let (certainty, why) = self.certainty(container, file.age, "no running pod has this address");
         let of = if container.is_empty() { "no container".to_owned() } else { format!("container {container}") };
         let leak = Leak::Address { path: file.reservation.path.clone(), container: container.clone() };
-        Some(Finding { what: format!("address {addr} of {}, {of}", file.network), verdict, why, leak })
+        Some(Finding { what: format!("address {addr} of {}, {of}", file.network), certainty, why, leak })
     }
 
     fn record(&self, file: &RecordFile) -> Option<Finding> {
@@ -110,10 +110,10 @@ impl Examiner<'_> {
         {
             return None;
         }
-        let (mut verdict, mut why) = self.verdict(container, file.age, "no running pod uses what it describes");
+        let (mut certainty, mut why) = self.certainty(container, file.age, "no running pod uses what it describes");
         let path = record.path.clone();
         if record.conf.is_none() || record.network().is_empty() {
-            (verdict, why) = (Verdict::Doubt, format!("it cannot be read; {why}"));
+            (certainty, why) = (Certainty::Doubt, format!("it cannot be read; {why}"));
         }
         // A record of flannel's own plugin does not contain the name of the interface. The file of host-local does.
         let ifname = record.caller.as_ref().map(|caller| caller.ifname.clone());
@@ -124,7 +124,7 @@ impl Examiner<'_> {
             container: container.clone(),
             ifname: ifname.unwrap_or_else(|| "eth0".to_owned()),
         };
-        Some(Finding { what: format!("record {}", path.display()), verdict, why, leak })
+        Some(Finding { what: format!("record {}", path.display()), certainty, why, leak })
     }
 
     fn veth_pair(&self, pair: &VethPair) -> Option<Finding> {
@@ -145,19 +145,19 @@ impl Examiner<'_> {
             .map(|path| format!(" ({})", path.display()))
             .unwrap_or_default();
         let text = format!("no process runs at its other end{name}");
-        let (verdict, why) = match (&container, namespace) {
-            (Some(container), Some(_)) => self.verdict(container, age, &text),
-            (None, _) => (Verdict::Doubt, format!("{text}, but its container is unknown")),
-            (Some(_), None) => (Verdict::Doubt, format!("{text}, but the namespace of its other end is unknown")),
+        let (certainty, why) = match (&container, namespace) {
+            (Some(container), Some(_)) => self.certainty(container, age, &text),
+            (None, _) => (Certainty::Doubt, format!("{text}, but its container is unknown")),
+            (Some(_), None) => (Certainty::Doubt, format!("{text}, but the namespace of its other end is unknown")),
         };
         let of = container.map(|container| format!(" of container {container}")).unwrap_or_default();
         let leak = Leak::VethPair { name: pair.name.clone(), index: pair.index };
-        Some(Finding { what: format!("veth pair {}{of}", pair.name), verdict, why, leak })
+        Some(Finding { what: format!("veth pair {}{of}", pair.name), certainty, why, leak })
     }
 
-    /// Returns the verdict about something of a container, with its reason. `text` says why it looks like a leak.
-    fn verdict(&self, container: &str, age: Option<Duration>, text: &str) -> (Verdict, String) {
-        let doubt = |why: &str| (Verdict::Doubt, format!("{text}, but {why}"));
+    /// Returns how certain it is that something of a container was left behind, with the reason. `text` says why it looks like a leak.
+    fn certainty(&self, container: &str, age: Option<Duration>, text: &str) -> (Certainty, String) {
+        let doubt = |why: &str| (Certainty::Doubt, format!("{text}, but {why}"));
         if !self.facts.unreadable.is_empty() {
             return doubt("not everything can be read");
         }
@@ -170,7 +170,7 @@ impl Examiner<'_> {
         match age {
             None => doubt("its age is unknown"),
             Some(age) if age < self.min_age => doubt(&format!("it is only {} s old", age.as_secs())),
-            Some(age) => (Verdict::Leak, format!("{text}; {} min old", age.as_secs() / 60)),
+            Some(age) => (Certainty::Leak, format!("{text}; {} min old", age.as_secs() / 60)),
         }
     }
 
@@ -245,8 +245,8 @@ mod tests {
         }
     }
 
-    fn verdicts(facts: &Facts) -> Vec<Verdict> {
-        findings(facts, MIN_AGE).into_iter().map(|finding| finding.verdict).collect()
+    fn certainties(facts: &Facts) -> Vec<Certainty> {
+        findings(facts, MIN_AGE).into_iter().map(|finding| finding.certainty).collect()
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
         let findings = findings(&deleted_pod(), MIN_AGE);
         let what: Vec<_> = findings.iter().map(|finding| finding.what.as_str()).collect();
         assert_eq!(what, ["record /r/c1", "veth pair vethx of container c1", "address 10.5.1.2 of cbr0, container c1"]);
-        assert!(findings.iter().all(|finding| finding.verdict == Verdict::Leak), "{findings:#?}");
+        assert!(findings.iter().all(|finding| finding.certainty == Certainty::Leak), "{findings:#?}");
         assert_eq!(findings[1].why, "no process runs at its other end (/run/netns/x); 60 min old");
     }
 
@@ -266,12 +266,12 @@ mod tests {
         ] {
             let mut facts = deleted_pod();
             change(&mut facts.namespaces[0]);
-            assert_eq!(verdicts(&facts), []);
+            assert_eq!(certainties(&facts), []);
         }
         let mut facts = deleted_pod();
         (facts.namespaces, facts.veth_pairs) = (Vec::new(), Vec::new());
         facts.cached = vec![CachedContainer { container: "c1".to_owned(), has_processes: true }];
-        assert_eq!(verdicts(&facts), [], "a sandbox that hides its address from the kernel");
+        assert_eq!(certainties(&facts), [], "a sandbox that hides its address from the kernel");
     }
 
     /// A pod may have given up its address.
@@ -322,25 +322,33 @@ mod tests {
         for (name, change) in rows {
             let mut facts = deleted_pod();
             change(&mut facts);
-            assert_eq!(verdicts(&facts), [Verdict::Doubt; 3], "{name}");
+            assert_eq!(certainties(&facts), [Certainty::Doubt; 3], "{name}");
         }
         let mut facts = deleted_pod();
         facts.records[0].record.conf = None;
-        assert_eq!(verdicts(&facts), [Verdict::Doubt, Verdict::Leak, Verdict::Leak], "an unreadable record");
+        assert_eq!(certainties(&facts), [Certainty::Doubt, Certainty::Leak, Certainty::Leak], "an unreadable record");
         let mut facts = deleted_pod();
         (facts.addresses, facts.veth_pairs[0].container) = (Vec::new(), None);
-        assert_eq!(verdicts(&facts), [Verdict::Leak, Verdict::Doubt], "a pair whose container is unknown");
+        assert_eq!(certainties(&facts), [Certainty::Leak, Certainty::Doubt], "a pair whose container is unknown");
         facts.namespaces[0].has_processes = true;
-        assert_eq!(verdicts(&facts), [Verdict::Leak], "a pair in use");
+        assert_eq!(certainties(&facts), [Certainty::Leak], "a pair in use");
         let mut facts = deleted_pod();
         facts.addresses.push(AddressFile { age: None, ..address_file("10.5.1.3", "c1") });
-        let wanted = [Verdict::Leak, Verdict::Doubt, Verdict::Leak, Verdict::Doubt];
-        assert_eq!(verdicts(&facts), wanted, "the age of one of two addresses is unknown, and so is that of the pair");
+        let wanted = [Certainty::Leak, Certainty::Doubt, Certainty::Leak, Certainty::Doubt];
+        assert_eq!(
+            certainties(&facts),
+            wanted,
+            "the age of one of two addresses is unknown, and so is that of the pair"
+        );
         // Neither end of this pair is in another namespace. A namespace that is connected to nothing has no id, either.
         let mut facts = deleted_pod();
         facts.veth_pairs[0].nsid = None;
         facts.namespaces.push(Namespace { has_processes: true, ..Namespace::default() });
-        assert_eq!(verdicts(&facts), [Verdict::Leak, Verdict::Doubt, Verdict::Leak], "a pair without a namespace");
+        assert_eq!(
+            certainties(&facts),
+            [Certainty::Leak, Certainty::Doubt, Certainty::Leak],
+            "a pair without a namespace"
+        );
         assert!(findings(&facts, MIN_AGE)[1].why.ends_with("but the namespace of its other end is unknown"));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use weft_doctor::pods::{Sources, Verdict, examine, fix};
+use weft_doctor::pods::{Certainty, Sources, examine, fix};
 
 use super::{in_namespace, ip};
 
@@ -36,7 +36,7 @@ fn a_link_or_address_that_was_given_to_another_pod_meanwhile_stays() {
         let mut report = examine(&sources).unwrap();
         assert_eq!(report.findings.len(), 4, "{report:?}");
         // In a container, where not all processes can be seen, everything is in doubt.
-        report.findings.iter_mut().for_each(|finding| finding.verdict = Verdict::Leak);
+        report.findings.iter_mut().for_each(|finding| finding.certainty = Certainty::Leak);
         ip("link del veth1");
         link("veth1");
         address(3, "container-that-runs");
