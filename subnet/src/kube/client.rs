@@ -25,6 +25,11 @@ use crate::source::Error;
 
 /// How long one request may take. Of lists, how long the next piece of the answer may take.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// A watch without an event for so long is given up, even if the server answers other requests: a bookmark comes each minute.
+pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(150);
+/// The longest line of a watch, bytes. etcd takes 1.5 MiB for an object by default. The API server writes a character such as `<` with six
+/// bytes (`\u003c`), so that a line can have 9 MiB.
+pub(super) const MAX_LINE: usize = 16 << 20;
 /// How long a connection may take. After a boot nobody answers at the address of a Service until kube-proxy has written its rules. The
 /// agent then starts with saved peers, so every second counts.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
@@ -69,11 +74,11 @@ pub(super) enum ApiError {
     CutOff,
     #[error("the answer cannot be read: {0}")]
     Json(serde_json::Error),
-    #[error("the answer contains a line of more than {} MiB", super::watch_stream::MAX_LINE >> 20)]
+    #[error("the answer contains a line of more than {} MiB", MAX_LINE >> 20)]
     TooLarge,
     #[error("the server closed the watch at once")]
     ClosedAtOnce,
-    #[error("not even a bookmark within {} s", super::watch::SILENCE_LIMIT.as_secs())]
+    #[error("not even a bookmark within {} s", SILENCE_LIMIT.as_secs())]
     NoBookmark,
 }
 

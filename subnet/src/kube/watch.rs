@@ -19,7 +19,7 @@ use crate::outside::random;
 use crate::retry::Failures;
 use crate::source::{Event, RecordChange};
 
-use super::client::{ApiError, GONE, UNAUTHORIZED};
+use super::client::{ApiError, GONE, SILENCE_LIMIT, UNAUTHORIZED};
 use super::node::Node;
 use super::watch_stream::WatchStream;
 use super::{KubeStore, node_list, random_part};
@@ -27,8 +27,6 @@ use super::{KubeStore, node_list, random_part};
 /// After this time without an event the server is asked for its version, because a stopped server keeps its connections open. In a large
 /// cluster events come more often.
 const IDLE: Duration = Duration::from_secs(15);
-/// A watch without an event for so long is given up, even if the server answers other requests: a bookmark comes each minute.
-pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(150);
 /// A streaming list that takes longer is given up: the server does not know the parameters and will never send the last bookmark.
 const LIST_LIMIT: Duration = Duration::from_secs(60);
 /// A watch that ends sooner without an error counts as a failure.

@@ -7,12 +7,9 @@
 use futures_util::{AsyncBufReadExt, AsyncReadExt};
 use kube::core::WatchEvent;
 
-use super::client::{ApiError, Body};
+use super::client::{ApiError, Body, MAX_LINE};
 use super::node::Node;
 
-/// The longest line, bytes. etcd takes 1.5 MiB for an object by default. The API server writes a character such as `<` with six bytes
-/// (`\u003c`), so that a line can have 9 MiB.
-pub(super) const MAX_LINE: usize = 16 << 20;
 /// The most memory that is kept for the next line, bytes. A usual Node has 16 kB.
 const KEPT: usize = 64 << 10;
 

@@ -2,8 +2,8 @@
 //! The watch of a server that restarts, forgets versions, stops answering or answers wrongly: which request follows, and which events
 //! the agent gets.
 
+use super::super::client::MAX_LINE;
 use super::super::fake::{Clock, Fake, FakeNode, LIMIT};
-use super::super::watch_stream::MAX_LINE;
 use super::*;
 use crate::source::{Error, Source};
 
