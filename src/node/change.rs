@@ -17,20 +17,15 @@ use weft_backends::state::Key;
 
 use super::Node;
 use super::clear_text::ClearTextTime;
-use super::net_conf::NetConfChange;
+use super::net_conf::{NET_CONF, NetConfChange, SETTLING};
 use super::port::Turn;
 use crate::kernel::{Kernel, MachineError};
 use crate::lease::acquire::identities;
 use crate::plan::{ExtraBackend, FirstLeases, NextBackend, ParsedConf};
 
-/// Packets go the new way after this part of the grace time. With the default of a minute it is 6 s. WireGuard needs that: if two nodes begin a
-/// handshake with each other in the same moment, both fail, and the kernel tries again after 5 to 5.34 s.
-pub(super) const SETTLING: u32 = 10;
 /// An earlier backend is kept for this many grace times for nodes of which nothing tells whether they have followed
 /// ([`Backend::knows_options_of_flannel`]). With the default that is ten minutes. A ConfigMap reaches a node within two.
 const GUESSING: u32 = 10;
-/// What the full pass after a new net-conf is for, in the history.
-pub(super) const NET_CONF: &str = "another net-conf is applied";
 
 /// How far a change is, as far as the plan does not know it.
 #[derive(Debug, Default)]

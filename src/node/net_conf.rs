@@ -15,6 +15,12 @@ use crate::plan::ParsedConf;
 
 /// Keys of net-conf whose change is applied only by a restart of the agent.
 const NEED_RESTART: [&str; 3] = ["EnableIPv4", "EnableIPv6", "EnableNFTables"];
+/// What the full pass after a new net-conf is for, in the history.
+pub(super) const NET_CONF: &str = "another net-conf is applied";
+/// Packets go the way of a new net-conf after this part of the grace time, and each node changes a port within it. With the default of a minute
+/// it is 6 s. WireGuard needs that: if two nodes begin a handshake with each other in the same moment, both fail, and the kernel tries again
+/// after 5 to 5.34 s.
+pub(super) const SETTLING: u32 = 10;
 
 /// The net-conf that is in force.
 #[derive(Debug)]

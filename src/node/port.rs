@@ -13,8 +13,7 @@ use tokio::time::Instant;
 use weft_backends::backend::Backend;
 
 use super::Node;
-use super::change::{NET_CONF, SETTLING};
-use super::net_conf::NetConfChange;
+use super::net_conf::{NET_CONF, NetConfChange, SETTLING};
 use crate::kernel::Kernel;
 
 /// A net-conf that waits for the turn of this node.
