@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod node_condition;
 pub mod preview;
 pub mod problem;
+pub mod readiness;
 pub mod report;
 pub mod socket;
 pub mod status;

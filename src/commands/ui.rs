@@ -291,8 +291,8 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::observe::health::Readiness;
     use crate::observe::history::HistoryRecord;
+    use crate::observe::readiness::Readiness;
     use crate::observe::socket::{AgentSocket, Request as AgentRequest};
 
     fn ui() -> Ui {

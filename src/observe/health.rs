@@ -6,9 +6,10 @@
 //! The server must not harm the agent. If the port is in use, the server tries again. It disconnects slow clients. If
 //! there are too many clients, it disconnects the oldest one, so that new clients are always answered.
 
-use std::collections::BTreeSet;
+pub mod mesh_page;
+
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -20,8 +21,9 @@ use tokio::time::Instant;
 
 use crate::observe::clients_by_age::ClientsByAge;
 use crate::observe::http::{self, RequestLimits, reply, text};
-use crate::observe::mesh::page::{MeshPage, MeshPageError};
 use crate::observe::metrics::Metrics;
+use crate::observe::readiness::Readiness;
+use mesh_page::{MeshPage, MeshPageError};
 
 /// The limits of a request.
 const REQUEST: RequestLimits = RequestLimits { time: Duration::from_secs(1), size: 8192 };
@@ -31,47 +33,6 @@ const LIMIT: Duration = Duration::from_secs(5);
 const LISTEN_RETRY: Duration = Duration::from_secs(5);
 /// Maximum number of clients. A further client disconnects the oldest one.
 const MAX_CLIENTS: usize = 32;
-
-/// The reasons why the node is not ready, as sentences. The agent writes them and the server reads them. The node is
-/// ready if there are none.
-#[derive(Debug, Clone)]
-pub struct Readiness {
-    reasons: Arc<Mutex<BTreeSet<String>>>,
-}
-
-impl Default for Readiness {
-    fn default() -> Readiness {
-        Readiness::new()
-    }
-}
-
-impl Readiness {
-    /// Creates the state of an agent that is starting, which is not ready.
-    pub fn new() -> Readiness {
-        let readiness = Readiness { reasons: Arc::default() };
-        readiness.set(["the agent is starting".to_owned()]);
-        readiness
-    }
-
-    /// Replaces the reasons. Returns true if readiness itself has changed.
-    pub fn set(&self, reasons: impl IntoIterator<Item = String>) -> bool {
-        let new: BTreeSet<String> = reasons.into_iter().collect();
-        let mut now = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = now.is_empty() != new.is_empty();
-        *now = new;
-        changed
-    }
-
-    /// Returns the reasons, sorted. The node is ready if there are none.
-    pub fn reasons(&self) -> Vec<String> {
-        self.reasons.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
-    }
-
-    /// Returns true if there are no reasons.
-    pub fn is_ready(&self) -> bool {
-        self.reasons.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-}
 
 /// What the pages show.
 #[derive(Debug, Clone)]

@@ -2,7 +2,6 @@
 //! The answer to `weft mesh`: what probes found about the ways from this node to its peers, the worst first.
 
 pub mod cluster;
-pub mod page;
 pub mod quality;
 pub mod row;
 pub mod svg;

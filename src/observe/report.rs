@@ -7,10 +7,10 @@ use weft_subnet::cidr::Subnets;
 
 use crate::observe::fault::{Fault, FaultKind};
 use crate::observe::fault_events::EventReporter;
-use crate::observe::health::Readiness;
 use crate::observe::metrics::Metrics;
 use crate::observe::node_condition::{ConditionReporter, Health};
 use crate::observe::problem::{Problem, ProblemKind};
+use crate::observe::readiness::Readiness;
 use crate::observe::status::{PeerState, Status};
 use crate::observe::systemd::Notify;
 

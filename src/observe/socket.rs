@@ -19,10 +19,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::observe::health::Readiness;
 use crate::observe::history::{HistoryRecord, Query};
 use crate::observe::mesh::row::RowAnswer;
 use crate::observe::preview::{Operation, Preview, PreviewOp};
+use crate::observe::readiness::Readiness;
 use crate::observe::status::Status;
 use crate::processes::is_stopped;
 

@@ -26,8 +26,8 @@ use crate::kernel::fake::FakeKernel;
 use crate::kernel::{AddrInfo, Creator, LinkInfo, RouteInfo};
 use crate::log::tests::{Output, text_of};
 use crate::observe::fault_events::EventReporter;
-use crate::observe::health::Readiness;
 use crate::observe::node_condition::ConditionReporter;
+use crate::observe::readiness::Readiness;
 use crate::observe::systemd::Notify;
 use crate::saved::SavedFile;
 

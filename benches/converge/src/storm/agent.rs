@@ -16,10 +16,10 @@ use weft::lease::acquire::{self, EarlierRun, SecretFiles, StartContext, Started,
 use weft::lease::tasks::LeaseTasks;
 use weft::node::{Node, NodeContext};
 use weft::observe::fault_events::EventReporter;
-use weft::observe::health::Readiness;
 use weft::observe::history::recorder::Recorder;
 use weft::observe::metrics::Metrics;
 use weft::observe::node_condition::ConditionReporter;
+use weft::observe::readiness::Readiness;
 use weft::observe::report::Reporter;
 use weft::observe::systemd::Notify;
 use weft::options::{Options, Store};
