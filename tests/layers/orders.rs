@@ -32,6 +32,41 @@ pub const ALL: &[Layers] = &[
         ",
     },
     Layers {
+        dir: "src/firewall",
+        parent_is_above: false,
+        order: "
+            forward_chain error packet_filter nft iptables iptables_forward
+            # What chooses, keeps and watches the rules.
+            choice reconciler foreign_chains other_programs guard fake
+        ",
+    },
+    Layers {
+        dir: "src/observe",
+        parent_is_above: false,
+        order: "
+            # What is shown.
+            entries fault problem status history preview mesh readiness metrics
+            # Where it is shown.
+            http clients_by_age socket health fault_events node_condition systemd report
+        ",
+    },
+    Layers {
+        dir: "src/node",
+        parent_is_above: false,
+        order: "
+            # What a part of the node knows of events and times.
+            event schedule audit
+            # The store, and what it says.
+            rate_limit peers net_conf store own_lease saved
+            # Changes while packets flow.
+            clear_text port change key_change
+            # The kernel, and the host.
+            wireguard sysctls host rules data_path extension subnet_file probes
+            # What all of it comes to.
+            status mesh passes tests
+        ",
+    },
+    Layers {
         dir: "backends/src",
         parent_is_above: false,
         order: "
@@ -149,6 +184,22 @@ pub const ALL: &[Layers] = &[
         order: "
             cidr text json net_conf allocate attrs backend_types connected lease env outside old_defects evidence hold
             source retry dir etcd kube peers saved_peers lib
+        ",
+    },
+    Layers {
+        dir: "subnet/src/etcd",
+        parent_is_above: false,
+        order: "
+            fault tls client keys leases own_key alarm renew acquire watch
+        ",
+    },
+    Layers {
+        dir: "subnet/src/kube",
+        parent_is_above: false,
+        order: "
+            annotations node publish conf
+            # Requests, and those about Nodes.
+            proxy client node_list watch_stream watch own_node fault_event fake
         ",
     },
     Layers {
