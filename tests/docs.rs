@@ -23,13 +23,20 @@ use messages::Source;
 use page::{Page, files};
 
 /// The directories of the repository. What begins with one of them is a path.
-const TOP: [&str; 15] = [
-    "src", "subnet", "backends", "netlink", "heap", "cni", "doctor", "lab", "udp", "tests", "benches", "deploy",
+const TOP: [&str; 16] = [
+    "src", "subnet", "backends", "netlink", "heap", "cni", "doctor", "lab", "udp", "sim", "tests", "benches", "deploy",
     "docs", "tools", ".cargo",
 ];
 
 /// The pages that quote messages and say what to do about them.
 const PAGES_OF_MESSAGES: [&str; 2] = ["docs/messages.md", "docs/operations.md"];
+
+/// Returns the directories of all crates but `weft` itself.
+fn crates() -> Vec<String> {
+    let manifest = fs::read_to_string("Cargo.toml").unwrap();
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = [")).unwrap();
+    members.trim_end_matches(']').split(", ").map(|name| name.trim_matches('"').to_owned()).collect()
+}
 
 /// Returns the words of code that name a file or directory of the repository.
 fn paths(page: &Page) -> Vec<String> {
@@ -51,8 +58,8 @@ fn paths(page: &Page) -> Vec<String> {
 
 /// Returns the names of files of Rust code, so that a page may name one without its directory.
 fn names_of_sources() -> BTreeSet<String> {
-    let dirs = ["src", "subnet", "backends", "netlink", "cni", "doctor", "lab", "udp", "tests", "benches"];
-    let all = dirs.iter().flat_map(files);
+    let dirs = ["src", "tests", "benches"].map(str::to_owned).into_iter().chain(crates());
+    let all = dirs.flat_map(files);
     all.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).filter(|name| name.ends_with(".rs")).collect()
 }
 
@@ -62,6 +69,10 @@ fn exists(path: &str, names: &BTreeSet<String>) -> bool {
 
 #[test]
 fn every_file_that_is_named_exists() {
+    for name in crates() {
+        let top = name.split('/').next().unwrap();
+        assert!(TOP.contains(&top), "paths below {top} are not checked");
+    }
     let names = names_of_sources();
     let mut count = 0;
     for page in Page::all() {
@@ -167,7 +178,8 @@ fn every_message_that_is_logged_has_a_row() {
 fn every_test_program_is_described() {
     let page = Page::read("docs/testing.md");
     let named = page.code();
-    for dir in ["tests", "subnet/tests", "cni/tests", "lab/tests", "backends/tests"] {
+    let dirs = crates().into_iter().map(|name| format!("{name}/tests")).chain(["tests".to_owned()]);
+    for dir in dirs.filter(|dir| Path::new(dir).is_dir()) {
         for file in fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
             if file.extension().is_some_and(|extension| extension == "rs") {
                 assert!(named.iter().any(|word| Path::new(word) == file), "{} is not described", file.display());
