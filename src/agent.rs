@@ -353,11 +353,9 @@ fn answer_early(request: socket::Request, store: &dyn Source, readiness: &Readin
         }
         socket::Request::Plan(reply) => {
             let reasons = readiness.reasons().join("; ");
-            drop(reply.send(Err(format!("there is no plan before the node has its lease: {reasons}"))));
+            drop(reply.send(Err(socket::NoPlan::NoLease(reasons))));
         }
-        socket::Request::RotateKey(reply) => {
-            drop(reply.send(Err("the node has no lease yet".to_owned())));
-        }
+        socket::Request::RotateKey(reply) => drop(reply.send(Err(socket::NoNewKey::NoLease))),
         socket::Request::History(query, reply) => drop(reply.send(recorder.query(&query))),
     }
 }

@@ -248,10 +248,7 @@ impl<K: Kernel> Node<K> {
         match request {
             socket::Request::Status(reply) => drop(reply.send(self.status())),
             socket::Request::Mesh(reply) => drop(reply.send(self.mesh_row())),
-            socket::Request::Plan(reply) => {
-                let answer = self.preview().map_err(|error| format!("read the kernel's tables: {error}"));
-                drop(reply.send(answer));
-            }
+            socket::Request::Plan(reply) => drop(reply.send(self.preview().map_err(socket::NoPlan::Kernel))),
             socket::Request::RotateKey(reply) => self.begin_key_change(reply),
             socket::Request::History(query, reply) => drop(reply.send(self.context.recorder.query(&query))),
         }

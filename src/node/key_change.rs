@@ -28,14 +28,14 @@ use super::Node;
 use super::change::NoIdentities;
 use crate::kernel::{Kernel, Machine, MachineError};
 use crate::lease::acquire::identities;
+use crate::observe::socket::NoNewKey;
 use crate::pass::{Cause, Trigger};
 
 /// Time for which the store may take to accept our lease.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The way to whoever asked for the change: the new public key, or why there is none. Both go over the socket as they are, so the reason
-/// is a sentence.
-pub(super) type Reply = oneshot::Sender<Result<String, String>>;
+/// The way to whoever asked for the change: the new public key, or why there is none.
+pub(super) type Reply = oneshot::Sender<Result<String, NoNewKey>>;
 
 /// A change that is under way.
 pub(super) struct KeyChange {
@@ -62,14 +62,14 @@ impl KeyChange {
         self.due
     }
 
-    fn answer(&mut self, answer: Result<String, String>) {
+    fn answer(&mut self, answer: Result<String, NoChange>) {
         match &answer {
             Ok(key) => tracing::info!(key, "this node has a new key"),
             Err(reason) => tracing::warn!("the key of this node is not changed as asked: {reason}"),
         }
         self.due = None;
         // The person may have given up waiting.
-        let _ = self.reply.take().map(|reply| reply.send(answer));
+        let _ = self.reply.take().map(|reply| reply.send(answer.map_err(NoNewKey::from)));
     }
 }
 
@@ -100,6 +100,12 @@ enum NoChange {
     Late,
 }
 
+impl From<NoChange> for NoNewKey {
+    fn from(reason: NoChange) -> NoNewKey {
+        NoNewKey::NoChange(Box::new(reason))
+    }
+}
+
 impl<K: Kernel> Node<K> {
     /// Begins to change the key of this node.
     pub(super) fn begin_key_change(&mut self, reply: Reply) {
@@ -113,7 +119,7 @@ impl<K: Kernel> Node<K> {
                 self.key_change = Some(KeyChange { step: Step::Asking(next), due, reply: Some(reply) });
             }
             // The person may have given up waiting.
-            Err(error) => drop(reply.send(Err(error.to_string()))),
+            Err(error) => drop(reply.send(Err(error.into()))),
         }
     }
 
@@ -208,7 +214,7 @@ impl<K: Kernel> Node<K> {
     /// Lets the devices and then our lease have these identities.
     async fn begin_publishing(&mut self, mut change: KeyChange, next: Identities) {
         if let Err(error) = self.keep_identities(&next) {
-            change.answer(Err(NoChange::Make(error).to_string()));
+            change.answer(Err(NoChange::Make(error)));
             return;
         }
         let before = self.plan.host().identities.clone();
@@ -219,7 +225,7 @@ impl<K: Kernel> Node<K> {
             let _ = self.use_identities(before).await;
             self.end_key_change(false);
             if let Some(mut change) = self.key_change.take() {
-                change.answer(Err(error.to_string()));
+                change.answer(Err(error));
             }
             // The host or net-conf may have changed meanwhile.
             self.update_own_lease();
@@ -247,7 +253,7 @@ impl<K: Kernel> Node<K> {
     /// Gives up a change whose next key is not in use yet, because the backend changes.
     pub(super) fn give_up_key_change(&mut self) {
         if let Some(mut change) = self.key_change.take_if(|change| matches!(change.step, Step::Asking(_))) {
-            change.answer(Err(NoChange::BackendChanges.to_string()));
+            change.answer(Err(NoChange::BackendChanges));
         }
     }
 
@@ -289,9 +295,9 @@ impl<K: Kernel> Node<K> {
             return;
         };
         match change.step {
-            Step::Asking(_) => change.answer(Err(NoChange::Refused.to_string())),
+            Step::Asking(_) => change.answer(Err(NoChange::Refused)),
             Step::Left(_) | Step::Trying | Step::Publishing => {
-                change.answer(Err(NoChange::Late.to_string()));
+                change.answer(Err(NoChange::Late));
                 self.key_change = Some(change);
             }
         }

@@ -39,19 +39,41 @@ const CHECK: Duration = Duration::from_secs(10);
 /// Maximum size of a request in bytes.
 const MAX_REQUEST: u64 = 4096;
 
-/// A request to the agent. It answers between two passes. An error is a sentence, which goes over the socket as it is.
+/// Why the agent cannot say what its next full pass would write. The text goes over the socket.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPlan {
+    /// The agent is starting. This is why it is not ready.
+    #[error("there is no plan before the node has its lease: {0}")]
+    NoLease(String),
+    /// The kernel cannot be read.
+    #[error("read the kernel's tables: {0}")]
+    Kernel(io::Error),
+}
+
+/// Why the node has no new key. The text goes over the socket.
+#[derive(Debug, thiserror::Error)]
+pub enum NoNewKey {
+    /// The agent is starting.
+    #[error("the node has no lease yet")]
+    NoLease,
+    /// The change of the key does not begin, or does not end. The node knows the reasons.
+    #[error("{0}")]
+    NoChange(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// A request to the agent. It answers between two passes.
 #[derive(Debug)]
 pub enum Request {
     /// `weft status`.
     Status(oneshot::Sender<Status>),
     /// `GET /mesh` on the health port.
     Mesh(oneshot::Sender<RowAnswer>),
-    /// `weft plan`. The error says why there is no answer.
-    Plan(oneshot::Sender<Result<Vec<PreviewOp>, String>>),
+    /// `weft plan`.
+    Plan(oneshot::Sender<Result<Vec<PreviewOp>, NoPlan>>),
     /// `weft history`. The answer is one line of JSON for each record.
     History(Query, oneshot::Sender<Vec<Arc<str>>>),
-    /// `weft rotate-key`. The answer is the new public key, or why there is none.
-    RotateKey(oneshot::Sender<Result<String, String>>),
+    /// `weft rotate-key`. The answer is the new public key.
+    RotateKey(oneshot::Sender<Result<String, NoNewKey>>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -213,7 +235,7 @@ async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness:
             },
             Ok(Question::Plan {}) => match ask(&agent, Request::Plan).await {
                 Some(Ok(operations)) => return write_plan(&mut write, operations).await,
-                Some(Err(reason)) => Answer::Error(reason),
+                Some(Err(reason)) => Answer::Error(reason.to_string()),
                 None => Answer::ending(),
             },
             Ok(Question::History(query)) => match ask(&agent, |reply| Request::History(query, reply)).await {
@@ -222,7 +244,7 @@ async fn client(mut stream: UnixStream, agent: mpsc::Sender<Request>, readiness:
             },
             Ok(Question::RotateKey {}) => match ask(&agent, Request::RotateKey).await {
                 Some(Ok(key)) => Answer::NewKey(key),
-                Some(Err(reason)) => Answer::Error(reason),
+                Some(Err(reason)) => Answer::Error(reason.to_string()),
                 None => Answer::ending(),
             },
             Ok(Question::Ready {}) => {
@@ -436,7 +458,9 @@ mod tests {
                         };
                         reply.send((query.after + 1..4).map(record).collect()).unwrap();
                     }
-                    Request::RotateKey(reply) => reply.send(Err("there is no key".to_owned())).unwrap(),
+                    Request::RotateKey(reply) => {
+                        reply.send(Err(NoNewKey::NoChange("there is no key".into()))).unwrap();
+                    }
                 }
             }
         });

@@ -580,12 +580,12 @@ async fn every_question_is_answered_before_there_is_a_lease() {
 
     let (reply, answer) = oneshot::channel();
     ask(Request::Plan(reply));
-    let error = answer.await.unwrap().map(|plan| plan.len()).unwrap_err();
+    let error = answer.await.unwrap().map(|plan| plan.len()).unwrap_err().to_string();
     assert!(error.contains("before the node has its lease") && error.contains(reason), "{error}");
 
     let (reply, answer) = oneshot::channel();
     ask(Request::RotateKey(reply));
-    assert_eq!(answer.await.unwrap().unwrap_err(), "the node has no lease yet");
+    assert_eq!(answer.await.unwrap().unwrap_err().to_string(), "the node has no lease yet");
 
     let (reply, answer) = oneshot::channel();
     ask(Request::History(history::Query::default(), reply));

@@ -412,7 +412,7 @@ async fn the_key_does_not_change_while_a_node_needs_the_earlier_backend() {
         let mut test = with_flannel().await;
         test.changes_to(WIREGUARD).await;
         assert!(test.node.plan.is_changing() && test.node.change.wanted.is_none());
-        let said = rotate(&mut test).try_recv().expect("an answer").unwrap_err();
+        let said = rotate(&mut test).try_recv().expect("an answer").unwrap_err().to_string();
         assert!(said.contains("the backend changes"), "{said}");
     })
     .await;

@@ -12,7 +12,7 @@ use crate::observe::socket::Request;
 fn plan(test: &mut TestNode) -> Result<Vec<PreviewOp>, String> {
     let (reply, mut answer) = oneshot::channel();
     test.node.answer(Request::Plan(reply));
-    answer.try_recv().unwrap()
+    answer.try_recv().unwrap().map_err(|error| error.to_string())
 }
 
 #[tokio::test]

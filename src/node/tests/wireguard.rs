@@ -15,6 +15,7 @@ use weft_subnet::saved_peers::{Expiry, Head, Saved};
 use super::saved::{save_all, until};
 use super::*;
 use crate::kernel::{Kernel, Outcome, Session};
+use crate::observe::socket::{NoNewKey, Request};
 
 const WIREGUARD: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"wireguard"}}"#;
 
@@ -187,9 +188,9 @@ async fn with_key_files() -> TestNode {
     test
 }
 
-pub(super) fn rotate(test: &mut TestNode) -> tokio::sync::oneshot::Receiver<Result<String, String>> {
+pub(super) fn rotate(test: &mut TestNode) -> tokio::sync::oneshot::Receiver<Result<String, NoNewKey>> {
     let (reply, answer) = tokio::sync::oneshot::channel();
-    test.node.answer(crate::observe::socket::Request::RotateKey(reply));
+    test.node.answer(Request::RotateKey(reply));
     answer
 }
 
@@ -213,7 +214,7 @@ async fn the_key_does_not_change_while_somebody_else_writes_our_lease_again_and_
         }
         test.node.store_changed(written(&theirs)).await;
         assert!(test.node.contest_problem().is_some() && test.asked(3).await, "the pause has begun");
-        let said = rotate(&mut test).try_recv().expect("an answer").unwrap_err();
+        let said = rotate(&mut test).try_recv().expect("an answer").unwrap_err().to_string();
         assert!(said.contains("try again when the node is ready"), "{said}");
     })
     .await;
@@ -250,7 +251,7 @@ async fn a_new_key_is_in_the_device_before_the_lease_and_in_the_files_after_it()
         let mut test = with_key_files().await;
         let (before, files) = (device_key(&test), key_files(&test));
         let mut answer = rotate(&mut test);
-        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("under way already"));
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("under way already"));
         assert!(test.asked(1).await);
         assert_eq!(device_key(&test), before, "nothing changes before the store has answered once");
         assert_eq!(key_files(&test), files, "a restart must not find a key that nobody knows");
@@ -282,7 +283,7 @@ async fn the_key_stays_if_the_store_does_not_answer() {
         test.node.sysctls.next_check = due + Duration::from_secs(3600);
         assert_eq!(test.node.next_wake(), Some(due), "the node wakes up for it");
         test.node.key_change_due(due);
-        assert!(answer.await.unwrap().unwrap_err().contains("The key stays as it is"));
+        assert!(answer.await.unwrap().unwrap_err().to_string().contains("The key stays as it is"));
         test.answer().await;
         assert_eq!((device_key(&test), key_files(&test)), (before.clone(), files));
         // The store answers once, and then no more.
@@ -290,7 +291,7 @@ async fn the_key_stays_if_the_store_does_not_answer() {
         test.answer().await;
         let due = test.node.key_change.as_ref().and_then(crate::node::key_change::KeyChange::next).unwrap();
         test.node.key_change_due(due);
-        assert!(answer.await.unwrap().unwrap_err().contains("the new key is in use"));
+        assert!(answer.await.unwrap().unwrap_err().to_string().contains("the new key is in use"));
         test.answer().await;
         assert_ne!(device_key(&test), before);
         let kept = key_files(&test);
@@ -303,25 +304,25 @@ async fn the_key_stays_if_the_store_does_not_answer() {
 async fn only_wireguard_has_a_key_that_can_be_changed() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;
-        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("only wireguard has one"));
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("only wireguard has one"));
         test.node.store.error = Some("etcd is away".into());
-        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("etcd is away"));
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("etcd is away"));
         test.node.store.error = None;
         test.node.own_lease.error = Some("permission denied".into());
-        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the own lease is being written"));
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("the own lease is being written"));
         test.node.own_lease.error = None;
         test.node.own_lease.lost = Some("another node has it".into());
-        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("or is lost"));
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("or is lost"));
         test.node.own_lease.lost = None;
         test.node.own_lease.missing = Some("it is gone");
-        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the own lease is being written"));
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("the own lease is being written"));
         test.node.own_lease.missing = None;
         // The node has another address, and the store has not accepted that yet.
         test.kernel.set_machine(machine("192.168.0.3"));
         test.node.full_pass(Cause::Kernel).await;
-        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the own lease is being written"));
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("the own lease is being written"));
         test.node.change.wanted = Some(WIREGUARD.into());
-        assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("the backend changes"));
+        assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("the backend changes"));
     })
     .await;
 }
@@ -336,7 +337,7 @@ async fn the_key_stays_if_the_kernel_refuses_the_new_one() {
         let device = Key::Link(Name::new("flannel-wg").unwrap());
         test.kernel.fail(device, Some(Outcome::Retry("device or resource busy".into())));
         test.answer().await;
-        let said = answer.await.unwrap().unwrap_err();
+        let said = answer.await.unwrap().unwrap_err().to_string();
         assert!(said.contains("the kernel has not accepted the new key: device or resource busy"), "{said}");
         test.kernel.fail(device, None);
         test.node.full_pass(Cause::Audit).await;
@@ -378,7 +379,7 @@ async fn a_net_conf_that_is_applied_meanwhile_publishes_no_key_that_the_kernel_r
         let device = Key::Link(Name::new("flannel-wg").unwrap());
         test.kernel.fail(device, Some(Outcome::Retry("device or resource busy".into())));
         test.answer().await;
-        assert!(answer.await.unwrap().unwrap_err().contains("the kernel has not accepted the new key"));
+        assert!(answer.await.unwrap().unwrap_err().to_string().contains("the kernel has not accepted the new key"));
         assert_eq!(test.node.net_conf.text, wider);
         assert!(test.asked(1).await, "nobody is told of another key");
         test.kernel.fail(device, None);
@@ -450,7 +451,7 @@ async fn without_the_store_both_keys_stay_until_it_has_accepted_the_lease() {
             let peers = test.node.plan.peers().believed().map(|lease| (**lease).clone()).collect();
             let saved = Some(Saved { head: head(&own), peers });
             let mut test = started_again(test, &key, own.clone(), saved);
-            assert!(rotate(&mut test).await.unwrap().unwrap_err().contains("under way already"));
+            assert!(rotate(&mut test).await.unwrap().unwrap_err().to_string().contains("under way already"));
             assert_eq!((key_files(&test), files.len()), (files, 3));
             test.answer().await;
             let asked = test.store.requests.borrow().last().cloned().unwrap();
@@ -501,7 +502,7 @@ async fn the_key_is_not_changed_again_before_all_its_files_are_written() {
         for file in [&kept, &kept.with_added_extension("next")] {
             assert_eq!(read(file).as_ref(), Some(&private), "{}", file.display());
         }
-        let refused = rotate(&mut test).await.unwrap().unwrap_err();
+        let refused = rotate(&mut test).await.unwrap().unwrap_err().to_string();
         assert!(refused.contains("there is no new key: cannot write the private key of WireGuard to"), "{refused}");
         assert_eq!((read(&kept), device_key(&test)), (Some(private), second.clone()));
         std::fs::remove_dir(&flannels).unwrap();
@@ -532,7 +533,7 @@ async fn another_backend_ends_a_change_of_the_key_that_has_changed_nothing_yet()
         let mut answer = rotate(&mut test);
         assert!(test.asked(1).await);
         test.node.store_changed(vec![Event::Config(CONFIG.into())]).await;
-        let said = answer.try_recv().expect("an answer").unwrap_err();
+        let said = answer.try_recv().expect("an answer").unwrap_err().to_string();
         assert!(said.contains("the backend changes"), "{said}");
         test.answer().await;
         test.node.tick().await;
@@ -598,7 +599,7 @@ async fn whoever_asks_for_a_new_key_hears_of_a_silent_store_within_a_moment() {
         tick::wake_ups(&mut test, Duration::from_secs(9)).await;
         assert!(answer.try_recv().is_err(), "the store has ten seconds");
         tick::wake_ups(&mut test, Duration::from_secs(2)).await;
-        let reason = answer.try_recv().unwrap().unwrap_err();
+        let reason = answer.try_recv().unwrap().unwrap_err().to_string();
         assert!(reason.contains("has not accepted the own lease within 10 s"), "{reason}");
     })
     .await;
@@ -614,7 +615,7 @@ async fn a_new_key_that_cannot_be_kept_is_not_used() {
         // The directory of the file cannot be made.
         std::fs::write(test.file.with_file_name("state"), "").unwrap();
         test.answer().await;
-        let said = answer.try_recv().expect("an answer").unwrap_err();
+        let said = answer.try_recv().expect("an answer").unwrap_err().to_string();
         assert!(said.contains("there is no new key: cannot write the private key of WireGuard to"), "{said}");
         assert_eq!(device_key(&test), before);
         assert!(test.asked(1).await, "nobody is told of another key");
