@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::observe::mesh::cluster::{Cluster, KnownNode};
+use crate::observe::mesh::cluster::{AskError, Cluster, KnownNode};
 use crate::observe::mesh::row::Row;
 use crate::observe::status::parts;
 
@@ -30,32 +30,6 @@ const TOTAL_LIMIT: Duration = Duration::from_secs(60);
 const MAX_ANSWER: usize = 512 * 1024;
 /// Maximum length of the text of a refusal.
 const MAX_REFUSAL: usize = 200;
-
-/// Why a node has no row.
-#[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    /// The lease names no address.
-    #[error("its lease names no address")]
-    NoAddress,
-    /// No connection.
-    #[error("connect to {0}: {1}; is --healthz-port on there, and --healthz-ip an address that other nodes reach?")]
-    Connect(SocketAddr, std::io::Error),
-    /// No answer within [`LIMIT`].
-    #[error("{0} has not answered within 2 s")]
-    Timeout(SocketAddr),
-    /// What answers does not speak HTTP, or its answer is too large.
-    #[error("{0} has no answer that can be read: {1}")]
-    Http(SocketAddr, Box<dyn std::error::Error + Send + Sync>),
-    /// Another answer than 200.
-    #[error("{0} answers {1}: {2}")]
-    Refused(SocketAddr, StatusCode, String),
-    /// The body is not a row.
-    #[error("{0} does not answer as weft does: {1}")]
-    NoRow(SocketAddr, serde_json::Error),
-    /// [`TOTAL_LIMIT`] is over.
-    #[error("not asked: the time limit of 60 s was reached")]
-    NoTime,
-}
 
 /// Returns the mesh of our own node and its peers, after all of them were asked on this port. `own` is not asked.
 pub async fn cluster(own: Row, peers: Vec<KnownNode>, own_public: String, port: u16) -> Cluster {
@@ -73,7 +47,7 @@ pub async fn cluster(own: Row, peers: Vec<KnownNode>, own_public: String, port: 
             });
         }
         match asked.join_next().await {
-            Some(Ok((subnet, row))) => cluster.answered(vec![(subnet, row.map_err(|error| error.to_string()))]),
+            Some(Ok(answer)) => cluster.answered(vec![answer]),
             Some(Err(_)) => {}
             None => return cluster,
         }

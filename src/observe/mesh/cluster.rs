@@ -6,7 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
+use std::io;
+use std::net::SocketAddr;
 
+use hyper::StatusCode;
 use serde::Serialize;
 use serde::ser::SerializeStruct;
 
@@ -91,6 +94,32 @@ impl KnownNode {
     }
 }
 
+/// Why a node has no row.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// The lease names no address.
+    #[error("its lease names no address")]
+    NoAddress,
+    /// No connection.
+    #[error("connect to {0}: {1}; is --healthz-port on there, and --healthz-ip an address that other nodes reach?")]
+    Connect(SocketAddr, io::Error),
+    /// No answer within the time limit for one node.
+    #[error("{0} has not answered within 2 s")]
+    Timeout(SocketAddr),
+    /// What answers does not speak HTTP, or its answer is too large.
+    #[error("{0} has no answer that can be read: {1}")]
+    Http(SocketAddr, Box<dyn std::error::Error + Send + Sync>),
+    /// Another answer than 200.
+    #[error("{0} answers {1}: {2}")]
+    Refused(SocketAddr, StatusCode, String),
+    /// The body is not a row.
+    #[error("{0} does not answer as weft does: {1}")]
+    NoRow(SocketAddr, serde_json::Error),
+    /// The time limit for all nodes is over.
+    #[error("not asked: the time limit of 60 s was reached")]
+    NoTime,
+}
+
 impl Cluster {
     /// Creates the mesh of these nodes, of which none has answered yet. They are sorted by subnet.
     pub fn new(mut known: Vec<KnownNode>) -> Cluster {
@@ -106,9 +135,9 @@ impl Cluster {
         Cluster { nodes, places }
     }
 
-    /// Takes what the nodes answered, by subnet. A node whose answer cannot be used gets the reason. It is text, because it is shown and goes
-    /// into the answer as JSON.
-    pub fn answered(&mut self, rows: Vec<(String, Result<Row, String>)>) {
+    /// Takes what the nodes answered, by subnet. A node whose answer cannot be used gets the reason as text, because it is shown and goes into
+    /// the answer as JSON.
+    pub fn answered(&mut self, rows: Vec<(String, Result<Row, AskError>)>) {
         for (subnet, row) in rows {
             let Some(place) = self.places.get(&subnet) else { continue };
             let Some(node) = self.nodes.get_mut(*place as usize) else { continue };
@@ -117,7 +146,7 @@ impl Cluster {
                 Ok(row) => {
                     node.error = Some(format!("another node answers at this address: {}", Row::bounded(row).whose()))
                 }
-                Err(reason) => node.error = Some(reason),
+                Err(reason) => node.error = Some(reason.to_string()),
             }
         }
     }
@@ -323,7 +352,7 @@ mod tests {
         RowWay { to, state, loss: Some(loss), rtt_us: mtu.map(|_| 250), mtu, reason }
     }
 
-    fn row(number: u8, ways: Vec<RowWay>) -> (String, Result<Row, String>) {
+    fn row(number: u8, ways: Vec<RowWay>) -> (String, Result<Row, AskError>) {
         let KnownNode { subnet, .. } = known(number);
         let row = Row { node: format!("n{number}"), subnet: subnet.clone(), known: ways.len(), ways, ..Row::default() };
         (subnet, Ok(row))
@@ -336,12 +365,12 @@ mod tests {
         cluster.answered(vec![
             row(1, vec![way(2, good, 0), way(3, bad, 100), way(10, good, 25)]),
             row(2, vec![way(1, good, 0), RowWay { loss: None, rtt_us: None, mtu: None, ..way(3, good, 0) }]),
-            ("10.5.3.0/24".to_owned(), Err("connection refused".to_owned())),
+            ("10.5.3.0/24".to_owned(), Err(AskError::NoAddress)),
             row(10, vec![way(1, PeerState::Pending, 0)]),
         ]);
         let wanted = "\
 4 nodes, 3 answered; 12 ways, 6 known, 1 broken
-  no row of 10.5.3.0/24 (192.168.0.3): connection refused
+  no row of 10.5.3.0/24 (192.168.0.3): its lease names no address
 
     FROM \\ TO          1  2  3  4
   1 n1 10.5.1.0/24        +  X  %
@@ -368,7 +397,7 @@ n2 10.5.2.0/24    10.5.3.0/24       programmed       -          -      -
     fn in_json_a_node_has_its_ways_with_their_ends_the_worst_first() {
         let mut cluster = Cluster::new(vec![known(1), known(2), known(3)]);
         let ways = vec![way(2, PeerState::Programmed, 0), way(3, PeerState::Unreachable, 100)];
-        cluster.answered(vec![row(1, ways), ("10.5.3.0/24".to_owned(), Err("connection refused".to_owned()))]);
+        cluster.answered(vec![row(1, ways), ("10.5.3.0/24".to_owned(), Err(AskError::NoAddress))]);
         let json = serde_json::to_value(&cluster).unwrap();
         let reason = "a firewall drops UDP port 8472";
         let wanted = serde_json::json!([
@@ -377,7 +406,8 @@ n2 10.5.2.0/24    10.5.3.0/24       programmed       -          -      -
         ]);
         let nodes = &json["nodes"];
         assert_eq!((&nodes[0]["ways"], &nodes[0]["known"], &nodes[0]["name"]), (&wanted, &2.into(), &"n1".into()));
-        assert_eq!((&nodes[0]["error"], &nodes[2]["error"]), (&serde_json::Value::Null, &"connection refused".into()));
+        let error = "its lease names no address";
+        assert_eq!((&nodes[0]["error"], &nodes[2]["error"]), (&serde_json::Value::Null, &error.into()));
         assert_eq!((&nodes[1]["public"], nodes[1]["ways"].as_array().map(Vec::len)), (&"192.168.0.2".into(), Some(0)));
     }
 
