@@ -16,12 +16,17 @@ use crate::kernel::nft;
 use crate::kernel::rules::{Connection, Fate, Outcome, follow, new_destination};
 use crate::saved_rules::{SIDE, is_of_iptables};
 
+/// Why the rules of a flavour are not known. It is the error of the program that lists them, which the caller runs.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotListed(pub Box<dyn std::error::Error + Send + Sync>);
+
 /// The rules of iptables of one family, as its programs list them. The tables other than filter and nat are read from nftables, or are in
 /// [`Examined`].
 #[derive(Debug, Default)]
 pub struct Listed {
-    /// The rules of each flavour whose program is installed, or why they cannot be read, as text for people.
-    pub flavours: Vec<(Flavour, Result<Saved, String>)>,
+    /// The rules of each flavour whose program is installed, or why they are not known.
+    pub flavours: Vec<(Flavour, Result<Saved, NotListed>)>,
     /// The kernel has tables of iptables-legacy.
     pub has_legacy_tables: bool,
 }

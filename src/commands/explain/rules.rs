@@ -6,7 +6,7 @@ use std::path::Path;
 use weft_doctor::explain::Step;
 use weft_doctor::explain::facts::Way;
 use weft_doctor::explain::legacy_tables::{self, Examined};
-use weft_doctor::explain::rules::{self, Endpoint, Listed};
+use weft_doctor::explain::rules::{self, Endpoint, Listed, NotListed};
 use weft_subnet::cidr::Family;
 
 use crate::firewall::error::ProgramError;
@@ -42,7 +42,7 @@ async fn listed(way: &Way) -> Listed {
     for flavour in iptables::installed() {
         match iptables::save(flavour, family).await {
             Err(ProgramError::Missing { .. }) => {}
-            saved => listed.flavours.push((flavour, saved.map_err(|error| error.to_string()))),
+            saved => listed.flavours.push((flavour, saved.map_err(|error| NotListed(Box::new(error))))),
         }
     }
     listed
