@@ -190,7 +190,7 @@ pub const ALL: &[Layers] = &[
         dir: "subnet/src/etcd",
         parent_is_above: false,
         order: "
-            fault tls client keys leases own_key alarm renew acquire watch
+            call_failure tls client keys leases own_key alarm renew acquire watch
         ",
     },
     Layers {
