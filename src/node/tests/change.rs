@@ -61,7 +61,12 @@ impl TestNode {
 
     /// Returns the device that the packets to the peer leave by.
     fn device(&self) -> String {
-        let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+        self.device_to("10.5.2.0/24")
+    }
+
+    /// Returns the device that packets to this subnet leave by.
+    fn device_to(&self, net: &str) -> String {
+        let key = Key::Route(net.parse().unwrap(), 0);
         match self.kernel.entries().get(&key).map(|seen| seen.value.clone()) {
             Some(Value::Route(Route::Unicast { dev, .. })) => dev.to_string(),
             other => format!("{other:?}"),
@@ -291,6 +296,53 @@ async fn a_new_link_is_used_by_an_earlier_backend_too() {
         test.kernel.set_machine(with);
         test.node.kernel_changed(vec![Notice::Routes]).await;
         assert_eq!(test.via("10.5.2.0/24"), Some([192, 168, 9, 2].into()));
+    })
+    .await;
+}
+
+/// host-gw needs a common link with the peer. Nothing shows before the change which peers have none.
+#[tokio::test]
+async fn a_peer_on_another_link_is_reached_by_vxlan_after_a_change_to_host_gw_and_its_node_is_named() {
+    local(async {
+        let (far, subnet) = ("10.5.3.0-24", "10.5.3.0/24");
+        let far_vxlan = Attrs {
+            public_ip: Some([192, 168, 9, 3].into()),
+            backend_data: Some(r#"{"VNI":1,"VtepMAC":"02:00:00:00:00:03"}"#.into()),
+            ..vxlan(1)
+        };
+        let far_is = |attrs: Attrs| Record { id: far.into(), lease: Ok(Lease { attrs, ..lease(far, "192.168.9.3") }) };
+        let mut test = of_vni_1();
+        let near_is = Record { id: PEER.into(), lease: Ok(Lease { attrs: vxlan(1), ..lease(PEER, "192.168.0.2") }) };
+        let records = vec![near_is, far_is(far_vxlan.clone())];
+        test.node.start(vec![Event::Snapshot { records, reset: false }]).await;
+        test.answer().await;
+        let before = test.writes();
+        test.net_conf(CONFIG).await;
+        assert!(test.asked(before + 1).await);
+        assert_eq!(test.accepted().await, ("host-gw".to_owned(), String::new(), vec!["vxlan".to_owned()]));
+        // Both peers follow.
+        let far_host_gw = lease(far, "192.168.9.3").attrs.with_other_ways(&[far_vxlan]);
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(far_is(far_host_gw))])]).await;
+        test.peer_says(host_gw().with_other_ways(&[vxlan(1)])).await;
+        assert_eq!((test.device().as_str(), test.via("10.5.2.0/24")), ("eth0", Some([192, 168, 0, 2].into())));
+        assert_eq!(test.device_to(subnet), "flannel.1", "the first way that reaches the peer counts");
+        let entries = test.kernel.entries();
+        let far_address = Value::Fdb([192, 168, 9, 3].into());
+        assert!(entries.iter().any(|(key, seen)| matches!(key, Key::Fdb(..)) && seen.value == far_address));
+        let status = test.node.status();
+        let named =
+            "1 nodes still need the earlier vxlan: 10.5.3.0-24 (192.168.9.3). They are down, cannot use host-gw, ";
+        assert!(status.problems.iter().any(|problem| problem.text.contains(named)), "{:?}", status.problems);
+        assert_eq!((status.other_ways, test.writes()), (vec!["vxlan".to_owned()], before + 1));
+        assert_eq!(test.node.plan.mtu(), 1450, "pods must not send larger packets than the tunnel carries");
+        // This node gets a link to the network of the peer. Nobody needs vxlan any more.
+        let mut with = machine("192.168.0.1");
+        with.routes.push(RouteInfo { net: "192.168.9.0/24".parse().unwrap(), ..with.routes[1].clone() });
+        test.kernel.set_machine(with);
+        test.node.kernel_changed(vec![Notice::Routes]).await;
+        assert_eq!(test.via(subnet), Some([192, 168, 9, 3].into()));
+        assert!(test.asked(before + 2).await);
+        assert_eq!((test.accepted().await.2, test.has("flannel.1")), (Vec::new(), false));
     })
     .await;
 }
