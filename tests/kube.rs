@@ -33,3 +33,5 @@ mod places;
 mod power;
 #[path = "kube/routed.rs"]
 mod routed;
+#[path = "kube/udp.rs"]
+mod udp;
