@@ -276,6 +276,7 @@ fn net_conf_at_rest(cluster: &Cluster, leases: &BTreeMap<String, String>) -> Vec
     let devices = match conf.backend.as_str() {
         "vxlan" => vec![format!("flannel.{}", conf.vni)],
         "ipip" => vec!["flannel.ipip".to_owned()],
+        "wireguard" => vec!["flannel-wg".to_owned()],
         _ => Vec::new(),
     };
     let mut wrong = Vec::new();

@@ -16,6 +16,7 @@ use weft_backends::diff::Op;
 use weft_backends::host::Reach;
 use weft_backends::owner::PROTOCOL;
 use weft_backends::state::{Key, Name, Observed, ObservedValue, Route, Value};
+use weft_backends::wireguard_key::DeviceSecrets;
 
 use host::{Host, HostAddr, HostLink};
 
@@ -191,6 +192,10 @@ impl Kernel for SimKernel {
             }
         });
         Ok(machine)
+    }
+
+    fn set_secrets(&mut self, secrets: Option<DeviceSecrets>) {
+        self.fake.set_secrets(secrets);
     }
 
     fn look_up_route(&mut self, to: IpAddr) -> io::Result<Option<RouteLookup>> {

@@ -92,7 +92,8 @@ impl WantedConf {
     }
 }
 
-/// Returns a random change.
+/// Returns a random change. It is never one to wireguard, because a node that does not read the leases of the others for a tenth of
+/// `--change-grace` may lose packets then, and agents are away for longer. With udp there are no packets while an agent is down.
 pub fn random_edit(chance: &mut Chance) -> Edit {
     match chance.below(6) {
         0..3 => Edit::Backend(["vxlan", "host-gw", "ipip"][chance.below(3)].to_owned()),

@@ -12,6 +12,9 @@ use weft_backends::ipip::IpipLink;
 use weft_backends::link::Link;
 use weft_backends::state::{Key, Mac, Name, Observed, Route, Value};
 use weft_backends::vxlan::VxlanLink;
+use weft_backends::wireguard::WireGuardLink;
+use weft_backends::wireguard_key::PublicKey;
+use weft_backends::wireguard_peer::WgPeer;
 
 use crate::kernel::SimKernel;
 use crate::machine::Machine;
@@ -101,6 +104,31 @@ impl Tables<'_> {
         let is_ipip = |link: &Link| link.up && link.kind.of::<IpipLink>().is_some();
         self.devices.iter().any(|dev| link(&self.entries, *dev).is_some_and(is_ipip))
     }
+
+    /// Returns the WireGuard device that has this public key and listens on this port.
+    fn wireguard(&self, public: PublicKey, port: u16) -> Option<Name> {
+        let is_wanted = |dev: &Name| {
+            let kind = link(&self.entries, *dev).and_then(|device| device.kind.of::<WireGuardLink>());
+            kind.is_some_and(|kind| (kind.public, kind.port) == (Some(public), port))
+        };
+        let mut devices = self.devices.iter().copied();
+        devices.find(|dev| is_wanted(dev) && self.kernel.is_usable(*dev, &self.entries))
+    }
+
+    /// Returns the peer of a WireGuard device to which packets for this address go, and from which alone packets with this source are accepted.
+    fn allowed(&self, dev: Name, ip: IpAddr) -> Option<&WgPeer> {
+        let holding = self.entries.iter().filter_map(|(key, seen)| match (key, &seen.value) {
+            (Key::AllowedIp(on, net), Value::AllowedIp(peer)) if *on == dev && net.contains(&ip) => {
+                Some((net.prefix_len(), peer.id()))
+            }
+            _ => None,
+        });
+        let (_, peer) = holding.max_by_key(|(length, _)| *length)?;
+        match self.entries.get(&Key::WgPeer(dev, peer)).map(|seen| &seen.value) {
+            Some(Value::WgPeer(peer)) => Some(peer),
+            _ => None,
+        }
+    }
 }
 
 impl<'a> Fabric<'a> {
@@ -137,14 +165,22 @@ impl<'a> Fabric<'a> {
             if at != from && self.machines[at].pods.is_some_and(|pods| pods.contains(&to)) {
                 return Ok(at);
             }
-            at = self.hop(at, to)?;
+            at = self.hop(from, at, to)?;
         }
         Err(Lost::Loop)
     }
 
-    fn hop(&self, at: usize, to: IpAddr) -> Result<usize, Lost> {
+    fn hop(&self, from: usize, at: usize, to: IpAddr) -> Result<usize, Lost> {
         let tables = &self.machines[at];
         let (net, route) = tables.route(to).ok_or(Lost::NoRoute(at))?;
+        let is_wireguard =
+            |dev: Name| link(&tables.entries, dev).is_some_and(|device| device.kind.of::<WireGuardLink>().is_some());
+        if let Route::Device { dev } = route
+            && is_wireguard(dev)
+            && tables.kernel.is_usable(dev, &tables.entries)
+        {
+            return self.by_wireguard(from, at, (dev, to));
+        }
         let Route::Unicast { via, dev, .. } = route else {
             return Err(Lost::Dead(at, format!("{net} {route}")));
         };
@@ -172,6 +208,26 @@ impl<'a> Fabric<'a> {
         }
         let next = self.on_lan(at, via)?;
         if self.machines[next].has_ipip() { Ok(next) } else { Err(Lost::NoTunnel(next, "ipip device".to_owned())) }
+    }
+
+    /// Sends a packet by a WireGuard device. The receiver accepts it if the device there has this one as a peer, and allows it the source.
+    fn by_wireguard(&self, from: usize, at: usize, (dev, to): (Name, IpAddr)) -> Result<usize, Lost> {
+        let tables = &self.machines[at];
+        let own = link(&tables.entries, dev).and_then(|device| device.kind.of::<WireGuardLink>()?.public);
+        let Some((own, peer)) = own.zip(tables.allowed(dev, to)) else {
+            return Err(Lost::Missing(at, format!("peer for {to} on {dev}")));
+        };
+        let Some(endpoint) = peer.endpoint else {
+            return Err(Lost::Missing(at, format!("endpoint for {to} on {dev}")));
+        };
+        let next = self.on_lan(at, endpoint.ip())?;
+        let (there, source) = (&self.machines[next], self.machines[from].pods.map(|pods| pods.addr()));
+        let Some(device) = there.wireguard(peer.key, endpoint.port()) else {
+            return Err(Lost::NoTunnel(next, format!("WireGuard device with the key {}", peer.key)));
+        };
+        let sender = source.and_then(|source| there.allowed(device, source));
+        let is_accepted = sender.is_some_and(|sender| sender.key == own);
+        if is_accepted { Ok(next) } else { Err(Lost::NoTunnel(next, format!("peer for n{at} on {device}"))) }
     }
 
     /// Returns the machine that gets a packet for an address of the LAN.

@@ -94,6 +94,30 @@ fn changes_of_net_conf_lose_no_packet() {
     }
 }
 
+/// A receiver must know the key of a sender before the first packet, so no agent is away for a tenth of `--change-grace` here, which is 6 s.
+#[test]
+fn changes_to_wireguard_and_back_lose_no_packet() {
+    let to = |backend: &str| Event::NetConf(Edit::Backend(backend.to_owned()));
+    let events = vec![
+        to("wireguard"),
+        Event::Kill(0, 2),
+        to("vxlan"),
+        Event::Freeze(2, 2),
+        to("host-gw"),
+        to("wireguard"),
+        Event::Deaf(1, 15),
+        to("ipip"),
+        Event::Kill(1, 2),
+        to("wireguard"),
+    ];
+    for store in [StoreKind::Etcd, StoreKind::Kube] {
+        let outcome = play(&scenario(events.clone(), |all| {
+            (all.store, all.lossless, all.lease_ttl) = (store, true, 86_400);
+        }));
+        assert_eq!(outcome.wrong, [""; 0], "{store:?}");
+    }
+}
+
 /// Without this, a test in which no packet may be lost would say nothing.
 #[test]
 fn a_packet_that_is_lost_is_found() {
