@@ -20,7 +20,7 @@ mod store;
 #[path = "common/thread.rs"]
 mod thread;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -28,7 +28,7 @@ use thread::on_this_thread;
 use weft_lab::node::Node;
 use weft_lab::{LabOptions, wait_for};
 
-/// A misfortune must be named within 60 s. The machine may be busy.
+/// A misfortune must be named within 60 s. The machine may be busy, so a test waits longer, and its output says how long it took.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Options with the binary under test, and two nodes.
@@ -52,7 +52,8 @@ async fn doctor(node: &Node, flags: &[&str]) -> Result<Vec<[String; 3]>> {
     findings.iter().map(texts).collect()
 }
 
-/// Waits until `weft doctor` has a finding of this check, with all words in evidence and remedy.
+/// Waits until `weft doctor` has a finding of this check, with all words in evidence and remedy. The time that it prints begins
+/// with the call: most tests provoke the misfortune just before it.
 async fn named(node: &Node, check: &str, words: &[&str]) -> Result<()> {
     named_with(node, check, words, &[]).await
 }
@@ -64,11 +65,13 @@ async fn named_with(node: &Node, check: &str, words: &[&str], flags: &[&str]) ->
         let text = format!("{evidence}\n{remedy}");
         name == check && words.iter().all(|word| text.contains(word))
     };
+    let begin = Instant::now();
     let found = async || doctor(node, flags).await.is_ok_and(|findings| findings.iter().any(is_it));
     if wait_for("the misfortune to be named", LIMIT, found).await.is_err() {
         let findings = doctor(node, flags).await?;
         bail!("{}: {check} with {words:?} is not among {findings:#?}\n{}", node.name(), node.log_tail(20));
     }
+    eprintln!("{}: {check} with {words:?} was named after {:.1} s", node.name(), begin.elapsed().as_secs_f64());
     Ok(())
 }
 

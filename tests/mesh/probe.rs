@@ -2,7 +2,7 @@
 //! Probes find ways on which packets are lost although the entries of the kernel are right, and name the cause.
 
 use std::cell::RefCell;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -16,7 +16,7 @@ use weft_lab::{BackendKind, Lab, LabOptions, wait_for};
 use crate::exe::weft_exe;
 use crate::{on_this_thread, options};
 
-/// A fault must be named within 60 s. The machine may be busy.
+/// A fault must be named within 60 s. The machine may be busy, so a test waits longer, and its output says how long it took.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns the answer of `weft mesh -o json`, and its exit code.
@@ -46,9 +46,11 @@ async fn until(what: &str, nodes: (&Node, &Node), condition: impl Fn(&Way) -> bo
         last.replace(way);
         holds
     };
+    let begin = Instant::now();
     let waited = wait_for(what, LIMIT, reached).await;
     let last = last.into_inner();
     waited.with_context(|| format!("{last:#?}\n{}", from.log_tail(20)))?;
+    eprintln!("{what}: after {:.1} s", begin.elapsed().as_secs_f64());
     last.context("the way is in the answer")
 }
 
