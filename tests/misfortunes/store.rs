@@ -156,12 +156,12 @@ fn a_certificate_has_ended_or_begins_in_the_future() {
         let early = check("early");
         let early: Vec<&str> = early.iter().map(String::as_str).collect();
         named_with(node, "clock", &["early.pem", "the clock of this node says 20", "NTP"], &early).await?;
-        // An agent with this certificate waits for the store, and says so.
+        // An agent with this certificate waits for the store, and says why: etcd sends an alert that names the certificate.
         let flags = flags(&dir, "ended");
         let node = lab.nodes.first_mut().context("a node")?;
         node.set_flags(flags);
         node.start()?;
-        named(node, "agent", &["net-conf", "192.168.77.1:23790"]).await?;
+        named(node, "agent", &["net-conf", "192.168.77.1:23790", "fatal alert: ", "Certificate"]).await?;
         // The certificate of the store itself begins in the future.
         etcd.kill().await?;
         let etcd = secure_etcd(&lab, &dir, "early").await?;
