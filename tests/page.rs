@@ -249,7 +249,8 @@ fn a_thousand_nodes_are_drawn() {
     });
 }
 
-/// The cells, the node or the lease that somebody has just looked at may be gone when the page is refreshed.
+/// The cells, the node or the lease that somebody has just looked at may be gone when the page is refreshed. The script goes on with
+/// leases in each state, and with every key of the page.
 #[test]
 fn inputs_do_no_harm_while_nodes_and_the_lease_come_and_go() {
     on_this_thread(async {

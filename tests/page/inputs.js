@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs on the page of `weft ui` while nodes, and the lease of this node, come and go. tests/page.rs adds this script to the page, and fails
-// if this script or one of the page has an error.
+// Inputs on the page of `weft ui` while nodes, and the lease of this node, come and go; then the states of leases, and the keys.
+// tests/page.rs adds this script to the page, and fails if this script or one of the page has an error.
 'use strict';
 
 (async () => {
@@ -15,6 +15,8 @@
   const press = (selector, ...keys) => {
     for (const key of keys) find(selector).dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
   };
+  // The colour of a cell in the picture of a map.
+  const pixel = (map, x, y) => map.picture.getContext('2d').getImageData(x, y, 1, 1).data.slice(0, 3).join();
 
   await until(() => shown.loaded, 'the first answers');
   const answers = {};
@@ -69,6 +71,70 @@
   point();
   press('#space-map', 'ArrowRight', 'ArrowDown', 'Enter');
   check(text('#space-cell') === '', 'without a lease there is no cell to describe');
+
+  // Leases in each state. The first cell is that of this node.
+  const cells = [['10.0.0.0/24', 'this node', '--own'], ['10.0.1.0/24', 'programmed', '--c1'], ['10.0.2.0/24', 'held', '--c4'],
+    ['10.0.3.0/24', 'set-aside; two nodes', '--c5'], ['10.0.4.0/24', 'programmed; two nodes', '--c5'],
+    ['10.0.5.0/24', 'unreachable', '--c6'], ['10.0.6.0/24', 'free', '--c7']];
+  const peers = cells.slice(1, 6).map(([subnet, said]) => {
+    const [state, reason] = said.split('; ');
+    return { subnet, public: '192.168.0.2', state, reason };
+  });
+  answers['status.json'] = { ...answers['status.json'], subnet: '10.0.0.0/24', network: '10.0.0.0/16', peers };
+  find('#reload').click();
+  await until(() => text('#space-sum').includes('250 of 256 cells are free'), 'the leases in each state');
+  const legends = [...find('#space-legend').children].map((entry) => entry.textContent).join('; ');
+  check(legends === 'free; own (1); taken (1); held (1); conflicting (2); not reached (1)', legends);
+  press('#space-map', 'ArrowLeft');
+  for (const [at, [subnet, said, colours]] of cells.entries()) {
+    const cell = text('#space-cell');
+    check(cell.startsWith(subnet) && cell.endsWith(`: ${said}`), `${subnet} is described: ${cell}`);
+    check(pixel(spaceMap, at, 0) === bytes(colours).join(), `${subnet} has the colour ${colours}`);
+    press('#space-map', 'ArrowRight');
+  }
+
+  // Keys choose the view.
+  const isShown = (name) => VIEWS.every((other) => find(`#${other}`).hidden === (other !== name)
+    && find(`[data-view="${other}"]`).getAttribute('aria-selected') === String(other === name));
+  for (const [at, name] of VIEWS.entries()) {
+    press('body', String(at + 1));
+    check(isShown(name) && location.hash === `#${name}`, `the key ${at + 1} shows ${name}`);
+  }
+  press('body', '6');
+  find('body').dispatchEvent(new KeyboardEvent('keydown', { key: '1', ctrlKey: true, bubbles: true }));
+  check(isShown('explain'), 'no view has the key 6, and Ctrl and a key are for the browser');
+
+  // The key r refreshes, and the key w puts the node first whose ways are broken.
+  press('body', '1');
+  answers['mesh.json'] = { ...first, nodes: [node(0), node(1), { ...node(2), ways: [0, 5, 100, -1, -1, 1, 5, 100, -1, -1] }] };
+  press('body', 'r');
+  await until(() => text('#mesh-sum') === '3 nodes, 3 answered; 2 broken ways, 0 lose packets', 'the key r');
+  for (const [worst, wanted] of [[false, 'n0 10.0.0.0/24'], [true, 'n2 10.0.2.0/24'], [false, 'n0 10.0.0.0/24']]) {
+    if (find('#worst').checked !== worst) press('body', 'w');
+    press('#mesh-map', 'ArrowUp', 'ArrowUp', 'ArrowLeft', 'ArrowLeft');
+    check(find('#worst').checked === worst && text('#mesh-cell') === wanted, `the first node is ${wanted}`);
+  }
+
+  // The key d changes between dark and light, also in the maps. The broken way from n2 to n0 is in the first column of the third row.
+  const seen = {};
+  for (let times = 0; times < 2; times += 1) {
+    press('body', 'd');
+    seen[shown.theme] = [getComputedStyle(find('body')).backgroundColor, pixel(meshMap, 0, 2)];
+    check(pixel(meshMap, 0, 2) === bytes('--c5').join(), `${shown.theme}: the broken way has its colour`);
+  }
+  check(seen.dark && seen.light && seen.dark.every((colours, at) => colours !== seen.light[at]), 'dark and light differ');
+
+  // The key / goes to the filter, where keys are letters.
+  press('body', '/');
+  check(isShown('nodes') && document.activeElement === find('#filter'), 'the key / goes to the filter');
+  const before = shown.theme;
+  press('#filter', '1', 'd', 'w');
+  check(isShown('nodes') && shown.theme === before && !find('#worst').checked, 'in the filter keys are letters');
+  find('#filter').value = 'n1';
+  find('#filter').dispatchEvent(new Event('input'));
+  check(text('#nodes-sum') === '1 of 3 nodes' && text('#rows').startsWith('n1'), 'the filter leaves one node');
+  press('#filter', 'Escape');
+  check(document.activeElement !== find('#filter'), 'Escape leaves the filter');
 
   shown.inputs = 'done';
 })();
