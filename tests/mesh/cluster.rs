@@ -81,6 +81,12 @@ fn all_nodes_are_asked_and_a_broken_pair_comes_first() {
         let first = text.lines().skip_while(|line| !line.starts_with("FROM  ")).nth(1).context("the worst way")?;
         ensure!(first.contains("unreachable"), "{text}");
         ensure!(text.contains("drops UDP port 8472"), "{text}");
+        let drawn = async || {
+            let Ok(out) = mesh(n1, &["-o", "svg"]).await else { return false };
+            let picture = String::from_utf8_lossy(&out.stdout);
+            picture.starts_with("<svg ") && picture.contains("3 nodes, 3 answered, 2 broken ways; ")
+        };
+        wait_for("a picture of the broken ways", LIMIT, drawn).await?;
         Ok(())
     });
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `weft lab` is killed with SIGKILL. Its processes end with it, and `tools/clean-lab` removes its files, but not those of a running lab.
+//! `weft lab` is killed with SIGKILL. Its processes end with it, and `tools/clean-lab` removes its files, but not those of a running lab,
+//! which `weft lab mesh` finds.
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +41,7 @@ fn killed_lab_leaves_only_files_and_those_are_cleaned() {
     on_this_thread(async {
         let tmp = tempfile::tempdir()?;
         let exe = options().exe.context("a binary under test")?;
-        let mut command = Command::new(exe);
+        let mut command = Command::new(&exe);
         command.args(["lab", "--nodes=2", "--store=etcd", "--keep"]).env("TMPDIR", tmp.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut lab = command.spawn().context("start weft lab")?;
@@ -60,6 +61,15 @@ fn killed_lab_leaves_only_files_and_those_are_cleaned() {
         // There are at least two agents and etcd. The command line of the lab itself does not contain the directory.
         let before = processes(tmp.path());
         ensure!(before.len() >= 3, "processes of the lab: {before:?}");
+
+        // Another test may run a lab, too. One of the two is shown.
+        let is_shown = async || {
+            let Ok(out) = Command::new(&exe).args(["lab", "mesh"]).output().await else { return false };
+            String::from_utf8_lossy(&out.stdout)
+                .lines()
+                .any(|line| line.contains(" answered; ") && line.contains(" ways, "))
+        };
+        wait_for("weft lab mesh to show a running lab", LIMIT, is_shown).await?;
 
         lab.kill().await.context("kill weft lab")?;
         wait_for("all processes of a killed lab to end", LIMIT, async || processes(tmp.path()).is_empty()).await?;
