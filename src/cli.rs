@@ -318,16 +318,19 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
     })
 }
 
-/// The commands that have no flags in Go's form and none from the environment.
+/// The commands that have no flags in Go's form and none from the environment, except those of the store for `weft doctor --check-store`.
 const PLAIN: [&str; 5] = ["lab", "doctor", "cp", "install-conf", "docker-opts"];
 
-/// Returns how many words name the command, and the flags of that command in Go's form.
+/// Returns how many words stay as they are, and the flags that the other words may have in Go's form and that the environment may set.
 fn leaf(words: &[String]) -> (usize, Flags) {
     let mut command = Cli::command();
     let mut depth = words.len().min(1);
     while let Some(next) = words.get(depth).and_then(|word| command.find_subcommand(word)) {
         if PLAIN.contains(&next.get_name()) {
-            return (words.len(), Flags::new());
+            let asks_store = next.get_name() == "doctor" && words.iter().any(|word| word == "--check-store");
+            // A wrong variable must not end a doctor that asks no store. None may set --fix of `weft doctor pods`, which removes files.
+            let store = || flags_of(&StoreFlags::augment_args(clap::Command::new("store")));
+            return (words.len(), if asks_store { store() } else { Flags::new() });
         }
         command = next.clone();
         depth += 1;
@@ -335,13 +338,18 @@ fn leaf(words: &[String]) -> (usize, Flags) {
     if command.has_subcommands() {
         return (words.len(), Flags::new());
     }
+    (depth, flags_of(&command))
+}
+
+/// Returns the flags of a command that the environment may set.
+fn flags_of(command: &clap::Command) -> Flags {
     let flag = |arg: &clap::Arg| {
         let name = arg.get_long()?.to_owned();
         let bare = !arg.get_action().takes_values() || arg.is_require_equals_set();
         // No variable of the environment may set --flannel-devices, because it lets `weft cleanup` remove what another program made.
         (name != "help" && arg.get_id() != "flannel_devices").then_some((name, !bare))
     };
-    (depth, command.get_arguments().filter_map(flag).collect())
+    command.get_arguments().filter_map(flag).collect()
 }
 
 fn from_clap(error: &clap::Error, from_env: &[(String, String)]) -> Exit {

@@ -204,6 +204,43 @@ fn no_variable_of_the_environment_takes_the_devices_of_flannel() {
     assert_eq!(task.state_dir, PathBuf::from("true"));
 }
 
+/// A variable that is meant for the agent must not end the examination of a node, and none may remove what pods left behind.
+#[test]
+fn doctor_reads_only_the_flags_of_the_store_from_the_environment_and_only_with_check_store() {
+    let doctor = |line: &str, set: &[(&str, &str)]| {
+        let env = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        parse_from(line.split(' ').map(OsString::from), env)
+    };
+    let set = [
+        ("FLANNELD_STORE", "dir:/x"),
+        ("FLANNELD_STATE_DIR", "/state"),
+        ("FLANNELD_PORT", "1"),
+        ("FLANNELD_ONLY", "nonsense"),
+        ("FLANNELD_CHECK_STORE", "true"),
+        ("FLANNELD_FIX", "true"),
+    ];
+    let rows = [
+        ("weft doctor", None),
+        ("weft doctor --check-store", Some("/x")),
+        ("weft doctor --store dir:/y --check-store", Some("/y")),
+    ];
+    for (line, wanted) in rows {
+        let Ok(Task::Doctor(task)) = doctor(line, &set) else { panic!("{line}") };
+        let Some(Store::Dir(path)) = &task.store else {
+            assert!(task.store.is_none() && wanted.is_none(), "{line}");
+            continue;
+        };
+        assert_eq!(path.to_str(), wanted, "{line}");
+        assert_eq!((task.state_dir.to_str(), task.port, task.only.len()), (Some("/var/lib/weft"), 8472, 0), "{line}");
+    }
+    assert!(matches!(doctor("weft doctor pods", &set), Ok(Task::DoctorPods(_, false))));
+    assert!(matches!(doctor("weft doctor list", &set), Ok(Task::DoctorList)));
+    let wrong = [("FLANNELD_ETCD_LEASE_TTL", "soon")];
+    let exit = doctor("weft doctor --check-store", &wrong).expect_err("soon is no duration");
+    assert!(exit.text.contains("FLANNELD_ETCD_LEASE_TTL"), "{}", exit.text);
+    assert!(matches!(doctor("weft doctor", &wrong), Ok(Task::Doctor(_))), "the store is not asked");
+}
+
 #[test]
 fn other_commands() {
     assert!(matches!(run("weft status -o json --socket /x"), Ok(Task::Status(StatusTask { json: true, .. }))));
