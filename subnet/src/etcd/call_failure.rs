@@ -25,6 +25,14 @@ const ELSEWHERE: [i32; 7] =
 pub(super) const NO_SPACE: &str =
     "etcdctl compact REVISION, etcdctl defrag, etcdctl alarm disarm; or a larger --quota-backend-bytes";
 
+/// What the libraries say if a name has no address.
+const NO_NAME: &[&str] = &["dns error", "failed to lookup address"];
+
+/// What is said if no answer comes: our own limit, that of the library, and the errors ENETUNREACH, ETIMEDOUT and EHOSTUNREACH, whose texts
+/// differ between C libraries. A member of etcd that answers with "request timed out" is reached.
+const NO_ANSWER: &[&str] =
+    &["no answer within", "deadline has elapsed", "os error 101", "os error 110", "os error 113"];
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallFailure {
@@ -43,11 +51,17 @@ pub(super) enum CallFailure {
 fn remedy(url: &str, text: &str) -> String {
     let is_one_of = |words: &[&str]| words.iter().any(|word| text.contains(word));
     let is_tls = url.starts_with("https://");
-    if is_one_of(&["onnection refused"]) {
-        return format!(
-            " (nothing listens there: check --etcd-endpoints, and whether etcd runs; weft doctor --check-store \
-             --etcd-endpoints={url} asks it again)"
-        );
+    let unreached = if is_one_of(&["onnection refused"]) {
+        "nothing listens there: check --etcd-endpoints, and whether etcd runs"
+    } else if is_one_of(NO_NAME) {
+        "the name does not resolve: check --etcd-endpoints, and the DNS of this node"
+    } else if is_one_of(NO_ANSWER) {
+        "check --etcd-endpoints, the firewalls on the way, and whether etcd hangs"
+    } else {
+        ""
+    };
+    if !unreached.is_empty() {
+        return format!(" ({unreached}; weft doctor --check-store --etcd-endpoints={url} asks it again)");
     }
     let fixed = if is_tls && is_one_of(&["InvalidContentType", "handshake eof", "onnection reset", "broken pipe"]) {
         " (if no TLS is spoken there, write http:// in --etcd-endpoints)"
@@ -160,7 +174,7 @@ pub(super) fn store_error(what: &str, url: &str, failure: CallFailure) -> Error 
 
 #[cfg(test)]
 mod tests {
-    use super::{CallFailure, Error, may_be_done, no_space, remedy};
+    use super::{CallFailure, Error, chain, may_be_done, no_space, remedy, store_error};
 
     #[test]
     fn an_etcd_that_is_full_names_the_commands_that_make_room() {
@@ -188,6 +202,37 @@ mod tests {
     fn an_endpoint_where_nothing_listens_names_the_next_command() {
         let said = remedy("http://10.0.0.1:2379", "tcp connect error: Connection refused (os error 111)");
         assert!(said.contains("weft doctor --check-store --etcd-endpoints=http://10.0.0.1:2379 asks"), "{said}");
+    }
+
+    #[test]
+    fn a_silent_endpoint_and_a_name_without_an_address_name_the_next_command() {
+        let url = "http://etcd.test:2379";
+        let command = format!("; weft doctor --check-store --etcd-endpoints={url} asks it again)");
+        let (silent, hangs) = (CallFailure::Silent.to_string(), "the firewalls on the way, and whether etcd hangs");
+        for (text, cause) in [
+            (silent.as_str(), hangs),
+            ("tcp connect error: deadline has elapsed", hangs),
+            ("tcp connect error: Host is unreachable (os error 113)", hangs),
+            ("dns error: failed to lookup address information: Name does not resolve", "the DNS of this node"),
+        ] {
+            let said = remedy(url, text);
+            assert!(said.contains("check --etcd-endpoints") && said.contains(&format!("{cause}{command}")), "{said}");
+        }
+        for answer in ["etcdserver: request timed out", "etcdserver: no leader"] {
+            assert_eq!(remedy(url, answer), "", "etcd was reached");
+        }
+    }
+
+    /// The text of a fault goes to the log, to `weft status` and to `weft doctor`.
+    #[test]
+    fn a_remedy_is_said_once() {
+        let error = store_error("read /coreos.com/network/config", "http://10.0.0.1:2379", CallFailure::Silent);
+        let text = chain(&error);
+        assert!(
+            text.starts_with("read /coreos.com/network/config from http://10.0.0.1:2379: no answer within"),
+            "{text}"
+        );
+        assert_eq!(text.matches("weft doctor").count(), 1, "{text}");
     }
 
     /// A server without TLS may close the connection before it answers, after which the kernel reports a reset.
