@@ -68,6 +68,9 @@ pub(super) enum ApiError {
     Config(#[from] ConfigError),
     #[error("{}", explain(.0))]
     Kube(kube::Error),
+    /// There is no connection. The text of the libraries shows what is probably wrong, and the remedy follows it.
+    #[error("{0}")]
+    NotConnected(String),
     #[error("{}", chain(.0))]
     Connection(#[from] io::Error),
     #[error("the answer was cut off")]
@@ -131,6 +134,23 @@ fn remedy(status: &Status) -> &'static str {
         }
         _ => "",
     }
+}
+
+/// Returns what to do about a connection to this URL that cannot be made, in parentheses. `text` is what the libraries say about it. The
+/// numbers are those of ENETUNREACH, ETIMEDOUT and EHOSTUNREACH, whose texts differ between C libraries.
+fn remedy_of_connection(url: &str, text: &str) -> Option<String> {
+    let is_one_of = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    let flags = "check --kube-api-url or --kubeconfig-file";
+    let cause = if is_one_of(&["onnection refused"]) {
+        format!("nothing listens there: {flags}, and in a pod whether kube-proxy runs on this node")
+    } else if is_one_of(&["dns error", "failed to lookup address"]) {
+        format!("the name does not resolve: {flags}, and the DNS of this node")
+    } else if is_one_of(&["deadline has elapsed", "os error 101", "os error 110", "os error 113"]) {
+        format!("{flags}, the firewalls on the way, and in a pod whether kube-proxy runs on this node")
+    } else {
+        return None;
+    };
+    Some(format!(" ({cause}; curl -k {}/readyz asks it again)", url.trim_end_matches('/')))
 }
 
 /// Formats an error of the crate kube: a refusal with its remedy, anything else with its causes.
@@ -261,7 +281,7 @@ impl Api {
     async fn limited<T>(&self, call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiError> {
         let error = match timeout(CALL_LIMIT, call).await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => ApiError::Kube(error),
+            Ok(Err(error)) => self.failed(error),
             Err(_) => ApiError::NoAnswer,
         };
         // A server that answered needs no new connection, unless it rejected the credentials.
@@ -269,6 +289,18 @@ impl Api {
             self.reset();
         }
         Err(error)
+    }
+
+    /// Names the remedy if there is no connection. An answer of the server may quote a connection of its own, such as that to a webhook.
+    fn failed(&self, error: kube::Error) -> ApiError {
+        if matches!(error, kube::Error::Api(_)) {
+            return ApiError::Kube(error);
+        }
+        let text = explain(&error);
+        match remedy_of_connection(&self.describe(), &text) {
+            Some(remedy) => ApiError::NotConnected(text + &remedy),
+            None => ApiError::Kube(error),
+        }
     }
 
     /// Reads an object.

@@ -4,7 +4,8 @@
 use super::super::annotations::Prefix;
 use super::super::fake::{Clock, Fake, FakeNode};
 use super::super::{KubeStore, Who};
-use super::{Access, Api, CALL_LIMIT, NO_SUCH_PATH, Proxies};
+use super::{Access, Api, CALL_LIMIT, NO_SUCH_PATH, Proxies, remedy_of_connection};
+use crate::retry::chain;
 use crate::source::{Error, Source};
 
 #[tokio::test]
@@ -58,6 +59,36 @@ async fn the_refusal_of_a_policy_names_its_own_remedy() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn an_address_where_nothing_listens_names_the_next_command() {
+    let mut fake = Fake::start().await;
+    let access = Access { url: Some("http://127.0.0.1:1".to_owned()), ..Access::default() };
+    let store = KubeStore { api: Api::new(access), ..fake.store() };
+    let text = chain(&store.list().await.unwrap_err());
+    assert!(text.contains("(nothing listens there: check --kube-api-url or --kubeconfig-file, and in a pod"), "{text}");
+    assert_eq!(text.matches("; curl -k http://127.0.0.1:1/readyz asks it again)").count(), 1, "{text}");
+    // The server was reached. It says why it could not reach something else.
+    let store = fake.store();
+    let quoted = "failed calling webhook: dial tcp 10.0.0.7:443: connect: connection refused";
+    let (listed, ()) = tokio::join!(store.list(), async { fake.request().await.refuse(500, quoted).await });
+    let text = chain(&listed.unwrap_err());
+    assert!(text.contains(quoted) && !text.contains("readyz"), "{text}");
+}
+
+#[test]
+fn a_silent_address_and_a_name_without_an_address_name_the_next_command() {
+    for (text, cause) in [
+        ("client error (Connect): deadline has elapsed", "the firewalls on the way"),
+        ("client error (Connect): tcp connect error: Host is unreachable (os error 113)", "the firewalls on the way"),
+        ("client error (Connect): dns error: failed to lookup address information", "the DNS of this node"),
+    ] {
+        let said = remedy_of_connection("https://10.96.0.1/", text).unwrap_or_default();
+        assert!(said.contains("check --kube-api-url") && said.contains(cause), "{text}: {said}");
+        assert!(said.ends_with("; curl -k https://10.96.0.1/readyz asks it again)"), "{text}: {said}");
+    }
+    assert_eq!(remedy_of_connection("https://10.96.0.1/", "invalid peer certificate: UnknownIssuer"), None);
 }
 
 #[tokio::test]
