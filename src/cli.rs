@@ -29,6 +29,11 @@ use drop_in::{Copy, DockerOptions, InstallConf};
 use exit::{FAILURE, USAGE};
 use flags::{AgentFlags, InstallFlags, InstanceFlags, PlaceFlags, StoreFlags};
 
+/// How flags are read from the environment, for the help and for manual pages.
+pub const ENVIRONMENT: &str = "A flag that is not on the command line is read from the environment. The variable is FLANNELD_\n\
+     and the name of the flag in capitals, with _ for -: --subnet-file is FLANNELD_SUBNET_FILE. An\n\
+     empty variable counts as not set.";
+
 /// The process ends without a task: what it prints, and its exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exit {
@@ -141,7 +146,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the per-node agent (also when called by the name flanneld).
-    #[command(args_override_self = true)]
+    #[command(args_override_self = true, after_help = ENVIRONMENT)]
     Agent(Box<AgentFlags>),
     /// Show the state of an agent of this machine.
     Status(questions::StatusFlags),
@@ -320,6 +325,11 @@ fn task(command: Command, env: build::Env) -> Result<Task, Exit> {
 
 /// The commands that have no flags in Go's form and none from the environment, except those of the store for `weft doctor --check-store`.
 const PLAIN: [&str; 5] = ["lab", "doctor", "cp", "install-conf", "docker-opts"];
+
+/// Returns true if a command, such as `weft lease ls`, reads flags from the environment.
+pub fn reads_environment(call: &str) -> bool {
+    !call.split(' ').any(|word| PLAIN.contains(&word))
+}
 
 /// Returns how many words stay as they are, and the flags that the other words may have in Go's form and that the environment may set.
 fn leaf(words: &[String]) -> (usize, Flags) {

@@ -57,7 +57,8 @@ fn help_goes_to_stdout_and_tells_our_flags_apart() {
     let out = weft(&["agent", "--help"], &[("FLANNELD_RESYNC", "never")]);
     assert_eq!(out.status.code(), Some(0));
     let text = String::from_utf8(out.stdout).unwrap();
-    for wanted in ["--etcd-endpoints", "Flags that only weft has", "--hold-removals", "--log_backtrace_at"] {
+    let flags = ["--etcd-endpoints", "Flags that only weft has", "--hold-removals", "--log_backtrace_at"];
+    for wanted in flags.into_iter().chain(["FLANNELD_SUBNET_FILE"]) {
         assert!(text.contains(wanted), "{wanted} is missing in\n{text}");
     }
     assert_eq!(weft(&["--help"], &[]).status.code(), Some(0));

@@ -192,6 +192,21 @@ fn the_environment_is_read_and_named_in_errors() {
     assert!(task.options.rules.masquerade.is_some());
 }
 
+#[test]
+fn the_help_says_about_variables_what_the_page_says() {
+    let page = std::fs::read_to_string("docs/configuration.md").unwrap().replace('`', "");
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&page).contains(&words(ENVIRONMENT)));
+    assert!(reads_environment("weft lease ls") && !reads_environment("weft doctor pods"));
+    let variable = |name: &str| (name == "FLANNELD_OUTPUT").then(|| "json".to_owned());
+    let json = |command: &str| match parse_from(["weft", command].map(OsString::from), variable) {
+        Ok(Task::Status(task)) => task.json,
+        Ok(Task::Doctor(task)) => task.json,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(["status", "doctor"].map(json), ["weft status", "weft doctor"].map(reads_environment));
+}
+
 /// It lets `weft cleanup` remove what another program made, so a person must have typed it.
 #[test]
 fn no_variable_of_the_environment_takes_the_devices_of_flannel() {
