@@ -4,6 +4,8 @@
 
 #![allow(clippy::print_stderr, reason = "a tool of the build says why it failed")]
 
+mod sections;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -71,6 +73,7 @@ fn page(command: &Command, call: &str, dir: &Path) -> io::Result<()> {
     let man = Man::new(titled).section(SECTION).manual("weft").source(concat!("weft ", env!("CARGO_PKG_VERSION")));
     let mut text = Vec::new();
     man.render(&mut text)?;
+    text.extend(sections::of(command, call).into_bytes());
     fs::write(dir.join(format!("{name}.{SECTION}")), text)?;
     command.get_subcommands().try_for_each(|below| page(below, &format!("{call} {}", below.get_name()), dir))
 }
