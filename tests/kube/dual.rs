@@ -8,13 +8,14 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, word};
 use crate::fresh::all_answer;
 use crate::install::{
-    assert_mesh, assert_no_problems, assert_no_sandbox_failed, three_nodes, wait_for_agents, wait_for_bare_nodes,
-    wait_for_pods,
+    assert_mesh, assert_no_problems, assert_no_sandbox_failed, block_after, three_nodes, wait_for_agents,
+    wait_for_bare_nodes, wait_for_pods,
 };
 use crate::ping::Ping;
 
-/// The values in the README.
-const INSTALL: &str = "install flannel deploy/helm/weft --namespace kube-flannel --create-namespace";
+/// What stands in docs/install.md before the commands for Helm, and the one value in them.
+const HELM: &str = "## Kubernetes, with Helm\n";
+const VALUE: &str = "--set podCidr=10.244.0.0/16";
 const UPGRADE: &str = "upgrade flannel deploy/helm/weft --namespace kube-flannel --reset-then-reuse-values";
 
 #[test]
@@ -22,8 +23,12 @@ fn a_dual_stack_cluster() {
     let cluster = Cluster::start(three_nodes(true));
     wait_for_bare_nodes(&cluster);
     cluster.kubectl("apply -f tests/kube/web.yml");
-    let notes = cluster.helm(&format!("{INSTALL} --set podCidrv6=fd00:10:244::/48"));
-    assert!(!notes.contains("WARNING"), "{notes}");
+    // The commands of the page as they stand, and the network of the second family.
+    let commands = block_after("docs/install.md", HELM);
+    assert!(commands.contains("helm install") && commands.contains(VALUE), "{commands}");
+    let commands = commands.replace(VALUE, &format!("{VALUE} --set podCidrv6=fd00:10:244::/48"));
+    let said = cluster.shell(&commands).unwrap();
+    assert!(!said.contains("WARNING"), "{said}");
     let pods = wait_for_pods(&cluster);
     for pod in &pods {
         assert!(pod.addresses.len() == 2 && pod.addresses[1].starts_with("fd00:10:244:"), "{pod:?}");

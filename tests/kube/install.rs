@@ -36,6 +36,14 @@ pub fn install(cluster: &Cluster) {
     cluster.kubectl("apply -k deploy/kube");
 }
 
+/// Returns the first block of commands in a page of the documentation after these words.
+pub fn block_after(page: &str, words: &str) -> String {
+    let text = std::fs::read_to_string(page).unwrap();
+    let (_, rest) = text.split_once(words).unwrap_or_else(|| panic!("{page} lacks {words:?}"));
+    let lines = rest.lines().skip_while(|line| !line.starts_with("    "));
+    lines.take_while(|line| line.starts_with("    ")).map(|line| format!("{line}\n")).collect()
+}
+
 /// Installs weft after `edit` has changed the net-conf.json and cni-conf.json that deploy/ ships.
 pub fn install_with(cluster: &Cluster, edit: impl FnOnce(&mut Value, &mut Value)) {
     cluster.kubectl("apply -f deploy/kube/config.yml");

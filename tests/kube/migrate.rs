@@ -10,12 +10,13 @@ use tempfile::TempDir;
 use crate::cluster::{Cluster, Pod};
 use crate::drop_in::manifest;
 use crate::flanneld::flanneld;
-use crate::install::{assert_mesh, three_nodes, wait_for_agents, wait_for_bare_nodes, wait_for_pods};
+use crate::install::{assert_mesh, block_after, three_nodes, wait_for_agents, wait_for_bare_nodes, wait_for_pods};
 use crate::ping::{Ping, Score};
 
 /// The pods of tests/kube/web.yml. After they were restarted, two of them may be on one node, because the scheduler also counts the old ones.
 const WEB: &str = "app=web";
-/// What stands in docs/migrate.md before the commands for a flannel that was installed with Helm, and before those of the way back.
+const PAGE: &str = "docs/migrate.md";
+/// What stands in this page before the commands for a flannel that was installed with Helm, and before those of the way back.
 const FORTH: &str = "## Kubernetes, with Helm\n";
 const BACK: &str = "This is the way back, with flannel's chart.";
 
@@ -72,7 +73,7 @@ fn the_page_has_the_commands_of_both_ways() {
         (FORTH, "serviceaccount/flannel", "helm upgrade flannel deploy/helm/weft --namespace kube-flannel"),
         (BACK, "serviceaccount/weft", "helm upgrade flannel flannel/flannel --namespace kube-flannel"),
     ] {
-        let block = block_after(words);
+        let block = block_after(PAGE, words);
         assert!(block.contains(kept) && block.contains(upgrade), "{words}: {block}");
     }
 }
@@ -88,7 +89,7 @@ fn flannels_helm_release_to_weft_and_back() {
     cluster.helm(&format!("install flannel {} --namespace kube-flannel --set podCidr=10.244.0.0/16", chart.display()));
     let pods = pods_of_flannel(&cluster);
 
-    let forth = block_after(FORTH);
+    let forth = block_after(PAGE, FORTH);
     let scores = under_ping(&cluster, &pods, |cluster| println!("{}", cluster.shell(&forth).unwrap()));
     assert_eq!(agents(&cluster), "weft");
     judge(&scores, "flannel's release to weft");
@@ -96,7 +97,7 @@ fn flannels_helm_release_to_weft_and_back() {
     new_pods_work(&cluster);
 
     let pods = cluster.pods(WEB);
-    let back = block_after(BACK).replace("flannel/flannel", chart.to_str().unwrap());
+    let back = block_after(PAGE, BACK).replace("flannel/flannel", chart.to_str().unwrap());
     let scores = under_ping(&cluster, &pods, |cluster| println!("{}", cluster.shell(&back).unwrap()));
     assert_eq!(agents(&cluster), "flanneld");
     judge(&scores, "weft to flannel's release");
@@ -129,14 +130,6 @@ fn pods_of_flannel(cluster: &Cluster) -> Vec<Pod> {
 fn accounts_are_kept(cluster: &Cluster) {
     cluster.kubectl("-n kube-flannel get serviceaccount flannel weft");
     cluster.kubectl("get clusterrole,clusterrolebinding flannel weft");
-}
-
-/// Returns the first block of commands in docs/migrate.md after these words.
-fn block_after(words: &str) -> String {
-    let page = std::fs::read_to_string("docs/migrate.md").unwrap();
-    let (_, rest) = page.split_once(words).unwrap_or_else(|| panic!("docs/migrate.md lacks {words:?}"));
-    let lines = rest.lines().skip_while(|line| !line.starts_with("    "));
-    lines.take_while(|line| line.starts_with("    ")).map(|line| format!("{line}\n")).collect()
 }
 
 /// Writes a chart whose objects have the names and selectors of flannel's chart.
