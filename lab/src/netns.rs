@@ -217,14 +217,7 @@ fn enter_network(path: &Path) -> Result<()> {
 
 /// Runs a function in a thread of its own and returns its result. What it does to its namespaces ends with the thread.
 pub fn in_thread<T: Send>(function: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let (mut function, mut done) = (Some(function), None);
-    apart(&mut || done = function.take().map(|function| function()));
-    done.context("the thread has not called its function")?
-}
-
-/// Does something in a thread of its own. The code that starts a thread is large, so it is not made anew for each function.
-fn apart(work: &mut (dyn FnMut() + Send)) {
-    std::thread::scope(|scope| scope.spawn(work).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    std::thread::scope(|scope| scope.spawn(function).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
 /// Checks that a program is installed where the processes of a lab find it.

@@ -11,8 +11,8 @@ use super::cni_files::{Reserved, is_reserved};
 use crate::namespaces;
 use crate::processes::{ProcessList, Processes, netns};
 
-/// Returns the addresses in the subnets of this node that pods have, in order, each with the number of pods. A pod is a network namespace at the other
-/// end of one of our links.
+/// Returns the addresses in the subnets of this node that pods have, in order, each with the number of pods. A pod is a network namespace at the other end of
+/// one of our links.
 ///
 /// # Errors
 /// The namespaces cannot be looked for.
