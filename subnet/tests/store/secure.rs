@@ -3,11 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Permission, PermissionType};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use weft_subnet::etcd::{EtcdOptions, EtcdStore};
 use weft_subnet::source::{Error, Event, Source};
@@ -42,6 +44,17 @@ fn certificate(dir: &Path, name: &str, ca: &str) {
     openssl(dir, &format!("req {EC} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
     let sign = format!("-CA {ca}.pem -CAkey {ca}.key -CAcreateserial -days 2 -extfile san");
     openssl(dir, &format!("x509 -req -in {name}.csr {sign} -out {name}.pem"));
+}
+
+/// Returns a store with a client certificate whose connection goes through a relay, and what the relay returns: its tasks, and the number of its
+/// connections. The server and the store have answered.
+async fn over_relay(server: &Server) -> (EtcdStore, JoinSet<()>, Arc<AtomicUsize>) {
+    answers(&EtcdStore::new(with_client(server)).unwrap(), "the start").await;
+    let (url, tasks, connections) = relay(server.port).await;
+    let endpoints = vec![url.replace("http://", "https://")];
+    let store = EtcdStore::new(EtcdOptions { endpoints, ..with_client(server) }).unwrap();
+    answers(&store, "over the relay").await;
+    (store, tasks, connections)
 }
 
 fn tls_server(extra: &[&str]) -> Server {
@@ -133,11 +146,7 @@ async fn rotated_certificates_are_used_without_a_restart() {
 #[tokio::test]
 async fn a_new_certificate_is_used_at_once_although_the_connection_works() {
     let server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "ca.pem"]);
-    answers(&EtcdStore::new(with_client(&server)).unwrap(), "the start").await;
-    let (url, _tasks, connections) = relay(server.port).await;
-    let endpoints = vec![url.replace("http://", "https://")];
-    let store = EtcdStore::new(EtcdOptions { endpoints, ..with_client(&server) }).unwrap();
-    answers(&store, "over the relay").await;
+    let (store, _tasks, connections) = over_relay(&server).await;
     let before = connections.load(Ordering::SeqCst);
     certificate(server.dir.path(), "client", "ca");
     store.list().await.unwrap();
@@ -183,11 +192,7 @@ async fn an_incomplete_rotation_does_not_affect_the_connection() {
 #[tokio::test]
 async fn changed_files_that_do_not_work_are_not_tried_again_with_each_call() {
     let server = tls_server(&["--client-cert-auth", "--trusted-ca-file", "ca.pem"]);
-    answers(&EtcdStore::new(with_client(&server)).unwrap(), "the start").await;
-    let (url, _tasks, connections) = relay(server.port).await;
-    let endpoints = vec![url.replace("http://", "https://")];
-    let store = EtcdStore::new(EtcdOptions { endpoints, ..with_client(&server) }).unwrap();
-    answers(&store, "over the relay").await;
+    let (store, _tasks, connections) = over_relay(&server).await;
     let (dir, before) = (server.dir.path(), connections.load(Ordering::SeqCst));
     // etcd does not know the CA of the new certificate.
     authority(dir, "next");
