@@ -112,33 +112,18 @@ impl Plan {
         changed
     }
 
+    /// Plans one lease and no other.
     fn plan_alone(&mut self, lease: &Lease) -> Vec<Changed> {
         #[cfg(test)]
         {
             self.planned += 1;
         }
         self.peers_version += 1;
-        let OfLease { mut state, mut reasons, kind } = self.entries_of(lease);
-        for OfOther { device, identity, beaten } in self.identities_of_others(&state, lease) {
-            reasons.push(self.clash(&identity, lease, beaten));
-            // Traffic for its subnet would go to the other node. Its entry of the identity stays a contribution, for the time when
-            // the other lease is gone.
-            state.retain(|key, value| !key.reaches() || diff::device(key, value) != Some(device));
-        }
-        if reasons.is_empty() {
-            self.unplanned.remove(&lease.id);
-        } else {
-            let reason = reasons.join("; ");
-            if self.unplanned.get(&lease.id) != Some(&reason) {
-                self.lease_log.log_set_aside(&lease.id, &reason);
-            }
-            self.unplanned.insert(lease.id.clone(), reason);
-        }
-        // A lease that lost its MAC to another one still contributes the FDB entry, but no packet is sent to its subnet.
-        let has_entries = state.keys().any(Key::reaches);
-        // A peer of a tunnel has no entries. During a change, its packets may come by another device already.
-        let by_tunnel = !self.extra_backends.is_empty() && reasons.is_empty() && self.tunnel_kind() == Some(kind);
-        let is_reached = has_entries || by_tunnel;
+        let mut of_lease = self.entries_of(lease);
+        self.keep_off_identities_of_others(lease, &mut of_lease);
+        self.note_reasons(lease, &of_lease.reasons);
+        let is_reached = self.is_reached(&of_lease);
+        let OfLease { mut state, kind, .. } = of_lease;
         match &mut self.guard {
             Some(guard) if !is_reached => guard.forget(&lease.id),
             Some(guard) => state.extend(guard.peer(lease)),
@@ -154,6 +139,37 @@ impl Plan {
         self.update_devices(&changed);
         changed.extend(self.plan_fence_exceptions(&lease.id, &lease.age, Some(&lease.attrs)));
         changed
+    }
+
+    /// Removes the entries that would send traffic for this lease to another node, which has an identity that this lease names. The entry of
+    /// the identity stays a contribution, for the time when the other lease is gone.
+    fn keep_off_identities_of_others(&self, lease: &Lease, of_lease: &mut OfLease) {
+        for OfOther { device, identity, beaten } in self.identities_of_others(&of_lease.state, lease) {
+            of_lease.reasons.push(self.clash(&identity, lease, beaten));
+            of_lease.state.retain(|key, value| !key.reaches() || diff::device(key, value) != Some(device));
+        }
+    }
+
+    /// Keeps for the status why this lease is not reached, or not by every family, and logs a reason that is new.
+    fn note_reasons(&mut self, lease: &Lease, reasons: &[String]) {
+        if reasons.is_empty() {
+            self.unplanned.remove(&lease.id);
+            return;
+        }
+        let reason = reasons.join("; ");
+        if self.unplanned.get(&lease.id) != Some(&reason) {
+            self.lease_log.log_set_aside(&lease.id, &reason);
+        }
+        self.unplanned.insert(lease.id.clone(), reason);
+    }
+
+    /// Returns true if packets go to this lease.
+    fn is_reached(&self, of_lease: &OfLease) -> bool {
+        // A lease that lost its MAC to another one still contributes the FDB entry, but no packet is sent to its subnet.
+        let has_entries = of_lease.state.keys().any(Key::reaches);
+        // A peer of a tunnel has no entries. During a change, its packets may come by another device already.
+        let may_be_by_tunnel = !self.extra_backends.is_empty() && of_lease.reasons.is_empty();
+        has_entries || (may_be_by_tunnel && self.tunnel_kind() == Some(of_lease.kind))
     }
 
     /// Returns what this lease leads to, without regard to other leases.
