@@ -36,7 +36,7 @@ use weft_backends::state::{Key, Name, Observed, ObservedValue, Value};
 use weft_subnet::attrs::Attrs;
 use weft_subnet::lease::{Age, Id, Lease, Record};
 use weft_subnet::net_conf::NetConf;
-use weft_subnet::peers::{Change, Peers, Us};
+use weft_subnet::peers::{PeerChange, Peers, Us};
 
 pub use change::{FirstLeases, NextBackend};
 use clear_text::ClearText;
@@ -317,7 +317,7 @@ impl Plan {
     }
 
     /// Plans the leases that these changes made believed, and removes the entries of those that are believed no more.
-    fn apply_changes(&mut self, changes: Vec<Change>) -> Vec<Changed> {
+    fn apply_changes(&mut self, changes: Vec<PeerChange>) -> Vec<Changed> {
         let mut changed = Vec::new();
         for change in changes {
             if self.net_conf.masquerade.except_nodes {

@@ -63,7 +63,7 @@ pub struct Us {
 
 /// A lease that is believed from now on, or no longer, or with another content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct PeerChange {
     /// The id of the lease.
     pub id: Id,
     /// The lease that was believed before.
@@ -114,7 +114,7 @@ impl Peers {
     }
 
     /// Judges all leases again, because this node has another subnet, address or network. Returns the leases whose judgement has changed.
-    pub fn judge_for(&mut self, us: Us) -> Vec<Change> {
+    pub fn judge_for(&mut self, us: Us) -> Vec<PeerChange> {
         if us == self.us {
             return Vec::new();
         }
@@ -133,14 +133,14 @@ impl Peers {
             if entry.is_believed() != was {
                 let (id, lease) = (lease.id.clone(), Some(lease.clone()));
                 let (before, after) = if was { (lease, None) } else { (None, lease) };
-                changes.push(Change { id, before, after });
+                changes.push(PeerChange { id, before, after });
             }
         }
         in_order(changes)
     }
 
     /// Adds or replaces a record. A record with our own id causes no change.
-    pub fn put(&mut self, record: Record) -> Vec<Change> {
+    pub fn put(&mut self, record: Record) -> Vec<PeerChange> {
         let Record { id, lease } = record;
         // The id of the record counts, not the one in the lease.
         let lease = lease.map(|lease| Lease { id: id.clone(), subnets: lease.subnets.trunc(), ..lease });
@@ -168,7 +168,7 @@ impl Peers {
     }
 
     /// Removes a record. Leases that were set aside because of it may be believed again.
-    pub fn remove(&mut self, id: &Id) -> Vec<Change> {
+    pub fn remove(&mut self, id: &Id) -> Vec<PeerChange> {
         let Some(slot) = self.slots.remove(id) else { return Vec::new() };
         let (mut queue, mut before) = (Queue::new(), Before::new());
         self.withdraw_claim(slot, &mut queue, &mut before);
@@ -282,7 +282,7 @@ impl Peers {
         (free && self.claims.rivals(&claim).next().is_none()).then_some(claim)
     }
 
-    fn believe(&mut self, id: Id, lease: Result<Lease, Unreadable>, claim: &Claim) -> Change {
+    fn believe(&mut self, id: Id, lease: Result<Lease, Unreadable>, claim: &Claim) -> PeerChange {
         let mut entry = Entry::new(lease);
         if let Entry::Read(_, judgement) = &mut entry {
             *judgement = Judgement::Believed;
@@ -291,7 +291,7 @@ impl Peers {
         self.slots.insert(id.clone(), slot);
         self.claims.insert(claim, slot);
         self.believed += 1;
-        Change { id, before: None, after: self.entries[slot as usize].believed().cloned() }
+        PeerChange { id, before: None, after: self.entries[slot as usize].believed().cloned() }
     }
 
     /// Updates a lease whose claim stays the same. Returns `None` if that is done, and the new lease if it must be judged. Most changes of

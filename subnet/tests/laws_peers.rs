@@ -13,7 +13,7 @@ use weft_subnet::attrs::Attrs;
 use weft_subnet::cidr::Subnets;
 use weft_subnet::connected::Connected;
 use weft_subnet::lease::{Age, Id, Lease, Record, Unreadable};
-use weft_subnet::peers::{Change, Peers, Us};
+use weft_subnet::peers::{PeerChange, Peers, Us};
 
 fn age(stamp: u64) -> Age {
     Age { stamp, ..Age::default() }
@@ -266,7 +266,7 @@ fn leases_that_are_believed() {
         (dual(), lease("10.5.2.0-24&fd00:0:0:2::-64", "192.168.0.2", 1)),
     ] {
         let mut peers = Peers::new(us);
-        let change = Change { id: good.id.clone(), before: None, after: Some(good.clone().into()) };
+        let change = PeerChange { id: good.id.clone(), before: None, after: Some(good.clone().into()) };
         assert_eq!(peers.put(record(good.clone())), [change]);
         assert_eq!(peers.get(&good.id), Some(&good.clone().into()));
         assert_eq!(peers.put(record(good)), [], "the same again changes nothing");
@@ -282,7 +282,7 @@ fn unreadable_records_are_set_aside_and_removed() {
     assert_eq!(reason(&peers), "value is not a lease");
     assert_eq!(peers.put(record(good.clone())).len(), 1);
     assert_eq!(peers.not_believed().count(), 0);
-    assert_eq!(peers.put(bad), [Change { id: good.id.clone(), before: Some(good.clone().into()), after: None }]);
+    assert_eq!(peers.put(bad), [PeerChange { id: good.id.clone(), before: Some(good.clone().into()), after: None }]);
     assert_eq!((peers.len(), reason(&peers).as_str()), (0, "value is not a lease"));
     assert_eq!(peers.remove(&good.id), []);
     assert_eq!((peers.ids().count(), peers.not_believed().count(), peers.is_empty()), (0, 0, true));
@@ -294,10 +294,13 @@ fn a_new_address_of_a_lease_is_one_change() {
     let mut peers = Peers::new(us());
     let (old, new) = (lease("10.5.2.0-24", "192.168.0.2", 1), lease("10.5.2.0-24", "192.168.0.3", 1));
     peers.put(record(old.clone()));
-    let change = Change { id: old.id.clone(), before: Some(old.clone().into()), after: Some(new.clone().into()) };
+    let change = PeerChange { id: old.id.clone(), before: Some(old.clone().into()), after: Some(new.clone().into()) };
     assert_eq!(peers.put(record(new.clone())), [change]);
     let impossible = lease("10.5.2.0-24", "127.0.0.1", 1);
-    assert_eq!(peers.put(record(impossible)), [Change { id: old.id.clone(), before: Some(new.into()), after: None }]);
+    assert_eq!(
+        peers.put(record(impossible)),
+        [PeerChange { id: old.id.clone(), before: Some(new.into()), after: None }]
+    );
     assert_eq!(peers.put(record(old.clone())).len(), 1);
     assert_eq!(peers.len(), 1);
 }
@@ -312,8 +315,14 @@ fn our_own_lease_is_not_a_peer() {
     // We have another subnet now, so our former lease belongs to a peer.
     let moved =
         Us { id: Some("10.5.9.0-24".into()), own: Subnets::from_key("10.5.9.0-24").unwrap(), public: vec![], ..us() };
-    assert_eq!(peers.judge_for(moved), [Change { id: own.id.clone(), before: None, after: Some(own.clone().into()) }]);
-    assert_eq!(peers.judge_for(us()), [Change { id: own.id.clone(), before: Some(own.clone().into()), after: None }]);
+    assert_eq!(
+        peers.judge_for(moved),
+        [PeerChange { id: own.id.clone(), before: None, after: Some(own.clone().into()) }]
+    );
+    assert_eq!(
+        peers.judge_for(us()),
+        [PeerChange { id: own.id.clone(), before: Some(own.clone().into()), after: None }]
+    );
     assert_eq!(peers.judge_for(us()), []);
     assert_eq!(peers.remove(&own.id), []);
 }
@@ -697,7 +706,7 @@ fn believed(peers: &Peers) -> BTreeMap<Id, Lease> {
 }
 
 /// Applies changes to what was believed before.
-fn follow(known: &mut BTreeMap<Id, Lease>, changes: Vec<Change>) {
+fn follow(known: &mut BTreeMap<Id, Lease>, changes: Vec<PeerChange>) {
     for change in changes {
         assert_ne!(change.before, change.after, "a change that is none");
         assert_eq!(known.get(&change.id), change.before.as_deref(), "before is what was believed");

@@ -9,14 +9,14 @@ use ipnet::IpNet;
 
 use super::claims::Slot;
 use super::entry::{Entry, Judgement};
-use super::{Before, Change, Peers, Queue, judge};
+use super::{Before, PeerChange, Peers, Queue, judge};
 use crate::connected::Connected;
 use crate::lease::Lease;
 
 impl Peers {
     /// Sets the host's addresses and connected networks. Judges the leases again whose subnets overlap something that was added or
     /// removed. The result is the same as that of [`Peers::judge_for`].
-    pub fn connect(&mut self, connected: Connected) -> Vec<Change> {
+    pub fn connect(&mut self, connected: Connected) -> Vec<PeerChange> {
         let difference = self.us.connected.difference(&connected);
         if difference.is_empty() {
             return Vec::new();

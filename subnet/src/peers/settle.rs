@@ -10,7 +10,7 @@ use crate::text::Shown;
 
 use super::claims::{Claim, Slot};
 use super::entry::{Entry, Judgement, Reason};
-use super::{Before, Change, Peers, Queue, judge};
+use super::{Before, PeerChange, Peers, Queue, judge};
 
 impl Peers {
     /// Withdraws the claim of a slot, and queues the claims that were set aside because of it.
@@ -138,17 +138,17 @@ impl Peers {
         self.claims.overlapping(claim).find_map(older).or_else(around)
     }
 
-    pub(super) fn changes(&self, before: Before) -> Vec<Change> {
+    pub(super) fn changes(&self, before: Before) -> Vec<PeerChange> {
         let change = |(slot, (id, before)): (Slot, (Id, Option<Arc<Lease>>))| {
             let after = self.entries[slot as usize].believed();
-            (before.as_ref() != after).then(|| Change { id, before, after: after.cloned() })
+            (before.as_ref() != after).then(|| PeerChange { id, before, after: after.cloned() })
         };
         in_order(before.into_iter().filter_map(change).collect())
     }
 }
 
 /// Sorts changes by id. Leases that are no longer believed come first, so that a subnet is given up before another lease takes it.
-pub(super) fn in_order(mut changes: Vec<Change>) -> Vec<Change> {
+pub(super) fn in_order(mut changes: Vec<PeerChange>) -> Vec<PeerChange> {
     changes.sort_by(|a, b| (a.after.is_some(), &a.id).cmp(&(b.after.is_some(), &b.id)));
     changes
 }
