@@ -127,6 +127,8 @@ pub async fn inject(lab: &mut Lab, fault: &Fault) -> Result<Repair> {
 async fn cause(lab: &mut Lab, node: &Netns, fault: &Fault) -> Result<Instant> {
     let first = lab.nodes.first_mut().context("a lab without nodes")?;
     let network = node.network()?;
+    // The agent hears of a fault before the kernel has answered the request that causes it.
+    let begin = Instant::now();
     match fault {
         Fault::Route(subnet) => network.delete_route(*subnet).await?,
         Fault::Fdb(entry) => network.delete_fdb_entry(entry).await?,
@@ -145,16 +147,17 @@ async fn cause(lab: &mut Lab, node: &Netns, fault: &Fault) -> Result<Instant> {
             return Ok(begin);
         }
     }
-    Ok(Instant::now())
+    Ok(begin)
 }
 
 /// Returns the time from `begin` until all entries are restored, or `None` if the limit is exceeded.
 async fn wait_for_entries(node: &Netns, before: &BTreeSet<String>, begin: Instant) -> Result<Option<Duration>> {
     let network = node.network()?;
     loop {
-        // The time is read before the tables, because reading them takes milliseconds that are not the agent's.
+        let restored = read_entries(&network).await?.is_superset(before);
+        // The time includes the reading, so it is never shorter than the repair.
         let now = begin.elapsed();
-        if read_entries(&network).await?.is_superset(before) {
+        if restored {
             return Ok(Some(now));
         }
         if now >= LIMIT {

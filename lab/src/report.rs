@@ -64,7 +64,8 @@ pub fn repairs(repairs: &[Repair]) -> String {
 /// Formats a duration for people.
 pub fn duration(time: Duration) -> String {
     match time.as_millis() {
-        0..10_000 => format!("{} ms", time.as_millis()),
+        0..10 => format!("{:.1} ms", time.as_secs_f64() * 1000.0),
+        10..10_000 => format!("{} ms", time.as_millis()),
         _ => format!("{:.1} s", time.as_secs_f64()),
     }
 }
