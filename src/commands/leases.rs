@@ -69,16 +69,19 @@ pub async fn release(task: &ReleaseTask) -> anyhow::Result<Answer> {
 fn own<'a>(records: &'a [Record], subnets: &Subnets, ours: &[IpAddr]) -> anyhow::Result<&'a Lease> {
     let leases = || records.iter().filter_map(|record| record.lease.as_ref().ok());
     let has_ours = |lease: &&Lease| subnets.iter().all(|net| lease.subnets.of(family(&net)) == Some(net));
-    let lease = leases().find(|lease| lease.subnets == *subnets).or_else(|| leases().find(has_ours));
-    let lease = lease.with_context(|| format!("no lease of {subnets} is in the store: there is nothing to release"))?;
-    let published: Vec<IpAddr> = lease.attrs.published().collect();
-    if !published.iter().any(|ip| ours.contains(ip)) {
-        anyhow::bail!(
-            "the lease of {subnets} belongs to {}, which is no address of this machine: if it is ours anyway, give --public-ip",
-            joined(published, ", ")
-        );
+    let candidates = || leases().filter(|lease| lease.subnets == *subnets).chain(leases().filter(has_ours));
+    // Another node may claim our subnet.
+    let is_ours = |lease: &&Lease| lease.attrs.published().any(|ip| ours.contains(&ip));
+    if let Some(lease) = candidates().find(is_ours) {
+        return Ok(lease);
     }
-    Ok(lease)
+    let Some(other) = candidates().next() else {
+        anyhow::bail!("no lease of {subnets} is in the store: there is nothing to release");
+    };
+    anyhow::bail!(
+        "the lease of {subnets} belongs to {}, which is no address of this machine: if it is ours anyway, give --public-ip",
+        joined(other.attrs.published(), ", ")
+    );
 }
 
 /// Returns a table with a line for each record. The line of a record that cannot be read says why. Ids, types and reasons
@@ -142,6 +145,18 @@ mod tests {
         // A lease with exactly these subnets is preferred.
         let records = [dual("n1", "10.5.1.0-24&fd00:12:0:1::-64"), record()];
         assert_eq!(&*own(&records, &of("10.5.1.0-24"), ours).unwrap().id, "10.5.1.0-24");
+    }
+
+    #[test]
+    fn a_lease_of_another_node_with_our_subnet_does_not_hide_ours() {
+        let mut claimed = record();
+        let Ok(lease) = &mut claimed.lease else { panic!("a lease") };
+        (lease.id, lease.attrs.public_ip) = ("another".into(), Some([10, 0, 0, 9].into()));
+        let records = [claimed, record()];
+        let subnets = Subnets::from_key("10.5.1.0-24").unwrap();
+        assert_eq!(&*own(&records, &subnets, &[[10, 0, 0, 1].into()]).unwrap().id, "10.5.1.0-24");
+        let error = own(&records, &subnets, &[[10, 0, 0, 2].into()]).unwrap_err().to_string();
+        assert!(error.contains("belongs to 10.0.0.9"), "{error}");
     }
 
     #[test]
