@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the command line and the environment, and turns them into plain values. No other module reads the environment.
+//! Reads the command line and the environment, and turns them into plain values. No other module reads settings of weft from the environment.
 //!
 //! Exit codes are 0 for success, 1 for a failure and 2 for bad usage. A renew margin out of range is 1, as in flannel.
 
@@ -236,7 +236,7 @@ pub fn command() -> clap::Command {
 /// # Errors
 /// The process must end: with help, or because the command line is wrong.
 pub fn parse() -> Result<Task, Exit> {
-    #[allow(clippy::disallowed_methods, reason = "only this function reads the environment")]
+    #[allow(clippy::disallowed_methods, reason = "only this function reads settings from the environment")]
     let env = |name: &str| std::env::var(name).ok();
     parse_from(std::env::args_os(), env)
 }

@@ -4,8 +4,7 @@
 //! What the rules say is decided in [`weft_backends::traffic_rules`]. Here they are written: [`choice`] chooses nftables or iptables,
 //! [`reconciler`] keeps the rules in place, and [`other_programs`] deals with what other programs' rules do to ours.
 //!
-//! Invariant: nothing here imports the rest of the agent (kernel, plan, options). The agent imports this module. `tests/layers.rs`
-//! checks this.
+//! Invariant: nothing here imports the kernel adapter, the plan or the options. These import this module. `tests/layers.rs` checks this.
 
 pub mod choice;
 pub mod error;

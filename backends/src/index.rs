@@ -16,7 +16,7 @@ use weft_subnet::old_defects::{Defect, is_back};
 use crate::devices::{Devices, Number};
 use crate::state::{Key, State, Value};
 
-/// The contributor of our own device, addresses and routes. It wins links and addresses. No id of a store contains a slash at its start.
+/// The contributor of our own device, addresses and routes. It wins links and addresses. No lease has an id that begins with a slash.
 pub const OWN: &str = "/own";
 
 /// So many contributors of one key count, the first ones in their order. A node that got a new subnet has two leases for a while, perhaps

@@ -17,7 +17,7 @@ use weft_subnet::net_conf::NetConf;
 
 use super::parsed_conf::ParsedConf;
 
-/// Contributor of the devices of the next backend. No id of a store begins with a slash.
+/// Contributor of the devices of the next backend. No lease has an id that begins with a slash.
 pub(super) const NEXT: &str = "/next";
 /// Contributor of the devices of earlier backends.
 pub(super) const EARLIER: &str = "/earlier";

@@ -22,7 +22,7 @@ use crate::options::Fences;
 /// Maximum number of leases with exceptions. Each of them costs at most two routes in the kernel.
 const MAX_EXCEPTIONS: usize = 4096;
 
-/// Contributor of the fence itself. No id of a store begins with a slash.
+/// Contributor of the fence itself. No lease has an id that begins with a slash.
 const FENCE: &str = "/fence";
 
 /// The order of leases that need exceptions: the oldest lease comes first.

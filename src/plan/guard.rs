@@ -8,7 +8,7 @@ use weft_subnet::lease::{Age, Id};
 use super::Plan;
 use crate::firewall::guard::TunnelPeers;
 
-/// Contributor of the tunnel guard's chains. No id of a store begins with a slash.
+/// Contributor of the tunnel guard's chains. No lease has an id that begins with a slash.
 const GUARD: &str = "/guard";
 
 impl Plan {

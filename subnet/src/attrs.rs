@@ -30,8 +30,8 @@ pub struct Attrs {
     pub backend_data: Option<Box<str>>,
     /// `BackendV6Data` as raw JSON, exactly as in the store.
     pub backend_v6_data: Option<Box<str>>,
-    /// `TunnelIP`: the source address of this node's tunnel packets, if it is not the published address. The tunnel guard and the backend udp of
-    /// peers need it. flannel has no such member.
+    /// `TunnelIP`: the source address of this node's tunnel packets. The tunnel guard of peers needs it in every lease, their backend udp only
+    /// if it is not the published address. flannel has no such member.
     pub tunnel_ip: Option<Ipv4Addr>,
     /// `TunnelIPv6`: the same over IPv6.
     pub tunnel_ipv6: Option<Ipv6Addr>,
