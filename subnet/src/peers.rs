@@ -5,7 +5,7 @@
 //! There are two questions. First, is the lease possible at all? The answer (`judge.rs`) depends only on the lease and on this node: our
 //! Network, our subnet, our LAN, our addresses. If it is possible, the lease has a claim to its subnets and addresses (`claims.rs`).
 //!
-//! Second, does the claim hold against other claims? Two claims conflict if their subnets overlap, or if the subnet of one contains the
+//! Second, does the claim hold against other claims (`settle.rs`)? Two claims conflict if their subnets overlap, or if the subnet of one contains the
 //! published address of the other. A claim is believed if it conflicts with no older claim that is believed. After a change, the younger
 //! claims that conflict with the changed one are judged again, oldest first. If a judgement changes, the claims that conflict with that one
 //! follow. After each call every claim is settled, so the result depends only on the set of records, and never on the order in which
