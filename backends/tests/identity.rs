@@ -71,6 +71,8 @@ fn vxlan_devices_follow_the_lease_as_far_as_it_names_macs() {
     let now = VtepMac::both(mac(1), mac(6));
     let lease = attrs("vxlan", Some(r#"{"VtepMAC":"02:00:00:00:00:09"}"#), Some("{}"));
     assert_eq!(make(&net_conf("vxlan")).unwrap().follow(&now, &lease), VtepMac::both(mac(9), mac(6)));
+    let other = Attrs { backend_type: "wireguard".into(), ..lease.clone() };
+    assert_eq!(make(&net_conf("vxlan")).unwrap().follow(&now, &other), now, "a lease of another type names no MAC");
     assert_eq!(make(&net_conf("host-gw")).unwrap().follow(&Identities::default(), &lease), Identities::default());
 }
 

@@ -58,8 +58,12 @@ pub(super) fn vtep_mac(host: &Host, family: Family) -> Option<Mac> {
     host.identities.of(family)?.of::<VtepMac>().map(|identity| identity.0)
 }
 
-/// Returns the MACs that a lease names for the IPv4 device and the IPv6 device. One that no device can have is left out.
+/// Returns the MACs that a lease names for the IPv4 device and the IPv6 device. One that no device can have is left out. A lease of another
+/// type names none, because its data have another meaning.
 pub(super) fn lease_macs(attrs: &Attrs) -> [Option<Mac>; 2] {
+    if attrs.backend_type != KIND {
+        return [None, None];
+    }
     let mac = |data: &Option<Box<str>>| {
         let members: Members = serde_json::from_str(data.as_deref()?).ok()?;
         let mac = parse_mac(members.get("VtepMAC")?.as_str()?)?;

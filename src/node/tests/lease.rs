@@ -63,6 +63,23 @@ async fn a_lease_with_our_address_and_another_mac_belongs_to_another_node() {
     .await;
 }
 
+/// A key of WireGuard cannot be compared with our MAC, so the subnet and the address say that this is our lease. Whoever may write our key must
+/// not choose the MAC of our device in this way.
+#[tokio::test]
+async fn what_looks_like_a_mac_in_a_lease_of_another_type_does_not_change_ours() {
+    local(async {
+        let mut test = holding().await;
+        let data = r#"{"PublicKey":"B6N8vBQgk8i3VdwbEOhstCY3StFqqFPtC9/AsrhtHHw=","VtepMAC":"02:00:00:00:00:02"}"#;
+        let mut other = own("192.168.0.1", data);
+        other.attrs.backend_type = "wireguard".into();
+        test.node.store_changed(written(other)).await;
+        assert!(test.asked(1).await, "our value must be written again");
+        let [mac, _] = test.node.plan.host().identities.public();
+        assert_eq!(mac.unwrap().to_string(), "02:00:00:00:00:01", "the device must keep its MAC");
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_lease_with_our_mac_and_another_address_is_ours() {
     local(async {
