@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use hyper::StatusCode;
 use serde::Serialize;
 use serde::ser::SerializeStruct;
+use weft_subnet::text::sentence;
 
 use crate::log::text::wrapped;
 use crate::observe::mesh::quality::{self, Quality};
@@ -136,7 +137,7 @@ impl Cluster {
     }
 
     /// Takes what the nodes answered, by subnet. A node whose answer cannot be used gets the reason as text, because it is shown and goes into
-    /// the answer as JSON.
+    /// the answer as JSON. It may quote what answered, so it is cut and cleaned.
     pub fn answered(&mut self, rows: Vec<(String, Result<Row, AskError>)>) {
         for (subnet, row) in rows {
             let Some(place) = self.places.get(&subnet) else { continue };
@@ -146,7 +147,7 @@ impl Cluster {
                 Ok(row) => {
                     node.error = Some(format!("another node answers at this address: {}", Row::bounded(row).whose()))
                 }
-                Err(reason) => node.error = Some(reason.to_string()),
+                Err(reason) => node.error = Some(sentence(&reason.to_string())),
             }
         }
     }
@@ -454,5 +455,21 @@ n2 10.5.2.0/24    10.5.3.0/24       programmed       -          -      -
         assert_eq!(third.ways.keys().collect::<Vec<_>>(), [&0], "neither itself nor a node that nobody knows");
         assert_eq!(third.ways[&0].loss, Some(100));
         assert!(!cluster.is_broken());
+    }
+
+    /// Whatever is at the address of a lease can answer, and its answer is quoted.
+    #[test]
+    fn an_error_that_quotes_an_answer_is_cut_and_cleaned() {
+        let at: SocketAddr = "192.168.0.2:10256".parse().unwrap();
+        let hostile = format!("\u{1b}[2J\u{9b}{}", "x".repeat(100_000));
+        let body = serde_json::json!({"to": "", "state": hostile}).to_string();
+        let no_row = AskError::NoRow(at, serde_json::from_str::<RowWay>(&body).unwrap_err());
+        for reason in [no_row, AskError::Refused(at, StatusCode::FORBIDDEN, hostile)] {
+            let mut cluster = Cluster::new(vec![known(2)]);
+            cluster.answered(vec![("10.5.2.0/24".to_owned(), Err(reason))]);
+            let error = cluster.nodes[0].error.as_deref().unwrap();
+            assert!(error.starts_with("192.168.0.2:10256 ") && error.contains("\\u{1b}"), "{error}");
+            assert!(error.chars().count() <= 400 && !error.contains(char::is_control), "{error}");
+        }
     }
 }
