@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
-use nix::libc::O_NONBLOCK;
+use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use tempfile::NamedTempFile;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout_at};
@@ -219,7 +219,7 @@ impl Files {
                 meta => meta.and_then(|meta| check_regular(&meta)),
             };
             let mut options = OpenOptions::new();
-            options.create(true).truncate(false).write(true).custom_flags(O_NONBLOCK);
+            options.create(true).truncate(false).write(true).custom_flags(O_NONBLOCK | O_NOFOLLOW);
             there.and_then(|()| options.open(&at)).map_err(|error| failed("open", &at, error))
         };
         let mut file = self.work(open).await?;

@@ -504,6 +504,21 @@ async fn a_fifo_as_net_conf_or_lock_is_an_error_and_does_not_block() {
     store.acquire(&request(2)).await.unwrap();
 }
 
+/// Whoever can write into the directory must not choose where the agent of each node creates a file.
+#[tokio::test]
+async fn a_symbolic_link_as_lock_is_an_error_and_is_not_followed() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (path, target) = (dir.path().join(".lock"), elsewhere.path().join("target"));
+    symlink(&target, &path).unwrap();
+    let store = DirStore::new(dir.path().into(), TYPES);
+    let error = chain(&store.acquire(&request(1)).await.unwrap_err());
+    let wanted = format!("open {}", path.display());
+    assert!(error.contains(&wanted) && error.contains("Too many levels of symbolic links"), "{error}");
+    assert!(!target.exists(), "the link was followed");
+    fs::remove_file(&path).unwrap();
+    store.acquire(&request(1)).await.unwrap();
+}
+
 /// Runs in a user namespace with its own limit of inotify instances.
 #[test]
 fn without_an_inotify_instance_the_directory_is_polled() {
