@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests, which clippy does not take for tests")]
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -96,6 +97,29 @@ fn the_id_of_the_record_and_the_network_of_the_subnet_count() {
     assert_eq!(ids(&peers), ["10.5.2.0-24"]);
     let subnets: Vec<_> = peers.believed().filter_map(|lease| lease.subnets.v4).collect();
     assert_eq!(subnets, ["10.5.2.0/24".parse::<Ipv4Net>().unwrap()]);
+}
+
+thread_local! {
+    /// How often a port was read on this thread.
+    static READ: Cell<usize> = const { Cell::new(0) };
+}
+
+fn counted(attrs: &Attrs) -> [Option<u16>; 2] {
+    READ.set(READ.get() + 1);
+    ports(attrs)
+}
+
+/// Each of them is compared with others, so the work would grow with the square of their number.
+#[test]
+fn one_of_many_nodes_behind_one_nat_is_compared_with_some_of_them() {
+    let mut peers = Peers::new(us()).with_ports(counted);
+    for number in 2..=200 {
+        peers.put(record(with_port(&format!("10.5.{number}.0-24"), "192.168.0.9", 50_000 + number)));
+    }
+    assert_eq!(peers.len(), 199);
+    READ.set(0);
+    assert!(peers.sharing(peers.get(&"10.5.200.0-24".into()).unwrap()).is_none());
+    assert!((2..=100).contains(&READ.get()), "{} ports were read", READ.get());
 }
 
 #[test]

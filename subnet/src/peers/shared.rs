@@ -13,6 +13,9 @@ use crate::lease::Lease;
 
 /// How many leases with the same address are named.
 const NAMED: usize = 3;
+/// With how many leases with the same address one lease is compared. There may be thousands of them with different ports, as behind one NAT,
+/// and [`Peers::sharing`] is called for each. [`Peers::shared`] compares all of them at once.
+const COMPARED: usize = 16;
 
 /// A published address that several believed leases publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,11 +29,11 @@ pub struct Shared<'a> {
 }
 
 impl Peers {
-    /// Returns another believed lease with the same published address, and not with another port there. Takes time that grows with the
-    /// logarithm of the number of peers.
+    /// Returns another believed lease with the same published address, and not with another port there. Looks at some of the leases
+    /// with this address only: there may be thousands. Takes time that grows with the logarithm of the number of peers.
     pub fn sharing(&self, lease: &Lease) -> Option<&Arc<Lease>> {
         let (own, claim) = (self.slots.get(&lease.id), judge::claim(&self.us, lease));
-        let mut others = self.claims.sharing(&claim).filter(|slot| Some(slot) != own);
+        let mut others = self.claims.sharing(&claim).filter(|slot| Some(slot) != own).take(COMPARED);
         others.find_map(|slot| self.entries[slot as usize].believed().filter(|other| self.clash(lease, other)))
     }
 
