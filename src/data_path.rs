@@ -234,6 +234,8 @@ impl DataPath {
         if if_nametoindex(name.as_bytes()).is_err() {
             // To open the device would create it, without its attributes. The pass that creates it is followed by an update.
             self.problem = Some(format!("the device {name} does not exist yet"));
+            // A time that is over would wake up the loop again at once, as long as the device is missing.
+            self.retry_at = None;
             return;
         }
         let mut earlier = std::mem::take(&mut self.earlier);
@@ -389,6 +391,9 @@ fn table(wanted: &Wanted<'_>) -> Table {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::net::Ipv4Addr;
+
+    use weft_backends::state::Name;
 
     use super::*;
 
@@ -406,5 +411,19 @@ mod tests {
         data_path.hand_over_later(Handover::Forget);
         assert!(matches!(data_path.take_handover(), Some(Handover::Forget)), "it is told later");
         assert!(data_path.take_handover().is_none());
+    }
+
+    /// The loop wakes up at the time that [`DataPath::next`] returns. While the device is missing, it would do nothing else.
+    #[test]
+    fn a_missing_device_is_no_reason_to_wake_up_after_a_failure() {
+        let (mut data_path, device) = (DataPath::default(), Name::new("flannel-none").unwrap());
+        data_path.record_failure("the TUN device flannel-none was lost".to_owned(), Instant::now());
+        let due = data_path.next().expect("the tunnel is started again after a pause");
+        let (local, subnet) = (Ipv4Addr::LOCALHOST, "10.5.1.0/24".parse().unwrap());
+        let tunnel = Tunnel { device, mtu: 1472, local, port: 8285, subnet };
+        let peers = Vec::<TunnelPeer>::new;
+        data_path.update(Some(&Wanted { tunnel, more_ports: Vec::new(), version: 1, peers: &peers }), due);
+        assert_eq!(data_path.problem(), Some("the device flannel-none does not exist yet"));
+        assert_eq!(data_path.next(), None, "the pass that creates the device is followed by an update");
     }
 }
