@@ -50,7 +50,7 @@ pub struct LinuxKernel {
     pub(super) index: Shared,
     /// True if IPv4 routes go through nexthop objects: this is wanted, and the kernel has them.
     pub(super) nexthops: bool,
-    /// True after the nexthops of an earlier run were read.
+    /// True after the nexthops of an earlier run were read, until some of ours could not be deleted.
     pub(super) adopted: bool,
     /// The routes of which the kernel has several with the same key, and how many.
     pub(super) doubled: HashMap<Key, usize>,
@@ -157,7 +157,8 @@ impl LinuxKernel {
         })
     }
 
-    /// Deletes nexthops of this agent. One that cannot be deleted is gone, or the next observation finds it as an orphan.
+    /// Deletes nexthops of this agent. One that the kernel refuses to delete is gone already. If the message cannot be sent, the next
+    /// observation looks for nexthops that no route uses, because the index has forgotten them.
     pub(super) fn delete_nexthops(&mut self, ids: &[u32]) {
         for slice in ids.chunks(BATCH) {
             let (mut w, mut last) = (Writer::default(), 0);
@@ -170,6 +171,7 @@ impl LinuxKernel {
             w.flag_last(NLM_F_ACK);
             if let Err(e) = self.netlink.exchange(w.bytes(), last) {
                 tracing::debug!(error = %e, "delete nexthops");
+                self.adopted = false;
             }
         }
     }

@@ -319,6 +319,19 @@ mod tests {
         }
     }
 
+    /// The index has forgotten them by then, so nothing else would find them in the kernel.
+    #[test]
+    fn nexthops_that_could_not_be_deleted_are_looked_for_again() {
+        let mut kernel = kernel();
+        kernel.adopted = true;
+        let key = Key::Route("10.5.2.0/24".parse().unwrap(), 0);
+        let id = kernel.index.borrow_mut().bind(key).unwrap().id;
+        // Nobody listens to this protocol, so the message cannot be sent.
+        kernel.netlink = Netlink::open_on(NETLINK_USERSOCK).unwrap();
+        kernel.delete_nexthops(&[id]);
+        assert!(!kernel.index.borrow().owns(id) && !kernel.adopted);
+    }
+
     /// The old routes carry packets until the new one can be written.
     #[test]
     fn a_doubled_route_stays_while_no_nexthop_id_is_free() {
