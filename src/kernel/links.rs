@@ -43,9 +43,7 @@ impl LinuxKernel {
     pub(super) fn apply_one(&mut self, op: &Op) -> Outcome {
         let done = match op {
             Op::Ensure(Key::Link(name), Value::Link(link)) => self.ensure_link(op, *name, link),
-            Op::Recreate(Key::Link(name), Value::Link(link)) => {
-                self.remove_link(op, *name).and_then(|()| self.create_link(op, *name, link))
-            }
+            Op::Recreate(Key::Link(name), Value::Link(link)) => self.recreate_link(op, *name, link),
             Op::Remove(Key::Link(name), _) => self.remove_link(op, *name),
             Op::Ensure(Key::Addr(name, net), _) | Op::Recreate(Key::Addr(name, net), _) => {
                 self.address(op, *name, |w, index| link_messages::address(w, true, index, *net))
@@ -114,6 +112,16 @@ impl LinuxKernel {
         self.check(op, name, &present)?;
         self.known.remove(&name);
         self.send(op, |w| link_messages::delete_link(w, index))
+    }
+
+    /// Deletes a device and creates it again. While its outer device is missing, it stays: it could not be created, and it carries packets as
+    /// before if the outer device only has another name by now.
+    fn recreate_link(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {
+        if let Some(parent) = want.kind.parent() {
+            self.parent(op, parent)?;
+        }
+        self.remove_link(op, name)?;
+        self.create_link(op, name, want)
     }
 
     fn ensure_link(&mut self, op: &Op, name: Name, want: &Link) -> Result<(), Stop> {

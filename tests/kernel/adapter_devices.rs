@@ -224,6 +224,25 @@ fn an_alias_that_was_cleared_is_set_again_and_that_of_another_agent_stays() {
     });
 }
 
+/// The uplink has got another name, and the plan keeps the old one for some seconds. The kernel knows the uplink by its index, so the device
+/// goes on.
+#[test]
+fn a_device_whose_outer_device_is_missing_is_not_deleted_to_be_made_again() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, value) = vxlan(false);
+        put(&mut k, &[(key, value.clone()), fdb("flannel.1", 7, "10.0.0.7")]);
+        let before = index();
+        ip("link set up0 down");
+        ip("link set up0 name renamed0");
+        k.observe(&[]).unwrap();
+        let outcome = k.apply(&[Op::Recreate(key, value)]).remove(0);
+        assert!(matches!(&outcome, Outcome::Retry(text) if text.contains("no link up0")), "{outcome:?}");
+        assert_eq!(index(), before);
+        assert!(bridge("fdb show dev flannel.1").contains("10.0.0.7"));
+    });
+}
+
 /// No device of an agent is chosen as an uplink, and the identity of our own one is kept.
 #[test]
 fn the_machine_says_which_devices_agents_have_made() {
