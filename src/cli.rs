@@ -355,9 +355,9 @@ fn leaf(words: &[String]) -> (usize, Flags) {
 fn flags_of(command: &clap::Command) -> Flags {
     let flag = |arg: &clap::Arg| {
         let name = arg.get_long()?.to_owned();
-        let bare = !arg.get_action().takes_values() || arg.is_require_equals_set();
-        // No variable of the environment may set --flannel-devices, because it lets `weft cleanup` remove what another program made.
-        (name != "help" && arg.get_id() != "flannel_devices").then_some((name, !bare))
+        // A flag without a value must be on the command line. So no variable sets --flannel-devices, which lets `weft cleanup` remove what
+        // another program made, and FLANNELD_PROBE, which is for the agent, does not end `weft explain`, which has another flag of this name.
+        arg.get_action().takes_values().then_some((name, !arg.is_require_equals_set()))
     };
     command.get_arguments().filter_map(flag).collect()
 }

@@ -219,6 +219,24 @@ fn no_variable_of_the_environment_takes_the_devices_of_flannel() {
     assert_eq!(task.state_dir, PathBuf::from("true"));
 }
 
+/// A command inside the agent's container has the agent's variables. `weft explain` has another flag --probe, which has no value.
+#[test]
+fn a_variable_sets_no_flag_without_a_value() {
+    let with_variables = |line: &str| {
+        let env = |name: &str| match name {
+            "FLANNELD_PROBE" => Some("off".to_owned()),
+            "FLANNELD_ALL" | "FLANNELD_FOLLOW" => Some("true".to_owned()),
+            _ => None,
+        };
+        parse_from(line.split(' ').map(OsString::from), env)
+    };
+    assert!(matches!(with_variables("weft agent"), Ok(Task::Agent(task)) if !task.options.probe));
+    assert!(matches!(with_variables("weft explain 10.5.1.2 10.5.2.3"), Ok(Task::Explain(task)) if !task.probe));
+    assert!(matches!(with_variables("weft explain -probe 10.5.1.2 10.5.2.3"), Ok(Task::Explain(task)) if task.probe));
+    assert!(matches!(with_variables("weft mesh"), Ok(Task::Mesh(task)) if !task.all));
+    assert!(matches!(with_variables("weft history"), Ok(Task::History(task)) if !task.follow));
+}
+
 /// A variable that is meant for the agent must not end the examination of a node, and none may remove what pods left behind.
 #[test]
 fn doctor_reads_only_the_flags_of_the_store_from_the_environment_and_only_with_check_store() {
