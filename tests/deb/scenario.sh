@@ -79,8 +79,8 @@ check "removal" dpkg -r weft
 check "removal stops the agent" is "systemctl is-active weft" inactive
 check "pods keep their network" ping -q -c 1 -W 30 10.244.9.1
 check "removal keeps the configuration" test -e /etc/default/weft
-# Saved by an agent with another store, and by one that was killed while it wrote.
-(cd /var/lib/weft && touch peers-0123456789abcdef extension-0123456789abcdef weft.wireguard.key .weft-Abc123)
+# Saved by an agent with another store, by one that was killed while it changed its key, and by one that was killed while it wrote.
+(cd /var/lib/weft && touch peers-0123456789abcdef extension-0123456789abcdef weft.wireguard.key weft.wireguard.key.next .weft-Abc123)
 check "purge" dpkg -P weft
 # The directory store may be on a file system of the whole cluster.
 check "purge keeps the directory store" is "ls -A /var/lib/weft | tr '\n' ' '" ".lock config.json subnets "
