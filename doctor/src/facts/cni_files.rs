@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use weft_cni::conf_dir::is_conf;
+use weft_cni::veth;
 
 use super::cni_plugins;
 use crate::processes::ProcessList;
@@ -203,9 +204,11 @@ fn plugins(list: &[Value]) -> Result<Vec<String>, BadConf> {
         };
         add(plugin, None);
         if kind == "flannel" {
-            // These are the defaults of flannel's plugin.
-            add(&plugin["delegate"], Some("bridge"));
-            add(&plugin["delegate"]["ipam"], Some("host-local"));
+            // These are the defaults of flannel's plugin. weft's plugin contains weft-veth, which needs no file of its own then.
+            if plugin["delegate"]["type"] != veth::TYPE {
+                add(&plugin["delegate"], Some("bridge"));
+            }
+            add(&plugin["ipam"], Some("host-local"));
         } else {
             add(&plugin["ipam"], None);
         }

@@ -68,6 +68,24 @@ fn plugins_that_are_missing_or_cannot_be_run_are_named() {
     });
 }
 
+/// weft's plugin contains weft-veth, and what gives the addresses is named beside the delegate.
+#[test]
+fn routed_pods_need_neither_a_file_of_the_delegate_nor_what_gives_addresses_by_default() {
+    in_namespace(|file| {
+        let sources = with_cni(file);
+        let bin = &sources.cni.path[1];
+        let routed = r#""delegate":{"type":"weft-veth"},"ipam":{"type":"static"}"#;
+        let conf = CONF.replace(r#""delegate":{"hairpinMode":true}"#, routed);
+        fs::write(sources.cni.conf_dir.join("10-flannel.conflist"), conf).unwrap();
+        only_text(&sources, "cni", &["10-flannel.conflist needs the plugins static, and"]);
+        install(bin, "static");
+        for plugin in ["bridge", "host-local"] {
+            fs::remove_file(bin.join(plugin)).unwrap();
+        }
+        assert_eq!(doctor_with(&sources, "cni"), []);
+    });
+}
+
 /// Starts a process with this name and these words in its command line. It waits for input until it is killed.
 fn process_with(file: &Path, name: &str, words: &[&str]) -> Child {
     let (program, script) = (file.with_file_name(name), file.with_file_name("wait.sh"));
