@@ -6,12 +6,17 @@ use std::io::{self, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 
 use crate::env::{Request, Verb};
 use crate::spec::{Error, code};
+use crate::wait::pause;
+
+/// How long to wait for a program that is being written. The library of CNI, with which flannel's plugin calls its delegate, waits as long.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Finds the executable of a plugin. The directories of CNI_PATH are searched in order.
 ///
@@ -56,10 +61,27 @@ pub fn run(kind: &str, conf: &Value, verb: Verb, request: &Request) -> Result<Ve
             command.env(name, value);
         }
     }
-    let output = command.output().map_err(|error| Error::io(format!("start {}", program.display()), error))?;
+    let output = output(&mut command).map_err(|error| Error::io(format!("start {}", program.display()), error))?;
     // The output is meant for the runtime's log. A failed write cannot be reported anywhere.
     let _ = io::stderr().write_all(&output.stderr);
     if output.status.success() { Ok(output.stdout) } else { Err(failure(kind, verb, &output)) }
+}
+
+/// Runs a command. While an installer copies a newer version over the program, the kernel refuses to start it.
+fn output(command: &mut Command) -> io::Result<Output> {
+    let begin = Instant::now();
+    let mut noted = false;
+    loop {
+        match command.output() {
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && begin.elapsed() < WRITTEN_WITHIN => {}
+            output => return output,
+        }
+        if !noted {
+            note!("waiting until {} is written", command.get_program().to_string_lossy());
+            noted = true;
+        }
+        pause();
+    }
 }
 
 /// Returns the plugin's standard input. It is a file in memory, because a plugin that does not read a pipe would block

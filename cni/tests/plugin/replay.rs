@@ -2,7 +2,7 @@
 //! Records survive failing delegates and repeated calls, and records of flannel's plugin are used too.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
@@ -185,6 +185,25 @@ fn del_uses_and_removes_records_of_flannels_plugin() {
             let answer = site.call("DEL", "p1", conf).success();
             assert!(answer.stderr.contains("is not valid JSON"), "{}", answer.stderr);
             assert_eq!((site.files("records"), calls(site)), (vec!["id-p1".to_owned()], vec![]));
+        });
+    });
+}
+
+/// An installer may be copying a newer version over it, and the kernel starts no program that is open for writing.
+#[test]
+fn a_delegate_that_is_being_written_is_waited_for() {
+    on_a_node(|site| {
+        with_failing_plugin()(site, |site, conf| {
+            let written = fs::OpenOptions::new().append(true).open(site.path("bin/failing")).unwrap();
+            let mut child = site.command("ADD", "p1", "eth0").spawn().unwrap();
+            child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
+            let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+            let waits = log.by_ref().map(Result::unwrap).any(|line| line.starts_with("waiting until "));
+            assert!(waits, "ADD must not fail while somebody writes the delegate");
+            drop(written);
+            assert!(child.wait().unwrap().success());
+            assert_eq!(calls(site), ["ADD id-p1 eth0"]);
+            site.call("DEL", "p1", conf).success();
         });
     });
 }
