@@ -152,6 +152,13 @@ impl Request {
     }
 }
 
+/// Returns true if there is a namespace at this path. One that was unmounted leaves an empty file there.
+pub fn is_namespace(path: &str) -> bool {
+    let device = |path: &str| std::fs::metadata(path).ok().map(|about| about.dev());
+    // All namespaces are in one file system of the kernel.
+    device(path).is_some_and(|device_of_path| device("/proc/self/ns/net") == Some(device_of_path))
+}
+
 /// Returns true if the text can be the ID of a container or the name of a network. Both become names of files.
 pub fn is_name(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
@@ -224,6 +231,14 @@ mod tests {
             assert!(!request(Some(given), own).is_own_netns().unwrap(), "{given}");
             let error = request(Some(given), "/nowhere").check_netns().unwrap_err();
             assert_eq!(error.code, code::NETNS, "a namespace that does not exist is refused also then");
+        }
+    }
+
+    #[test]
+    fn a_file_or_a_directory_is_no_namespace() {
+        assert!(is_namespace("/proc/self/ns/net") && is_namespace("/proc/self/ns/mnt"));
+        for other in ["", "/nowhere", "/proc/self/ns", "/proc/self/status", "/dev/null"] {
+            assert!(!is_namespace(other), "{other:?}");
         }
     }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The plugin that replaces flannel's.
 
+use std::path::Path;
+
 use serde_json::{Map, Value};
 
 use crate::bridge;
 use crate::conf::Conf;
 use crate::delegate;
-use crate::env::{Request, Verb};
+use crate::env::{Request, Verb, is_namespace};
 use crate::plugin::Call;
 use crate::record::{self, Locked};
 use crate::render::{self, kind};
@@ -65,6 +67,11 @@ fn del(call: &Call, conf: &Conf) -> Result<Vec<u8>, Error> {
     // the delegate would delete the host's own interface.
     if matches!(request.is_own_netns(), Ok(true)) {
         note!("netns {} is the plugin's own: the pod's namespace is gone", request.netns);
+        request.netns.clear();
+    }
+    // The bridge plugin refuses such a path. The pod could never be removed then.
+    if Path::new(&request.netns).exists() && !is_namespace(&request.netns) {
+        note!("netns {} is no namespace any more: the pod's namespace is gone", request.netns);
         request.netns.clear();
     }
     if let Some(locked) = record::find(&conf.data_dir, &request.container, &request.ifname)? {

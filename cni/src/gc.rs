@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::attachments::{KEYS, ValidAttachments};
 use crate::conf::Conf;
 use crate::delegate;
-use crate::env::{Request, Verb};
+use crate::env::{Request, Verb, is_namespace};
 use crate::hostlocal::{self, Reservation};
 use crate::masquerade;
 use crate::plugin::Call;
@@ -88,7 +88,7 @@ fn callers(record: &Record, reservations: Option<&Path>) -> Result<Vec<Caller>, 
 fn request(call: &Call, record: &Record, caller: &Caller) -> Request {
     // The kernel may have reused the process id in a path below /proc. A name below /run/netns is used only once.
     let named = ["/run/netns/", "/var/run/netns/"].iter().any(|dir| caller.netns.starts_with(dir));
-    let netns = if named && Path::new(&caller.netns).exists() { caller.netns.clone() } else { String::new() };
+    let netns = if named && is_namespace(&caller.netns) { caller.netns.clone() } else { String::new() };
     Request {
         verb: Verb::Del,
         container: record.container.clone(),

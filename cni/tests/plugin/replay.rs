@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::mount::{MntFlags, umount2};
 use serde_json::{Value, json};
 
 use crate::site::{Site, on_a_node, run, wait_for};
@@ -115,6 +116,24 @@ fn del_with_the_hosts_namespace_does_not_delete_the_hosts_interface() {
         assert!(answer.stderr.contains("is the plugin's own: the pod's namespace is gone"), "{}", answer.stderr);
         site.ip("link show eth0");
         site.nothing_left();
+    });
+}
+
+/// An unmount leaves an empty file at the path of the namespace, and the bridge plugin refuses that.
+#[test]
+fn a_pod_whose_namespace_was_unmounted_can_be_removed() {
+    on_a_node(|site| {
+        let conf = site.conf(json!({}));
+        let gc = site.conf(json!({"cniVersion": "1.1.0", "cni.dev/valid-attachments": []}));
+        for (verb, pod, conf_of_call) in [("DEL", "p1", &conf), ("GC", "", &gc)] {
+            let netns = site.pod("p1");
+            site.call("ADD", "p1", &conf).success();
+            umount2(netns.as_str(), MntFlags::MNT_DETACH).unwrap();
+            assert!(fs::metadata(&netns).unwrap().is_file(), "{verb}");
+            site.call(verb, pod, conf_of_call).success();
+            site.nothing_left();
+            fs::remove_file(netns).unwrap();
+        }
     });
 }
 
