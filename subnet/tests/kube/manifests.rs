@@ -275,6 +275,9 @@ async fn values_of_flannels_chart_are_in_the_daemonset() {
     assert!(pod.to_string().contains(r#""hostPath":{"path":"/bin","#), "{pod}");
     assert_eq!(pod["nodeSelector"], json!({"a": "b"}));
     assert_eq!(pod["imagePullSecrets"], json!([{"name": "s"}]));
+    // Helm takes such a tag for a number.
+    let dated = set("--set flannel.image.tag=20260814")["spec"]["template"]["spec"].take();
+    assert_eq!([&dated["initContainers"][0]["image"], &dated["containers"][0]["image"]], ["weft:20260814"; 2]);
     let ten = set("--set flannel.updateStrategy.rollingUpdate.maxUnavailable=10%")["spec"]["updateStrategy"].take();
     assert_eq!((&ten["type"], &ten["rollingUpdate"]["maxUnavailable"]), (&json!("RollingUpdate"), &json!("10%")));
     let by_hand = set("--set flannel.updateStrategy.type=OnDelete")["spec"]["updateStrategy"].take();
