@@ -72,7 +72,10 @@ fn create_with_addresses(params: &Params<'_>, host: &mut Rtnl, netns: &File) -> 
     let pair = match pair {
         Ok(pair) => pair,
         Err(error) => {
-            release(params);
+            // Otherwise this call has reserved nothing, and what an earlier one has reserved may be in use.
+            if addresses.is_ok() {
+                release(params);
+            }
             return Err(error);
         }
     };

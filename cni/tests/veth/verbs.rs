@@ -204,6 +204,20 @@ fn a_refused_add_names_the_reason_and_changes_nothing() {
     });
 }
 
+/// Another plugin may have connected the pod before the configuration was changed, and the runtime calls ADD again.
+#[test]
+fn a_refused_add_keeps_the_address_that_an_earlier_one_has_reserved() {
+    on_a_node(|site| {
+        site.pod("p1");
+        inside(&site, "p1", "link add eth0 type veth peer name other");
+        fs::create_dir_all(site.path("networks/cbr0")).unwrap();
+        fs::write(site.path("networks/cbr0/10.5.1.7"), "id-p1\r\neth0").unwrap();
+        let (_, text) = call(&site, "ADD", "p1", &conf(&site, json!({}))).error();
+        assert!(text.contains("the pod already has an interface eth0"), "{text}");
+        assert_eq!(site.addresses(), ["10.5.1.7"]);
+    });
+}
+
 /// The three members that ADD may refuse and that neither DEL nor GC needs.
 fn wrong_members() -> [Value; 3] {
     [json!({"mtu": 70000}), json!({"isDefaultGateway": "true"}), json!({"mac": "01:00:5e:00:00:01"})]
