@@ -54,7 +54,7 @@ use change::Change;
 use clear_text::ClearTextTime;
 use host::UplinkState;
 use key_change::KeyChange;
-use net_conf::NetConfInForce;
+use net_conf::{NetConfInForce, log_ignored_names};
 use own_lease::OwnLease;
 use passes::PassStatistics;
 use peers::PeerLeases;
@@ -123,6 +123,7 @@ impl<K: Kernel> Node<K> {
     /// Creates a node that has just got its lease. Nothing is written to the kernel yet.
     pub fn new(mut context: NodeContext, mut passer: Passer<K>, mut tasks: LeaseTasks, started: Started) -> Node<K> {
         let Started { net_conf, config, backend, host, own, author, chosen, saved, wanted, clear_text, .. } = started;
+        log_ignored_names(&net_conf);
         passer.takeover = Takeover::new(author);
         if saved.is_none() {
             tracing::info!(subnet = %own.subnets, backend = backend.kind(), uplink = %host.uplink.name, "lease acquired");

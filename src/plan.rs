@@ -46,7 +46,7 @@ use extra_backends::ExtraBackends;
 use fence::Fence;
 pub use host_networks::foreign_networks;
 use other_backends::{OtherBackends, OtherTypes};
-pub use parsed_conf::{ConfError, ParsedConf};
+pub use parsed_conf::{ConfError, ParsedConf, ignored_names};
 pub use peer::LeaseIdentity;
 pub use tunnel::PlannedTunnel;
 use waiting::Waiting;

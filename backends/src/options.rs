@@ -3,6 +3,7 @@
 //! with one name counts, one that is `null` counts as absent, and unknown names are ignored. A known name with an impossible value is
 //! refused, with the remedy.
 
+use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
@@ -84,23 +85,37 @@ pub enum BadType {
 pub type Members = weft_subnet::json::Members<Value>;
 
 /// The options of one backend.
-#[derive(Debug)]
-pub struct Options(Members);
+#[derive(Debug, Default)]
+pub struct Options {
+    members: Members,
+    /// The names that the backend has asked for, and `Type`.
+    known: RefCell<Vec<String>>,
+}
 
 impl Options {
     /// Reads a `Backend` object. Empty text counts as an empty object.
     pub fn parse(raw: &str) -> Result<Options, BadOption> {
         if raw.trim().is_empty() {
-            return Ok(Options(Members::default()));
+            return Ok(Options::default());
         }
         let members =
             serde_json::from_str(raw).map_err(|e: serde_json::Error| BadOption::NoObject(shown(&e.to_string())))?;
-        Ok(Options(members))
+        Ok(Options { members, known: RefCell::new(vec!["Type".to_owned()]) })
+    }
+
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.known.borrow_mut().push(name.to_owned());
+        self.members.get(name)
+    }
+
+    /// Returns the first options for which nobody has asked, shortened for messages. They have no effect.
+    pub fn unknown(&self) -> Vec<String> {
+        self.members.unknown(&self.known.borrow())
     }
 
     /// Returns a whole number within `range`, or `default` if the option is absent.
     pub fn number(&self, name: &str, range: RangeInclusive<u32>, default: u32) -> Result<u32, BadOption> {
-        let Some(value) = self.0.get(name) else { return Ok(default) };
+        let Some(value) = self.get(name) else { return Ok(default) };
         let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
         number.filter(|n| range.contains(n)).ok_or_else(|| {
             let (low, high) = range.into_inner();
@@ -110,7 +125,7 @@ impl Options {
 
     /// Returns a boolean, which is false if the option is absent.
     pub fn flag(&self, name: &str) -> Result<bool, BadOption> {
-        let Some(value) = self.0.get(name) else { return Ok(false) };
+        let Some(value) = self.get(name) else { return Ok(false) };
         value
             .as_bool()
             .ok_or_else(|| BadOption::NoTruthValue { name: name.to_owned(), value: shown(&value.to_string()) })
@@ -118,7 +133,7 @@ impl Options {
 
     /// Returns a string, or `None` if the option is absent. It may be a secret, so the error does not quote it.
     pub fn text(&self, name: &str) -> Result<Option<&str>, BadOption> {
-        let Some(value) = self.0.get(name) else { return Ok(None) };
+        let Some(value) = self.get(name) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| BadOption::NoText { name: name.to_owned() })
     }
 }

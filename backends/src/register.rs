@@ -100,6 +100,14 @@ pub fn make_kind(kind: &str, options: &str, net_conf: &NetConf) -> Result<Box<dy
     (known.make)(&options, net_conf)
 }
 
+/// Returns the first options in net-conf for which its backend does not ask. They have no effect, as with flannel, but may be misspelled.
+pub fn unknown_options(net_conf: &NetConf) -> Vec<String> {
+    let Ok(options) = Options::parse(&net_conf.backend) else { return Vec::new() };
+    let known = REGISTER.iter().find(|known| known.kind == net_conf.backend_type);
+    // A backend that is refused may not have asked for all of its options.
+    if known.is_some_and(|known| (known.make)(&options, net_conf).is_ok()) { options.unknown() } else { Vec::new() }
+}
+
 /// Makes the backend of the type that a peer's lease names, with the defaults of that type, for mixed clusters. If the type is not that of
 /// net-conf, the plan of each peer contains the device that it needs.
 ///

@@ -66,6 +66,7 @@ fn net_conf(case: &Case) -> NetConf {
         masquerade: Default::default(),
         backend_type: head["Type"].as_str().unwrap().to_lowercase(),
         backend: case.backend.get().into(),
+        unknown: Vec::new(),
     }
 }
 

@@ -8,7 +8,9 @@ use std::net::Ipv4Addr;
 
 use weft_backends::backend::EchoAddress;
 use weft_backends::host::{Host, OnLink, Reach, Uplink};
-use weft_backends::register::{TYPES, device_kind, make, make_for_lease, make_kind, makes_routes, names_its_leases};
+use weft_backends::register::{
+    TYPES, device_kind, make, make_for_lease, make_kind, makes_routes, names_its_leases, unknown_options,
+};
 use weft_backends::state::{Key, Mac, Name, Value};
 use weft_backends::traffic_rules::Test;
 use weft_backends::vxlan::VtepMac;
@@ -28,6 +30,7 @@ fn net_conf() -> NetConf {
         masquerade: Default::default(),
         backend_type: "vxlan".to_owned(),
         backend: "{}".into(),
+        unknown: Vec::new(),
     }
 }
 
@@ -377,6 +380,33 @@ fn a_type_that_weft_does_not_have_is_refused_with_what_to_use_instead() {
     );
     assert!(said("").starts_with("no backend type is given (Backend.Type in net-conf)"));
     assert!(said("carrier\u{1b}pigeon").starts_with("unknown backend type \"carrier"));
+}
+
+#[test]
+fn options_that_no_backend_knows_are_named() {
+    let unknown = |kind: &str, options: &str| {
+        let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{kind}"{options}}}}}"#);
+        unknown_options(&NetConf::parse(&text).unwrap())
+    };
+    assert_eq!(unknown("vxlan", r#","DirectRoutting":true,"vni":7,"MTU":1400"#), ["DirectRoutting"]);
+    assert_eq!(unknown("host-gw", r#","VNI":7"#), ["VNI"]);
+    let many: String = (0..9).map(|n| format!(r#","\u001b{n}":{n}"#)).collect();
+    assert_eq!(unknown("udp", &many), [r"\u{1b}0", r"\u{1b}1", r"\u{1b}2"]);
+    let of_wireguard = r#","ListenPort":1,"ListenPortV6":2,"Mode":"separate","PersistentKeepaliveInterval":9,"PSK":"",
+        "AllowPlaintext":true,"MTU":1400"#;
+    let of_extension = r#","PreStartupCommand":"a","PostStartupCommand":"b","SubnetAddCommand":"c",
+        "SubnetRemoveCommand":"d","Shell":true,"Reconcile":9"#;
+    for (kind, options) in [
+        ("vxlan", r#","VNI":7,"Port":8473,"GBP":true,"Learning":true,"DirectRouting":true,"MTU":1400"#),
+        ("ipip", r#","DirectRouting":true"#),
+        ("udp", r#","Port":8286"#),
+        ("wireguard", of_wireguard),
+        ("extension", of_extension),
+        ("alloc", ""),
+        ("host-gw", ""),
+    ] {
+        assert_eq!(unknown(kind, options), [""; 0], "{kind}");
+    }
 }
 
 /// Only a net-conf of this type names the commands that reach such a node.

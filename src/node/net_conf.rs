@@ -11,7 +11,7 @@ use weft_subnet::text::Shown;
 
 use super::Node;
 use crate::kernel::Kernel;
-use crate::plan::ParsedConf;
+use crate::plan::{ParsedConf, ignored_names};
 
 /// Keys of net-conf whose change is applied only by a restart of the agent.
 const NEED_RESTART: [&str; 3] = ["EnableIPv4", "EnableIPv6", "EnableNFTables"];
@@ -36,6 +36,13 @@ pub(super) struct NetConfInForce {
 impl NetConfInForce {
     pub(super) fn new(text: String, chosen: [Option<IpAddr>; 2]) -> NetConfInForce {
         NetConfInForce { text, not_applied: None, chosen }
+    }
+}
+
+/// Logs the names that have no effect. They are also a remark of the status.
+pub(super) fn log_ignored_names(net_conf: &NetConf) {
+    if let Some(sentence) = ignored_names(net_conf) {
+        tracing::warn!("{sentence}");
     }
 }
 
@@ -133,6 +140,7 @@ impl<K: Kernel> Node<K> {
             self.refuse_net_conf(text, &refusal);
             return NetConfChange::Rejected;
         }
+        log_ignored_names(&conf.net_conf);
         if !self.plan.is_understood_by(&*conf.backend) {
             self.give_up_key_change();
             return self.begin_change(conf);

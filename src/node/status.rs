@@ -17,7 +17,7 @@ use crate::observe::problem::{Problem, ProblemKind};
 use crate::observe::report::{self, NodeState, PeerCounts, PeerList};
 use crate::observe::status::{Peer, PeerState, Status, joined, now_ms};
 use crate::pass::Pending;
-use crate::plan::claims;
+use crate::plan::{claims, ignored_names};
 
 /// Numbers of peers whose entries could not be written. They are counted again only when the pending entries change.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -54,6 +54,7 @@ impl<K: Kernel> Node<K> {
         let (ready, problems) = self.problems(&state);
         let uplink = &self.plan.host().uplink;
         let remarks = self.context.conflist.remark().into_iter().chain(self.context.recorder.remark(now_ms()));
+        let remarks = remarks.chain(ignored_names(self.plan.net_conf()));
         Status {
             ready,
             problems,

@@ -40,3 +40,12 @@ impl ParsedConf {
         Ok(ParsedConf { text: text.to_owned(), net_conf, backend })
     }
 }
+
+/// Returns a sentence that names what is in net-conf without an effect, because weft does not know the name.
+pub fn ignored_names(net_conf: &NetConf) -> Option<String> {
+    let options = register::unknown_options(net_conf).into_iter().map(|name| format!("Backend.{name}"));
+    let names: Vec<String> = net_conf.unknown.iter().cloned().chain(options).collect();
+    let sentence =
+        || sentence(&format!("net-conf: these names have no effect, check their spelling: {}", names.join(", ")));
+    (!names.is_empty()).then(sentence)
+}

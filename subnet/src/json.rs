@@ -14,6 +14,9 @@ use serde_json::value::RawValue;
 
 use crate::text::{Shown, shown};
 
+/// Maximum number of unknown names that are returned.
+const MOST_UNKNOWN: usize = 3;
+
 /// The members of an object in the order of the text, including those with equal names. By default the values are not parsed yet.
 #[derive(Debug)]
 pub struct Members<V = Box<RawValue>>(Vec<(String, V)>);
@@ -59,6 +62,20 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Members<V> {
 impl<V: Serialize> Serialize for Members<V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+impl<V> Members<V> {
+    /// Returns the first names that are none of these in any case, shortened for messages.
+    pub fn unknown(&self, known: &[impl AsRef<str>]) -> Vec<String> {
+        let is_known = |name: &&String| known.iter().any(|known| known.as_ref().eq_ignore_ascii_case(name));
+        self.0
+            .iter()
+            .map(|(name, _)| name)
+            .filter(|name| !is_known(name))
+            .take(MOST_UNKNOWN)
+            .map(|name| shown(name))
+            .collect()
     }
 }
 

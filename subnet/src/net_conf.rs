@@ -28,7 +28,13 @@ pub struct NetConf {
     pub backend_type: String,
     /// The `Backend` object as raw JSON, or `{}` if it is absent. Each backend parses its own options.
     pub backend: Box<str>,
+    /// The first names that are not known, outside of `Backend`, shortened. They are ignored, as flannel does.
+    pub unknown: Vec<String>,
 }
+
+/// The names that do not belong to one family.
+const NAMES: [&str; 6] =
+    ["EnableIPv4", "EnableIPv6", "EnableNFTables", "MasqueradeExcept", "MasqueradeToNodes", "Backend"];
 
 /// Destinations for which pods keep their own source address although masquerading is on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -218,7 +224,9 @@ impl NetConf {
         if backend_type.is_empty() {
             return Err(BadNetConf::NoBackendType);
         }
-        Ok(NetConf { networks, v4, v6, nftables, masquerade, backend_type, backend })
+        let of_families = [V4, V6].into_iter().flat_map(|keys| [keys.network, keys.len, keys.min, keys.max]);
+        let unknown = conf.unknown(&of_families.chain(NAMES).collect::<Vec<_>>());
+        Ok(NetConf { networks, v4, v6, nftables, masquerade, backend_type, backend, unknown })
     }
 
     /// Returns the names of the keys in which two net-confs differ, with options of the backend as `Backend.Port`. The

@@ -51,6 +51,17 @@ fn ipv4_defaults_are_those_of_flannel() {
 }
 
 #[test]
+fn names_that_are_not_known_are_kept_for_messages() {
+    let all = r#"{"Network":"10.5.0.0/16","subnetlen":24,"SubnetMin":"10.5.1.0","SubnetMax":"10.5.9.0","EnableIPv4":true,
+        "EnableIPv6":true,"IPv6Network":"fd00::/48","IPv6SubnetLen":64,"IPv6SubnetMin":"fd00:0:0:1::",
+        "IPv6SubnetMax":"fd00:0:0:9::","EnableNFTables":true,"MasqueradeExcept":[],"MasqueradeToNodes":true,
+        "Backend":{"Type":"vxlan"}}"#;
+    assert_eq!(net_conf(all).unknown, [""; 0]);
+    let misspelled = r#"{"Network":"10.5.0.0/16","SubnetLength":24,"Backend":{"Type":"vxlan","vnni":7}}"#;
+    assert_eq!(net_conf(misspelled).unknown, ["SubnetLength"], "the options belong to the backend");
+}
+
+#[test]
 fn ipv6_defaults_are_those_of_flannel() {
     let conf = |rest: &str| format!(r#"{{"EnableIPv4":false,"EnableIPv6":true,{rest}}}"#);
     assert_eq!(v6(&conf(r#""IPv6Network":"fd00::/48""#)), row("fd00::/48", 64, "fd00:0:0:1::", "fd00:0:0:ffff::"));

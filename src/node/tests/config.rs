@@ -11,6 +11,22 @@ use crate::pass::Cause;
 use crate::probe::Target;
 
 #[tokio::test]
+async fn names_without_an_effect_are_a_remark_of_the_status() {
+    local(async {
+        let mut test = TestNode::ready(OnLostLease::Hold).await;
+        let remarks = test.node.status().remarks;
+        let text = r#"{"Network":"10.5.0.0/16","SubnetLength":24,"Backend":{"Type":"host-gw","Directrouting":true}}"#;
+        test.node.store_changed(vec![Event::Config(text.to_owned())]).await;
+        assert_eq!((&test.node.net_conf.not_applied, test.node.net_conf.text.as_str()), (&None, text));
+        let added = "net-conf: these names have no effect, check their spelling: SubnetLength, Backend.Directrouting";
+        assert_eq!(test.node.status().remarks, [remarks.clone(), vec![added.to_owned()]].concat());
+        test.node.store_changed(vec![Event::Config(CONFIG.to_owned())]).await;
+        assert_eq!(test.node.status().remarks, remarks);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn net_conf_keys_that_need_a_restart_are_named() {
     local(async {
         let mut test = TestNode::ready(OnLostLease::Hold).await;

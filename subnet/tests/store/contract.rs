@@ -48,6 +48,7 @@ pub fn net_conf(len: u8, max: &str) -> NetConf {
         masquerade: Default::default(),
         backend_type: "vxlan".into(),
         backend: "{}".into(),
+        unknown: Vec::new(),
     }
 }
 

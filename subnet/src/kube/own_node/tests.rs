@@ -32,6 +32,7 @@ fn request() -> LeaseRequest {
         masquerade: Default::default(),
         backend_type: "vxlan".into(),
         backend: "{}".into(),
+        unknown: Vec::new(),
     };
     LeaseRequest { net_conf, attrs: attrs(), previous: None, was: None, connected: Connected::default() }
 }
