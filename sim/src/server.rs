@@ -130,9 +130,12 @@ impl Connection {
     /// Serves one watch until the client or the server ends it.
     async fn follow(self, create: pb::WatchCreateRequest, out: mpsc::Sender<Result<WatchResponse, Status>>) {
         let (mut changes, mut restarts) = (self.server.0.changes(), self.server.0.restarts());
-        let header = self.server.read(Etcd::header);
+        let (header, is_starved) = (self.server.read(Etcd::header), self.wire.starves_watches());
         if !self.deliver(&out, WatchResponse { header, created: true, ..WatchResponse::default() }).await {
             return;
+        }
+        if is_starved {
+            return out.closed().await;
         }
         let mut next = match create.start_revision {
             0 => self.server.read(Etcd::revision) + 1,
@@ -256,5 +259,47 @@ impl Lease for Connection {
         request: Request<LeaseTimeToLiveRequest>,
     ) -> Result<Response<LeaseTimeToLiveResponse>, Status> {
         Ok(Response::new(self.server.read(|etcd| etcd.time_to_live(request.get_ref(), Instant::now()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+    use weft_subnet::source::Event;
+
+    use super::*;
+    use crate::net_conf::WantedConf;
+    use crate::store::{FalseLease, Store};
+
+    /// etcd had defects by which a watch heard nothing more, while the server answered everything else.
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_that_hears_nothing_is_opened_again_and_hears_what_it_has_missed() {
+        let last = [10, 63, 255, 0].into();
+        let conf = WantedConf { backend: "host-gw".to_owned(), vni: 1, wide: false, last, bad: None };
+        let (mut store, wire) = (Store::etcd(&conf), Wire::default());
+        let source = store.connect(&wire, 0, Duration::from_secs(86_400)).unwrap();
+        let (out, mut events) = mpsc::channel(64);
+        wire.starve_watches(true);
+        let begin = Instant::now();
+        let hears = async {
+            assert!(matches!(events.recv().await, Some(Event::Snapshot { reset: false, .. })));
+            // The watch is open.
+            assert_eq!(events.recv().await, Some(Event::Answered));
+            wire.starve_watches(false);
+            let (name, data) = ("n1".to_owned(), "null".to_owned());
+            let (subnet, public) = ("10.1.7.0/24".parse().unwrap(), [192, 168, 0, 7].into());
+            store.add_lease(&FalseLease { name, subnet, public, data });
+            loop {
+                match events.recv().await.unwrap() {
+                    Event::Changes(changes) => return changes.len(),
+                    event => assert_eq!(event, Event::Answered, "it is no failure, and nothing is read again"),
+                }
+            }
+        };
+        tokio::select! {
+            () = source.watch(out) => panic!("the watch ended"),
+            heard = timeout(Duration::from_secs(7200), hears) => assert_eq!(heard.unwrap(), 1),
+        }
+        assert!(begin.elapsed() >= Duration::from_secs(1800), "a watch may be silent for 22 minutes");
     }
 }

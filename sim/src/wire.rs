@@ -31,6 +31,8 @@ pub struct Wire {
     disorder: watch::Sender<Disorder>,
     /// The server refuses requests, because there are too many.
     throttled: Arc<AtomicBool>,
+    /// The server never sends anything over the watches that it opens.
+    starved: Arc<AtomicBool>,
     /// How long the events of watches take in addition.
     lag: Arc<Mutex<Duration>>,
 }
@@ -64,6 +66,16 @@ impl Wire {
     /// Returns true if the server refuses requests of this node, because there are too many.
     pub fn is_throttled(&self) -> bool {
         self.throttled.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether the server never sends anything over the watches of this node that it opens from now on.
+    pub fn starve_watches(&self, starved: bool) {
+        self.starved.store(starved, Ordering::Relaxed);
+    }
+
+    /// Returns true if the server never sends anything over the watches of this node that it opens.
+    pub fn starves_watches(&self) -> bool {
+        self.starved.load(Ordering::Relaxed)
     }
 
     /// Carries a request to the server. Returns false if its port is closed, and never returns if no packet arrives.

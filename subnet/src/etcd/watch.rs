@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use etcd_client::{EventType, GetOptions, GetResponse, KeyValue, WatchOptions, WatchResponse, WatchStream};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::net_conf::net_conf_text;
 use crate::retry::{Failures, jitter};
@@ -26,6 +26,9 @@ const SHORTEST_PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(60);
 /// How often all nodes together ask at most in a second, up to 6,000 nodes. Beyond these, the longest time counts.
 const MOST_QUESTIONS: u64 = 100;
+/// A watch that has sent no message for this time may be dead, although its server answers. etcd sends a progress notification when there was no
+/// event for 10 to 22 minutes. (Some proxies send none.)
+const SILENCE_LIMIT: Duration = Duration::from_secs(1800);
 /// A message that is larger than this, in bytes, may be a fragment of a larger one.
 const PERHAPS_FRAGMENT: usize = 128 << 10;
 
@@ -63,6 +66,30 @@ enum End {
     Relist { reset: bool },
     /// The watch can be resumed after the last revision.
     Broken { what: String, failure: CallFailure },
+    /// The same. The watch sent nothing for very long, which is no failure if a proxy sends no progress notifications.
+    Silent,
+}
+
+/// How long a watch has sent nothing.
+struct Silence {
+    since: Instant,
+    /// When the watch is given up. It is chosen after [`SILENCE_LIMIT`].
+    ends: Option<Instant>,
+}
+
+impl Silence {
+    /// Returns the state of a watch that has just sent something.
+    fn begin() -> Silence {
+        Silence { since: Instant::now(), ends: None }
+    }
+
+    /// Returns true if the watch is to be given up. The watches of many nodes may have begun together, so each has a time of its own, which is up
+    /// to twice [`SILENCE_LIMIT`].
+    fn is_too_long(&mut self) -> bool {
+        let now = Instant::now();
+        let choose = || now + jitter(SILENCE_LIMIT * 2) - SILENCE_LIMIT;
+        now - self.since >= SILENCE_LIMIT && now >= *self.ends.get_or_insert_with(choose)
+    }
 }
 
 /// Implements [`crate::source::Source::watch`].
@@ -102,6 +129,7 @@ async fn follow(store: &EtcdStore, out: &mpsc::Sender<Event>) {
                     continue;
                 }
                 End::Broken { what, failure } => store_error(&what, url, failure),
+                End::Silent => continue,
             },
         };
         if !failures.pause(&error, store.pool.len(), out).await {
@@ -141,7 +169,7 @@ async fn session(store: &EtcdStore, out: &mpsc::Sender<Event>, at: &mut Position
     };
     let index = to.index;
     let end = watch_on(store, out, (at, failures), to).await;
-    if let End::Broken { .. } = end {
+    if let End::Broken { .. } | End::Silent = end {
         store.pool.failed(index);
     }
     end
@@ -172,6 +200,7 @@ async fn watch_on(
         Ok(stream) => stream,
         Err(failure) => return End::Broken { what, failure },
     };
+    let mut silence = Silence::begin();
     loop {
         let message = match timeout(patience(at.leases), stream.message()).await {
             Ok(Ok(Some(message))) => message,
@@ -181,15 +210,10 @@ async fn watch_on(
             // A resumed watch would send the same message again. A list can be read in smaller pages.
             Ok(Err(error)) if message_too_large(&error) => return End::Relist { reset: false },
             Ok(Err(error)) => return End::Broken { what, failure: CallFailure::Etcd(error) },
+            Err(_) if silence.is_too_long() => return End::Silent,
             Err(_) => {
-                match probe(store, &to, at).await {
-                    Ok(true) => {}
-                    Ok(false) => match is_other_store(store, &to, at).await {
-                        Ok(false) => {}
-                        Ok(true) => return End::Relist { reset: true },
-                        Err(end) => return end,
-                    },
-                    Err(failure) => return End::Broken { what, failure },
+                if let Err(end) = ask_whether_it_lives(store, &to, at, &what).await {
+                    return end;
                 }
                 if out.send(Event::Answered).await.is_err() {
                     return End::Closed;
@@ -200,10 +224,25 @@ async fn watch_on(
         if message.canceled() {
             return canceled(&message, what, &to).await;
         }
+        silence = Silence::begin();
         failures.reset();
         if !report(store, out, (&mut *at, known), &message).await {
             return End::Closed;
         }
+    }
+}
+
+/// Asks the server of a watch that has sent nothing for a while. Returns how the watch ends, unless the server is alive and has the store that we
+/// know.
+async fn ask_whether_it_lives(store: &EtcdStore, to: &ChosenEndpoint, at: &Position, what: &str) -> Result<(), End> {
+    match probe(store, to, at).await {
+        Ok(true) => Ok(()),
+        Ok(false) => match is_other_store(store, to, at).await {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(End::Relist { reset: true }),
+            Err(end) => Err(end),
+        },
+        Err(failure) => Err(End::Broken { what: what.to_owned(), failure }),
     }
 }
 
@@ -336,7 +375,26 @@ async fn report(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use tokio::time::advance;
+
     use super::*;
+
+    /// All nodes may have opened their watches together, when etcd was started again.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_watch_is_given_up_after_half_an_hour_to_an_hour_on_each_node_at_another_time() {
+        let mut minutes = BTreeSet::new();
+        for _ in 0..100 {
+            let (begin, mut silence) = (Instant::now(), Silence::begin());
+            while !silence.is_too_long() {
+                advance(Duration::from_secs(60)).await;
+            }
+            minutes.insert(begin.elapsed().as_secs() / 60);
+        }
+        assert!(minutes.iter().all(|minutes| (30..=60).contains(minutes)), "{minutes:?}");
+        assert!(minutes.len() > 10, "{minutes:?}");
+    }
 
     #[test]
     fn all_nodes_together_do_not_ask_more_often_because_there_are_more_of_them() {
