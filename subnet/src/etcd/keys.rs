@@ -140,6 +140,8 @@ pub(super) struct LeaseList {
     pub(super) stored: Vec<Stored>,
     pub(super) revision: i64,
     pub(super) cluster: u64,
+    /// The raft term of the answer.
+    pub(super) term: u64,
     /// net-conf at the same revision.
     pub(super) config: Option<KeyValue>,
     pub(super) read: ListRead,
@@ -252,7 +254,7 @@ impl EtcdStore {
             let none =
                 || Error::Unavailable { what: format!("{what}: etcd does not return what was read"), source: None };
             let header = answer.header().ok_or_else(none)?;
-            let (revision, cluster) = (header.revision(), header.cluster_id());
+            let (revision, cluster, term) = (header.revision(), header.cluster_id(), header.raft_term());
             let mut parts = answer.op_responses().into_iter();
             let (Some(TxnOpResponse::Get(mut config)), Some(TxnOpResponse::Get(page))) = (parts.next(), parts.next())
             else {
@@ -260,7 +262,7 @@ impl EtcdStore {
             };
             let config = config.take_kvs().into_iter().next();
             let read = ListRead { at: Instant::now(), endpoint: self.pool.current() };
-            return Ok((LeaseList { stored: Vec::new(), revision, cluster, config, read }, page));
+            return Ok((LeaseList { stored: Vec::new(), revision, cluster, term, config, read }, page));
         }
     }
 

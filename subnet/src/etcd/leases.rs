@@ -127,7 +127,7 @@ mod tests {
     /// Returns what one attempt does with these records: `uses KEY`, `chooses KEY`, or why there is no subnet.
     fn outcome(request: &LeaseRequest, stored: &[Stored]) -> String {
         let read = ListRead { at: Instant::now(), endpoint: 0 };
-        let all = LeaseList { stored: stored.to_vec(), revision: 99, cluster: 1, config: None, read };
+        let all = LeaseList { stored: stored.to_vec(), revision: 99, cluster: 1, term: 2, config: None, read };
         let leases = Leases::new(request, &all, &request.evidence(FOR_TESTS));
         match leases.usable() {
             Some(own) => format!("uses {}", own.record.id),

@@ -173,6 +173,7 @@ mod tests {
                 stored,
                 revision,
                 cluster: 1,
+                term: 2,
                 config: None,
                 read: ListRead { at: Instant::now(), endpoint: 0 },
             });

@@ -37,6 +37,8 @@ const PERHAPS_FRAGMENT: usize = 128 << 10;
 struct Position {
     revision: i64,
     cluster: u64,
+    /// The raft term of the last answer of a majority. It never falls, and begins with 1 in an etcd that was wiped or restored from a snapshot.
+    term: u64,
     /// If it differs at the same revision, this is another store. (A wiped etcd with the same member names has the same cluster id.)
     net_conf: Option<Version>,
     /// How the list was read, until the first watch has begun.
@@ -147,7 +149,8 @@ async fn list(store: &EtcdStore, out: &mpsc::Sender<Event>, reset: bool) -> Resu
     store.own_key.listed(&all);
     let (listed, leases) = (Some(all.read), all.stored.len() as u64);
     let net_conf = all.config.as_ref().map(Version::of);
-    let position = Position { revision: all.revision, cluster: all.cluster, net_conf, listed, leases };
+    let (revision, cluster, term) = (all.revision, all.cluster, all.term);
+    let position = Position { revision, cluster, term, net_conf, listed, leases };
     let net_conf = all.config;
     let records = all.stored.into_iter().map(|stored| stored.record).collect();
     if out.send(Event::Snapshot { records, reset }).await.is_err() {
@@ -234,7 +237,12 @@ async fn watch_on(
 
 /// Asks the server of a watch that has sent nothing for a while. Returns how the watch ends, unless the server is alive and has the store that we
 /// know.
-async fn ask_whether_it_lives(store: &EtcdStore, to: &ChosenEndpoint, at: &Position, what: &str) -> Result<(), End> {
+async fn ask_whether_it_lives(
+    store: &EtcdStore,
+    to: &ChosenEndpoint,
+    at: &mut Position,
+    what: &str,
+) -> Result<(), End> {
     match probe(store, to, at).await {
         Ok(true) => Ok(()),
         Ok(false) => match is_other_store(store, to, at).await {
@@ -273,13 +281,15 @@ async fn canceled(message: &WatchResponse, what: String, to: &ChosenEndpoint) ->
 
 /// Returns true if the server belongs to another store, or the store was replaced. This is a quorum read, because a member that lags
 /// behind would look like a store that was reset to an earlier revision.
-async fn is_other_store(store: &EtcdStore, to: &ChosenEndpoint, at: &Position) -> Result<bool, End> {
+async fn is_other_store(store: &EtcdStore, to: &ChosenEndpoint, at: &mut Position) -> Result<bool, End> {
     let key = store.keys.config();
     let answer = match limited(kv(&to.client).get(key.as_str(), None)).await {
         Ok(answer) => answer,
         Err(failure) => return Err(End::Broken { what: format!("read {key}"), failure }),
     };
-    Ok(contradicts(&answer, at))
+    let is_other = contradicts(&answer, at);
+    at.term = answer.header().map_or(at.term, |header| header.raft_term().max(at.term));
+    Ok(is_other)
 }
 
 /// Returns true if this answer about net-conf does not come from the store of this position.
@@ -287,8 +297,11 @@ fn contradicts(answer: &GetResponse, at: &Position) -> bool {
     let Some(header) = answer.header() else { return false };
     // If net-conf was written after our revision, the watch will report it.
     let has_another_config = |kv: &KeyValue| kv.mod_revision() <= at.revision && Some(Version::of(kv)) != at.net_conf;
+    // A member that has only just started may not know its term.
+    let is_earlier_term = (1..at.term).contains(&header.raft_term());
     header.cluster_id() != at.cluster
         || header.revision() < at.revision
+        || is_earlier_term
         || answer.kvs().first().is_some_and(has_another_config)
 }
 

@@ -445,6 +445,36 @@ async fn a_wiped_store_with_a_higher_revision_is_recognised_by_its_net_conf() {
     }
 }
 
+/// There is no net-conf. The term is higher because etcd was started again before. A restored etcd begins with the first term, too.
+#[tokio::test]
+async fn a_wiped_store_with_a_higher_revision_is_recognised_by_its_term() {
+    let mut server = Server::start().await;
+    server.end();
+    server.again();
+    server.ready().await;
+    let (store, mut client) = (server.store(), server.client().await);
+    let (out, mut events) = mpsc::channel(64);
+    let mut watch = store.watch(out);
+    let begins = one_lease_appears(&mut client, &mut events);
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        () = begins => {}
+    }
+    // The watch does not run until the new data has more revisions.
+    server.end();
+    server.wipe();
+    server.again();
+    server.ready().await;
+    let mut client = server.client().await;
+    for last in 2..9 {
+        client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
+    }
+    tokio::select! {
+        () = &mut watch => panic!("the watch ended"),
+        seen = snapshot(&mut events) => assert_eq!(seen, (7, true)),
+    }
+}
+
 #[tokio::test]
 async fn a_net_conf_that_changed_is_no_sign_of_another_store() {
     let mut server = Server::start().await;
