@@ -51,16 +51,20 @@ struct ListMeta {
 /// # Errors
 /// As the server answers. `each` may have seen some of the Nodes then.
 pub(super) async fn all(api: &Api, at_least: &str, mut each: impl FnMut(Node)) -> Result<String, ApiError> {
-    let version = if at_least.is_empty() { "0" } else { at_least };
-    let mut query = format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan");
+    let mut query = if at_least.is_empty() {
+        format!("limit={PAGE}&resourceVersion=0&resourceVersionMatch=NotOlderThan")
+    } else {
+        // With a limit, a server before Kubernetes 1.34 would read this list from etcd.
+        format!("resourceVersion={at_least}&resourceVersionMatch=NotOlderThan")
+    };
     loop {
-        let body = api.open(&format!("/api/v1/nodes?limit={PAGE}&{query}")).await?;
+        let body = api.open(&format!("/api/v1/nodes?{query}")).await?;
         let NodeList { metadata, items } = read(body).await?;
         items.into_iter().flatten().for_each(&mut each);
         if metadata.r#continue.is_empty() {
             return Ok(metadata.resource_version);
         }
-        query = format!("continue={}", metadata.r#continue);
+        query = format!("limit={PAGE}&continue={}", metadata.r#continue);
     }
 }
 

@@ -173,8 +173,8 @@ async fn a_list_is_at_least_as_new_as_our_node() {
     let (own, ()) = tokio::join!(store.find_own(), read);
     assert_eq!(own.unwrap().unwrap().id.as_ref(), "n1");
     let read = async {
-        let request = fake.expect("GET", "/api/v1/nodes?limit=500&").await;
-        assert_eq!(request.query("resourceVersion"), Some("77"), "a list for people, too");
+        let request = fake.expect("GET", "/api/v1/nodes?resourceVersion=77&").await;
+        assert_eq!(request.query("limit"), None, "a list for people comes from the cache of the server, too");
         request.page(80, "", &[FakeNode::new(1, 77)]).await;
     };
     let (listed, ()) = tokio::join!(store.list(), read);
@@ -184,9 +184,9 @@ async fn a_list_is_at_least_as_new_as_our_node() {
         let parameters = [request.query("resourceVersion"), request.query("resourceVersionMatch")];
         assert_eq!(parameters, [Some("77"), Some("NotOlderThan")]);
         request.refuse(400, "no streaming lists").await;
-        let request = fake.expect("GET", "/api/v1/nodes?limit=500&").await;
-        let parameters = [request.query("resourceVersion"), request.query("resourceVersionMatch")];
-        assert_eq!(parameters, [Some("77"), Some("NotOlderThan")]);
+        let request = fake.expect("GET", "/api/v1/nodes?resourceVersion=77&").await;
+        let parameters = [request.query("resourceVersionMatch"), request.query("limit")];
+        assert_eq!(parameters, [Some("NotOlderThan"), None], "with a limit, older servers would read it from etcd");
         drop(events);
     })
     .await;
