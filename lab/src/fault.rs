@@ -53,8 +53,8 @@ impl fmt::Display for Fault {
 pub struct Repair {
     /// The fault.
     pub fault: Fault,
-    /// The time until all entries were restored, or until the agent was ready again; `None` if that did not happen in
-    /// time.
+    /// The time until all entries were restored, and until an agent that was killed was ready again; `None` if that did
+    /// not happen in time.
     pub took: Option<Duration>,
     /// Lost packets of a ping with 100 packets a second; `None` if the pings were not answered again.
     pub loss: Option<Loss>,
@@ -110,12 +110,12 @@ pub async fn inject(lab: &mut Lab, fault: &Fault) -> Result<Repair> {
     let pod = lab.nodes.first().and_then(|n| n.pods.first()).context("a node without pods")?;
     let mut stream = Stream::start(pod, addr).await?;
     let begin = cause(lab, &node, fault).await?;
-    let mut took = wait_for_entries(&node, &before, begin).await?;
-    if *fault == Fault::Agent
-        && let Some(first) = lab.nodes.first_mut()
-    {
-        took = first.ready().await.is_ok().then(|| begin.elapsed());
-    }
+    // The entries stay while no agent runs, so they say nothing before the new one is ready.
+    let is_ready = match (fault, lab.nodes.first_mut()) {
+        (Fault::Agent, Some(first)) => first.ready().await.is_ok(),
+        _ => true,
+    };
+    let took = if is_ready { wait_for_entries(&node, &before, begin).await? } else { None };
     let loss = match stream.answers(20, LIMIT).await {
         Ok(()) => Some(stream.stop().await?),
         Err(_) => None,
@@ -135,8 +135,8 @@ async fn cause(lab: &mut Lab, node: &Netns, fault: &Fault) -> Result<Instant> {
         Fault::Device(name) => network.delete_link(name).await?,
         Fault::Uplink => {
             network.set_down("eth0").await?;
-            network.set_up("eth0").await?;
             let begin = Instant::now();
+            network.set_up("eth0").await?;
             add_default_routes(node, *first.uplink.first().context("a node without uplink address")?).await?;
             return Ok(begin);
         }
