@@ -210,15 +210,27 @@ fn peers_of_udp_answer_at_their_tunnel_addresses() {
 #[test]
 fn without_probes_nothing_is_asked() {
     on_this_thread(async {
-        let lab = Lab::start(&LabOptions { agent_flags: vec!["--probe=off".to_owned()], ..options() }).await?;
+        let mut lab = Lab::build(&options()).await?;
+        lab.nodes[0].set_flag("--probe=off");
+        for node in &mut lab.nodes {
+            node.start()?;
+        }
+        lab.settle().await?;
         // A node is ready before it has read the leases that the others have just written.
         let is_known = async || {
             let answer = mesh(&lab.nodes[0]).await;
             answer.is_ok_and(|(mesh, code)| code == Some(0) && mesh.ways.len() == 2)
         };
         wait_for("both peers to be known", LIMIT, is_known).await.with_context(|| lab.logs(20))?;
+        // The control: an agent that is started after that has asked its peers, and n1 would have asked earlier.
+        lab.nodes[1].stop(Signal::SIGTERM).await?;
+        lab.nodes[1].start()?;
+        lab.nodes[1].ready().await?;
+        for to in [0, 2] {
+            reached((&lab.nodes[1], &lab.nodes[to]), 1450).await?;
+        }
         let status: Status = lab.nodes[0].status_as().await?;
-        ensure!(status.peers.iter().all(|peer| peer.probe.is_none()), "{:#?}", status.peers);
+        ensure!(status.peers.len() == 2 && status.peers.iter().all(|peer| peer.probe.is_none()), "{:#?}", status.peers);
         Ok(())
     });
 }
