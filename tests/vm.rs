@@ -408,11 +408,12 @@ fn vxlan_without_nexthop_objects() {
     run("vxlan.sh", "no", &VXLAN);
 }
 
-const NO_IPV6: [&str; 6] = [
+const NO_IPV6: [&str; 7] = [
     "the kernel has no IPv6",
     "pods n1 to n3",
     "route heals",
     "the fence was written once",
+    "a missing br_netfilter is shown",
     "restart loses no packet",
     "what is missing for IPv6 is said",
 ];

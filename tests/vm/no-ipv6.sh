@@ -32,6 +32,7 @@ for n in n1 n2 n3; do
     eventually "$n is ready" 60 ready $n
     eventually "$n has no problem" 60 only_br_netfilter $n
 done
+eventually "a missing br_netfilter is shown" 60 shows "problem br_netfilter is not loaded:" status n2
 check "doctor does not speak of IPv6" doctor_is_silent n2
 restarts n1 flannel.1
 
