@@ -81,8 +81,14 @@ fn iptables_is_restored(flavour: &'static str) {
     on_this_thread(async move {
         let site = running(&["--firewall=iptables", "--iptables-resync=1"], Some(flavour)).await;
         for six in ["", "6"] {
+            // Without the rules in FORWARD, packets pass all the same: the policy of the chain accepts them.
+            let save = format!("ip{six}tables-{flavour}-save | grep '^-A' || true");
+            let saved = async || site.run("n1", &["sh", "-c", &save]).await;
+            let complete = saved().await;
+            assert!(complete.contains("-A FORWARD -j WEFT"), "{complete}");
             for damage in ["-t nat -F", "-t nat -F POSTROUTING", "-F FORWARD"] {
                 site.on_nodes(&format!("ip{six}tables-{flavour} -w 20 {damage}")).await;
+                wait_for("the rules to come back", PATIENCE, async || saved().await == complete).await.unwrap();
                 masqueraded(&site);
             }
         }
