@@ -133,8 +133,8 @@ impl Agent {
     /// # Errors
     /// It does not run.
     pub fn stop(mut self) -> Result<Option<Duration>> {
-        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM).context("end the agent")?;
         let begin = Instant::now();
+        kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM).context("end the agent")?;
         loop {
             if self.child.try_wait().context("wait for the agent")?.is_some() {
                 return Ok(Some(begin.elapsed()));
