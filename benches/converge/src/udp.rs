@@ -153,6 +153,7 @@ impl Place<'_> {
         node.run(move || {
             let sender = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("bind a socket")?;
             let (end, mut buffer) = (Instant::now() + Duration::from_secs(limit), [0; 2048]);
+            forget_arrived(&fabric)?;
             while !missing.is_empty() {
                 anyhow::ensure!(Instant::now() < end, "{} peers are not reached after {limit} s", missing.len());
                 for number in &missing {
@@ -168,6 +169,13 @@ impl Place<'_> {
             Ok(Instant::now())
         })?
     }
+}
+
+/// Takes everything out of the queue of a socket. Packets that an earlier agent sent may still be in it, and would count for the next one.
+fn forget_arrived(socket: &UdpSocket) -> Result<()> {
+    socket.set_nonblocking(true).context("do not wait for packets")?;
+    while socket.recv(&mut [0; 2048]).is_ok() {}
+    socket.set_nonblocking(false).context("wait for packets")
 }
 
 /// Returns the destination of the IPv4 packet in a datagram.
@@ -189,5 +197,20 @@ mod tests {
         assert_eq!(destination(&packet[..19]), None);
         packet[0] = 0x60;
         assert_eq!(destination(&packet), None);
+    }
+
+    #[test]
+    fn packets_that_have_arrived_are_forgotten_and_later_ones_are_not() {
+        let receiver = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let send = |text: &[u8]| sender.send_to(text, receiver.local_addr().unwrap()).unwrap();
+        send(b"earlier");
+        send(b"earlier");
+        forget_arrived(&receiver).unwrap();
+        send(b"now");
+        let mut buffer = [0; 16];
+        let length = receiver.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..length], b"now");
     }
 }
