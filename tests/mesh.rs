@@ -30,6 +30,8 @@ mod net_conf_options;
 mod places;
 #[path = "mesh/probe.rs"]
 mod probe;
+#[path = "common/program.rs"]
+mod program;
 #[path = "mesh/reach.rs"]
 mod reach;
 #[path = "mesh/release.rs"]

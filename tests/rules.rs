@@ -34,6 +34,8 @@ mod packets;
 mod patience;
 #[path = "common/places.rs"]
 mod places;
+#[path = "common/program.rs"]
+mod program;
 #[path = "rules/repair.rs"]
 mod repair;
 #[path = "rules/site.rs"]

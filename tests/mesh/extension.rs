@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use weft_lab::node::Node;
 use weft_lab::{Lab, LabOptions, StoreKind, wait_for};
 
 use crate::flanneld::flanneld;
+use crate::program::write_program;
 use crate::{on_this_thread, options};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -130,8 +130,7 @@ fn pods_wait_for_the_command_after_the_lease() {
         let dir = tempfile::tempdir()?;
         let [gate, words, tailscale] = ["gate", "words", "tailscale"].map(|name| dir.path().join(name));
         let script = format!("#!/bin/sh\ncat {} && echo \"$@\" > {}\n", gate.display(), words.display());
-        fs::write(&tailscale, script)?;
-        fs::set_permissions(&tailscale, fs::Permissions::from_mode(0o755))?;
+        write_program(&tailscale, &script);
         let command = format!("{} set --accept-routes --advertise-routes=$SUBNET,$IPV6SUBNET", tailscale.display());
         let backend = json!({ "Type": "extension", "PostStartupCommand": command });
         let dual = LabOptions { ipv6: true, ..options() };
@@ -227,8 +226,7 @@ fn commands_get_what_flanneld_gives_them() {
     on_this_thread(async move {
         let dir = tempfile::tempdir()?;
         let script = dir.path().join("record");
-        fs::write(&script, RECORDER)?;
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+        write_program(&script, RECORDER);
         let command =
             |name: &str| format!(r#"{} {name} "$SUBNET" ${{PUBLIC_IP}}/x $UNKNOWN $(a;b) $1 | $$"#, script.display());
         let backend = json!({

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 
 use crate::namespace::alone;
 use crate::patience::PATIENCE;
+use crate::program::write_program;
 use weft::firewall::choice::{Choice, Chosen, Mode, Survey};
 use weft::firewall::iptables::{Iptables, remove_flannel_chains};
 use weft::firewall::other_programs::OtherPrograms;
@@ -353,9 +354,7 @@ fn programs_that_do_not_know_random_fully_get_rules_without_it() {
             );
             let save = format!("#!/bin/sh\nexec {} \"$@\"\n", real("save"));
             for (end, text) in [("restore", restore), ("save", save)] {
-                let path = dir.path().join(format!("{program}-{end}"));
-                std::fs::write(&path, text).unwrap();
-                std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+                write_program(&dir.path().join(format!("{program}-{end}")), &text);
             }
         }
         let this = "programs_that_do_not_know_random_fully_get_rules_without_it";

@@ -2,8 +2,6 @@
 //! The binary in an otherwise empty root directory, without iptables, nft and a shell. With nftables it needs none of them.
 
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -11,6 +9,7 @@ use tempfile::TempDir;
 use weft_lab::{LabOptions, wait_for};
 
 use crate::exe::weft_exe;
+use crate::program::write_program;
 use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight};
 
 const REMEDY: &str = "install the package iptables, or choose --firewall=nft";
@@ -40,9 +39,7 @@ fn entrance(root: &Path) -> std::path::PathBuf {
          exec chroot \"$root\" /weft \"$@\"\n",
         root.display()
     );
-    let mut file = fs::File::create(&script).unwrap();
-    file.write_all(text.as_bytes()).unwrap();
-    file.set_permissions(fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&script, &text);
     script
 }
 

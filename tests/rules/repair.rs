@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules that another program removes are restored, correct rules are not written again, and there is no moment without them.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use weft_lab::{BackendKind, LabOptions, wait_for};
 use crate::exe::weft_exe;
 use crate::flanneld::flanneld;
 use crate::packets::inside;
+use crate::program::write_program;
 use crate::site::{Family, PATIENCE, Site, on_this_thread, options, straight};
 
 async fn running(flags: &[&str], flavour: Option<&str>) -> Site {
@@ -240,8 +240,7 @@ fn rules_of_flannel_stay(wrapper: &'static str) {
     on_this_thread(async move {
         let dir = tempfile::tempdir().unwrap();
         let agent = dir.path().join("agent");
-        std::fs::write(&agent, format!("#!/bin/sh\nexec {wrapper} {} \"$@\"\n", weft_exe().display())).unwrap();
-        std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o755)).unwrap();
+        write_program(&agent, &format!("#!/bin/sh\nexec {wrapper} {} \"$@\"\n", weft_exe().display()));
         let options = options(&["--ip-masq", "--firewall=nft"]);
         let mut site = Site::with(LabOptions { exe: Some(agent), launcher: Some(weft_exe()), ..options }).await;
         let program = dir.path().join("flanneld");
