@@ -2,6 +2,8 @@
 //! The fence for forwarded packets (`--fail-closed`): it is repaired, replaces the routes of earlier versions, and is removed when it is not wanted.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::process::Command;
 
 use nix::sys::signal::Signal;
 use serde_json::Value as Json;
@@ -148,6 +150,13 @@ fn cleanup(site: &Site, flag: &str) -> Result<String, String> {
     if out.status.success() { Ok(text(out.stdout)) } else { Err(text(out.stderr)) }
 }
 
+/// Returns the command of a program that ends with the thread of the test, also when the test fails.
+fn ends_with_the_test(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(program);
+    command
+}
+
 /// A node goes back to flannel, or its agent is down and somebody has deleted a rule of the fence.
 fn parts_are_removed_beside_flanneld_and_not_beside_the_agent(kind: Kind) {
     let mut site = Site::new(kind);
@@ -175,7 +184,7 @@ fn parts_are_removed_beside_flanneld_and_not_beside_the_agent(kind: Kind) {
     }
     let flanneld = site.path("flanneld");
     std::os::unix::fs::symlink("/bin/sleep", &flanneld).unwrap();
-    let mut flanneld = std::process::Command::new(flanneld).arg("600").spawn().unwrap();
+    let mut flanneld = ends_with_the_test(&flanneld).arg("600").spawn().unwrap();
     let comm = format!("/proc/{}/comm", flanneld.id());
     site.until("its name", |_| std::fs::read_to_string(&comm).unwrap() == "flanneld\n");
     let refused = String::from_utf8(site.cleanup().stderr).unwrap();
@@ -229,7 +238,7 @@ fn another_network_moves_its_fence_without_a_gap(kind: Kind) {
     let config = std::fs::read_to_string(site.path("store/config.json")).unwrap();
     std::fs::write(site.path("store/config.json"), config.replace("10.5.0.0/16", "10.4.0.0/15")).unwrap();
     let news = std::fs::File::create(site.path("news")).unwrap();
-    let mut monitor = std::process::Command::new("ip").args(["monitor", "rule", "route"]).stdout(news).spawn().unwrap();
+    let mut monitor = ends_with_the_test("ip").args(["monitor", "rule", "route"]).stdout(news).spawn().unwrap();
     let heard = |site: &Site| std::fs::read_to_string(site.path("news")).unwrap();
     let mut metric = 0;
     site.until("the monitor to listen", |site| {
