@@ -119,10 +119,13 @@ pub fn get_route(w: &mut Writer, to: IpAddr) {
 }
 
 /// Asks for the entry of the routing table by which packets of this host reach an address (RTM_F_FIB_MATCH of linux/rtnetlink.h). It costs the
-/// same however many entries there are.
+/// same however many entries there are. The answer names the table, because a policy rule may lead to another one than the main table.
 pub fn fib_entry(w: &mut Writer, to: IpAddr) {
+    const LOOKUP_TABLE: u32 = 0x1000;
     const FIB_MATCH: u32 = 0x2000;
-    ask_for_route(w, to, FIB_MATCH);
+    // Without this flag, the kernel names the main table for every IPv4 route. For IPv6 it always names the right one, and refuses the flag.
+    let table = if to.is_ipv4() { LOOKUP_TABLE } else { 0 };
+    ask_for_route(w, to, FIB_MATCH | table);
 }
 
 fn ask_for_route(w: &mut Writer, to: IpAddr, flags: u32) {

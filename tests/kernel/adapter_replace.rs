@@ -91,6 +91,27 @@ fn the_kernels_own_route_stays_among_many_that_are_replaced() {
     });
 }
 
+/// A policy rule leads packets of the host to a route in another table with the same prefix and metric. That route says nothing about the
+/// one in the main table.
+#[test]
+fn the_kernels_own_route_stays_where_a_policy_rule_leads_to_another_table() {
+    for with_nexthops in [true, false] {
+        in_namespace(|| async move {
+            let mut k = kernel(with_nexthops);
+            put(&mut k, &[vxlan(false)]);
+            ip(&format!("route add {LAN} dev up0 proto static table 100"));
+            ip(&format!("rule add to {LAN} lookup 100 pref 100"));
+            let before = shown(LAN);
+            assert!(before.contains("proto kernel"), "{before}");
+            let (key, value) = via(LAN, "10.1.2.0", "flannel.1");
+            let outcome = k.apply(&[Op::Ensure(key, value)]).remove(0);
+            let is_refused = matches!(&outcome, Outcome::Fatal(text) if text.contains("the kernel has its own route"));
+            assert!(is_refused, "{outcome:?}");
+            assert_eq!(shown(LAN), before);
+        });
+    }
+}
+
 /// The kernel's route for an IPv6 address has the metric 256, so another route to this prefix may be replaced by ours.
 #[test]
 fn a_route_of_the_kernel_with_another_metric_is_not_in_the_place_of_ours() {

@@ -214,3 +214,15 @@ proptest! {
         prop_assert_eq!(attributes(&payload), vec![(1, id.to_ne_bytes().to_vec())]);
     }
 }
+
+/// The kernel would name the main table for a route of IPv4 in another one. For IPv6 it refuses the flag that asks for the table.
+#[test]
+fn the_question_for_an_entry_asks_for_its_table_where_that_is_not_named_anyway() {
+    let flags = |to: &str| {
+        let (kind, _, payload) = encoded(|w| fib_entry(w, to.parse().unwrap()));
+        assert_eq!(kind, libc::RTM_GETROUTE);
+        u32::from_ne_bytes(payload[8..12].try_into().unwrap())
+    };
+    // RTM_F_FIB_MATCH and RTM_F_LOOKUP_TABLE.
+    assert_eq!((flags("10.5.2.0"), flags("fd00:5:2::")), (0x2000 | 0x1000, 0x2000));
+}
