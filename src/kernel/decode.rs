@@ -28,7 +28,8 @@ pub struct Neighbour {
     pub index: u32,
     /// The entry is permanent (or NOARP): it was not learned and does not expire.
     pub lasting: bool,
-    /// The IP address of the neighbour, or the destination of the FDB entry.
+    /// The IP address of the neighbour, or the destination of the FDB entry. `None` for an FDB entry with a port, a VNI or a link of
+    /// its own, which the agent never writes.
     pub dst: Option<IpAddr>,
     /// The MAC of the neighbour or of the FDB entry.
     pub mac: Option<Mac>,
@@ -42,18 +43,21 @@ pub fn neighbour(payload: &[u8]) -> Option<Neighbour> {
     if !fdb && family != 2 && family != 10 || fdb && u8_at(payload, 10) & 0x02 == 0 || u8_at(payload, 10) & 0x08 != 0 {
         return None;
     }
-    let (mut dst, mut mac, mut from_device) = (None, None, false);
+    let (mut dst, mut mac, mut from_device, mut other_form) = (None, None, false, false);
     for (kind, value) in attrs_after(payload, 12) {
         match kind {
             libc::NDA_DST => dst = ip(value),
             libc::NDA_LLADDR => mac = value.try_into().ok().map(Mac),
             libc::NDA_CACHEINFO => from_device = true,
+            // The kernel leaves these out where they are those of the device.
+            libc::NDA_PORT | libc::NDA_VNI | libc::NDA_IFINDEX => other_form = true,
             _ => {}
         }
     }
     if fdb && !from_device {
         return None;
     }
+    let dst = dst.filter(|_| !(fdb && other_form));
     Some(Neighbour { fdb, index: u32_at(payload, 4), lasting: u16_at(payload, 8) & LASTING != 0, dst, mac })
 }
 
@@ -213,6 +217,26 @@ mod tests {
         };
         assert_eq!(announced(true).unwrap().dst, Some("10.0.0.1".parse().unwrap()));
         assert_eq!(announced(false), None);
+    }
+
+    /// Somebody may give an entry another port. It must not look like the one that the agent wrote.
+    #[test]
+    fn an_fdb_entry_with_a_port_a_vni_or_a_link_of_its_own_has_no_destination() {
+        let dst = "10.0.0.1".parse().unwrap();
+        let with = |attribute: u16| {
+            neighbour(&payload(|w| {
+                encode::fdb(w, 7, Mac([2, 0, 0, 0, 0, 1]), Some(dst));
+                w.attr(libc::NDA_CACHEINFO, &[0; 16]);
+                w.attr_u32(attribute, 1);
+            }))
+        };
+        // NDA_PORT, NDA_VNI and NDA_IFINDEX of linux/neighbour.h.
+        for attribute in [6, 7, 8] {
+            let entry = with(attribute).unwrap_or_else(|| panic!("attribute {attribute}"));
+            assert_eq!((entry.dst, entry.fdb), (None, true), "attribute {attribute}");
+        }
+        // NDA_LINK_NETNSID says where the link of the device is.
+        assert_eq!(with(10).and_then(|entry| entry.dst), Some(dst));
     }
 
     /// Returns the payload of the message that `build` writes.

@@ -431,6 +431,24 @@ fn neighbours_and_fdb_entries_that_expire_or_are_of_multicast_addresses_are_left
     });
 }
 
+/// The kernel has one entry for a MAC, and the entry of another program may have the destination of ours.
+#[test]
+fn an_fdb_entry_that_got_another_port_or_vni_is_not_as_it_was_written() {
+    in_namespace(|| async {
+        let mut k = kernel(true);
+        let (key, value) = fdb("flannel.1", 7, "10.0.0.7");
+        put(&mut k, &[vxlan(false), (key, value.clone())]);
+        for other in ["port 4789", "vni 9", "via up0"] {
+            bridge(&format!("fdb replace {} dev flannel.1 dst 10.0.0.7 {other} self permanent", mac(7)));
+            let seen = k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().value.clone();
+            assert_ne!(seen, value, "{other}");
+            put(&mut k, &[(key, value.clone())]);
+            let seen = k.observe(&[name("flannel.1")]).unwrap().get(&key).unwrap().value.clone();
+            assert_eq!(seen, value, "{other}: {}", bridge("fdb show dev flannel.1"));
+        }
+    });
+}
+
 /// The kernel gives the link lo to IPv6 routes that lead nowhere. And no peer is reached by the route of a pod.
 #[test]
 fn a_route_that_leads_nowhere_is_on_no_link_and_routes_of_pods_are_left_out() {
