@@ -70,9 +70,11 @@ impl LinuxKernel {
             .filter(|r| ![self.options.protocol, weft_cni::veth::PROTOCOL].contains(&r.protocol))
             .filter(|r| !links.get(&r.index).is_some_and(ours))
             .map(|r| {
-                let dev = links.get(&r.index).map(|l| l.info.name);
+                // The kernel gives the link lo to an IPv6 route that refuses packets, and they leave by none.
+                let link = links.get(&r.index).filter(|_| r.kind == libc::RTN_UNICAST);
+                let dev = link.map(|l| l.info.name);
                 let reach = match (dev, r.via) {
-                    (Some(dev), None) if r.kind == libc::RTN_UNICAST && !r.other_form => Reach::Link(dev),
+                    (Some(dev), None) if !r.other_form => Reach::Link(dev),
                     _ => Reach::Gateway,
                 };
                 RouteInfo { net: r.net, metric: r.metric, dev, via: r.via, reach, protocol: r.protocol }

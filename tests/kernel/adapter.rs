@@ -455,12 +455,16 @@ fn a_route_that_leads_nowhere_is_on_no_link_and_routes_of_pods_are_left_out() {
     in_namespace(|| async {
         let mut k = kernel(true);
         ip("-6 route add unreachable fd00:77::/64 proto static");
+        // If lo counted as its link, lo would be the uplink of a node that has no other default route yet.
+        ip("-6 route add unreachable default proto static");
         ip("route add 10.5.1.7/32 dev up0 proto 91");
         // Its gateway has the other family.
         ip("route add 10.9.9.0/24 via inet6 fd00::9 dev up0 proto static");
         let routes = k.machine().unwrap().routes;
         let of = |net: &str| routes.iter().find(|route| route.net == net.parse().unwrap());
-        assert_eq!(of("fd00:77::/64").map(|route| route.reach), Some(Reach::Gateway), "{routes:?}");
+        for net in ["fd00:77::/64", "::/0"] {
+            assert_eq!(of(net).map(|route| (route.reach, route.dev)), Some((Reach::Gateway, None)), "{routes:?}");
+        }
         assert_eq!(of("10.5.1.7/32"), None);
         assert_eq!(of("10.9.9.0/24").map(|route| route.reach), Some(Reach::Gateway), "{routes:?}");
         assert_eq!(of("10.0.0.0/24").map(|route| route.reach), Some(Reach::Link(name("up0"))));
