@@ -122,10 +122,11 @@ pub fn is_over_flannels_device(net_conf: &NetConf, own: &Subnets, (key, seen): (
         && !own.of(family(net)).is_some_and(|own| own.contains(net))
 }
 
-/// Returns true for link-local and multicast routes, which the kernel adds to every interface.
+/// Returns true for link-local and multicast routes, which the kernel adds to every interface, and for the neighbours that it adds when a
+/// packet is sent to a group or to all hosts.
 fn kernel_made(net: &IpNet) -> bool {
     match net.addr() {
-        IpAddr::V4(v4) => v4.is_multicast(),
+        IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast(),
         IpAddr::V6(v6) => v6.is_multicast() || v6.is_unicast_link_local(),
     }
 }

@@ -97,6 +97,7 @@ fn what_the_kernel_makes_is_not_ours() {
     assert!(!plain(&us, Key::Addr(dev, net("fe80::1/64")), Value::Addr));
     assert!(!plain(&us, Key::Neigh(dev, "ff02::16".parse().unwrap()), Value::Neigh(Mac([0x33; 6]))));
     assert!(!plain(&us, Key::Neigh(dev, "224.0.0.22".parse().unwrap()), Value::Neigh(Mac([1; 6]))));
+    assert!(!plain(&us, Key::Neigh(dev, "255.255.255.255".parse().unwrap()), Value::Neigh(Mac([0xff; 6]))));
     assert!(!plain(&us, Key::Fdb(dev, Mac([0x33, 0x33, 0, 0, 0, 1])), Value::Fdb("10.0.0.1".parse().unwrap())));
     for prefix in ["fe80::/64", "ff00::/8"] {
         let device = ObservedValue { value: Value::Route(Route::Device { dev }), protocol: 3, mark: false };
