@@ -93,6 +93,21 @@
     press('#space-map', 'ArrowRight');
   }
 
+  // Many leases of the whole network cost as much as one of them. Each cell is counted that is compared with a lease.
+  const { max } = Math;
+  let compared = 0;
+  Math.max = (...numbers) => { compared += 1; return max(...numbers); };
+  const large = { subnet: '10.0.0.0/8', public: '192.168.0.2', state: 'set-aside', reason: 'too large' };
+  answers['status.json'] = { ...answers['status.json'], network: '10.0.0.0/8', peers: new Array(200).fill(large) };
+  find('#reload').click();
+  await until(() => text('#space-sum').includes('; 0 of 65536 cells are free'), 'the large leases');
+  Math.max = max;
+  check(compared < 200000, `${compared} comparisons for 65,536 cells`);
+  check(text('#space-legend').includes('conflicting (200)'), 'each large lease is counted');
+  press('#space-map', 'ArrowLeft');
+  const said = text('#space-cell').split('\n');
+  check(said[0] === '10.0.0.0/24: this node' && said[1].endsWith('; too large') && said.length === 4, 'four leases of a cell are named');
+
   // Keys choose the view.
   const isShown = (name) => VIEWS.every((other) => find(`#${other}`).hidden === (other !== name)
     && find(`[data-view="${other}"]`).getAttribute('aria-selected') === String(other === name));

@@ -132,23 +132,26 @@ function spreadSpace() {
   const size = (net.last - net.first + 1n) >> BigInt(depth);
   const count = 1 << depth;
   const columns = 1 << Math.ceil(depth / 2);
-  const made = { net, size, count, columns, state: new Uint8Array(count), who: new Map(), counts: new Array(SPACE.length).fill(0) };
+  const made = { net, size, count, columns, state: new Uint8Array(count), spans: new Map(), counts: new Array(SPACE.length).fill(0) };
   const put = (subnets, state, text) => {
     for (const one of ranges(subnets)) {
       if (one.bits !== net.bits || one.last < net.first || one.first > net.last) continue;
       made.counts[state] += 1;
       const begin = one.first < net.first ? 0 : Number((one.first - net.first) / size);
       const end = one.last > net.last ? count - 1 : Number((one.last - net.first) / size);
-      for (let cell = begin; cell <= end; cell += 1) {
-        made.state[cell] = Math.max(made.state[cell], state);
-        if (!made.who.has(cell)) made.who.set(cell, []);
-        if (made.who.get(cell).length < 4) made.who.get(cell).push(text);
-      }
+      const span = made.spans.get(begin * count + end) || { begin, end, state: 0, texts: [] };
+      made.spans.set(begin * count + end, span);
+      span.state = Math.max(span.state, state);
+      if (span.texts.length < 4) span.texts.push(text);
     }
   };
   put(status.subnet, 1, `${status.subnet}: this node`);
   for (const peer of status.peers) {
     put(peer.subnet, stateOf(peer), `${peer.subnet} (${peer.public}): ${peer.state}${peer.reason ? `; ${peer.reason}` : ''}`);
+  }
+  // Thousands of leases may have the whole network. Those with the same cells are one span, and there are at most 17 spans over each cell.
+  for (const { begin, end, state } of made.spans.values()) {
+    for (let cell = begin; cell <= end; cell += 1) made.state[cell] = Math.max(made.state[cell], state);
   }
   return made;
 }
@@ -174,8 +177,8 @@ function describeSubnet(x, y) {
   const cell = y * space.columns + x;
   const first = space.net.first + BigInt(cell) * space.size;
   const length = space.net.bits - (space.size.toString(2).length - 1);
-  const who = space.who.get(cell);
-  $('space-cell').textContent = who ? who.join('\n') : `${addressText(first, space.net.bits)}/${length}: free`;
+  const who = [...space.spans.values()].filter(({ begin, end }) => begin <= cell && cell <= end).flatMap(({ texts }) => texts).slice(0, 4);
+  $('space-cell').textContent = who.length ? who.join('\n') : `${addressText(first, space.net.bits)}/${length}: free`;
 }
 
 // ---- The nodes
