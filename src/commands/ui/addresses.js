@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses and prefixes on the page of `weft ui`, which come as text.
+// Addresses and prefixes on the page of `weft ui`, which come as text, and the map of them.
 'use strict';
 
 // What is an address, and what is a prefix.
@@ -53,4 +53,48 @@ function podOf(subnets) {
 function contains(subnets, address) {
   const { bits, first } = range(`${address}/${address.includes(':') ? 128 : 32}`);
   return ranges(subnets).some((one) => one.bits === bits && one.first <= first && first <= one.last);
+}
+
+// What a cell of the map is, with the name of its colour.
+const SPACE = [['free', '--c7'], ['own', '--own'], ['taken', '--c1'], ['held', '--c4'], ['conflicting', '--c5'], ['not reached', '--c6']];
+
+// Returns the place in SPACE of the lease of a peer.
+function stateOf(peer) {
+  if (peer.state === 'held') return 3;
+  if (peer.state === 'set-aside' || (peer.state === 'programmed' && peer.reason)) return 4;
+  return peer.state === 'programmed' ? 2 : 5;
+}
+
+// Returns the cells of the network, and the leases over them. Without a lease of this node there are none.
+function spreadSpace(status) {
+  const [net] = ranges(status.network);
+  const own = net && ranges(status.subnet).find((one) => one.bits === net.bits);
+  if (!own || !net.bits) return null;
+  // At most 65,536 cells. In a larger network a cell stands for several subnets.
+  const depth = Math.min(Math.max(own.length - net.length, 0), 16);
+  const size = (net.last - net.first + 1n) >> BigInt(depth);
+  const count = 1 << depth;
+  const columns = 1 << Math.ceil(depth / 2);
+  const made = { net, size, count, columns, state: new Uint8Array(count), spans: new Map(), counts: new Array(SPACE.length).fill(0) };
+  const put = (subnets, state, text) => {
+    for (const one of ranges(subnets)) {
+      if (one.bits !== net.bits || one.last < net.first || one.first > net.last) continue;
+      made.counts[state] += 1;
+      const begin = one.first < net.first ? 0 : Number((one.first - net.first) / size);
+      const end = one.last > net.last ? count - 1 : Number((one.last - net.first) / size);
+      const span = made.spans.get(begin * count + end) || { begin, end, state: 0, texts: [] };
+      made.spans.set(begin * count + end, span);
+      span.state = Math.max(span.state, state);
+      if (span.texts.length < 4) span.texts.push(text);
+    }
+  };
+  put(status.subnet, 1, `${status.subnet}: this node`);
+  for (const peer of status.peers) {
+    put(peer.subnet, stateOf(peer), `${peer.subnet} (${peer.public}): ${peer.state}${peer.reason ? `; ${peer.reason}` : ''}`);
+  }
+  // Thousands of leases may have the whole network. Those with the same cells are one span, and there are at most 17 spans over each cell.
+  for (const { begin, end, state } of made.spans.values()) {
+    for (let cell = begin; cell <= end; cell += 1) made.state[cell] = Math.max(made.state[cell], state);
+  }
+  return made;
 }
