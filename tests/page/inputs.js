@@ -119,6 +119,17 @@
   find('body').dispatchEvent(new KeyboardEvent('keydown', { key: '1', ctrlKey: true, bubbles: true }));
   check(isShown('explain'), 'no view has the key 6, and Ctrl and a key are for the browser');
 
+  // Of too many nodes the first ones are shown. A way to a node that is not shown is left out.
+  const many = Array.from({ length: 5001 }, (_, number) => ({ ...node(number), subnet: `10.${number >> 8}.${number & 255}.0/24` }));
+  many[0].ways = [4999, 5, 100, -1, -1, 5000, 5, 100, -1, -1];
+  answers['mesh.json'] = { ...first, nodes: many };
+  press('body', 'r');
+  await until(() => text('#notice').startsWith('of 5001 nodes, the first 5000 are shown'), 'the notice of too many nodes');
+  check(mesh.nodes.length === 5000 && classes.length === 25e6 && classes[4999] === BROKEN && classes[5000] === UNKNOWN, 'the ways of 5000 nodes');
+  answers['mesh.json'] = first;
+  press('body', 'r');
+  await until(() => find('#notice').hidden, 'all nodes');
+
   // The key r refreshes, and the key w puts the node first whose ways are broken.
   press('body', '1');
   answers['mesh.json'] = { ...first, nodes: [node(0), node(1), { ...node(2), ways: [0, 5, 100, -1, -1, 1, 5, 100, -1, -1] }] };

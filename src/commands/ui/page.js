@@ -9,6 +9,9 @@ const [FASTEST, FAST, SLOW, SLOWEST, LOSSY, BROKEN, UNWRITTEN, UNASKED, UNKNOWN]
 // These classes in the order of their urgency.
 const URGENCY = [FASTEST, FAST, SLOW, SLOWEST, UNWRITTEN, UNKNOWN, UNASKED, LOSSY, BROKEN];
 
+// The pairs of so many nodes are 25 million. Anybody who may write to the store may write leases of more nodes than a browser can bear.
+const MAX_NODES = 5000;
+
 let mesh = null, status = null, records = [];
 let order = [];          // places of the nodes, as they are shown
 let classes = null;      // one byte for each pair
@@ -40,11 +43,15 @@ const spaceMap = new CellMap($('space-map'), 0, 0, describeSubnet);
 // ---- The mesh
 
 function spread() {
-  const count = mesh.nodes.length;
+  const all = mesh.nodes.length;
+  const count = Math.min(all, MAX_NODES);
+  mesh.nodes.length = count;
+  if (count < all) mesh.notice = [`of ${all} nodes, the first ${count} are shown: weft mesh --all -o json has all of them`, mesh.notice].filter(Boolean).join('; ');
   classes = new Uint8Array(count * count).fill(UNKNOWN);
   mesh.nodes.forEach((node, from) => {
     node.places = new Map();
     for (let at = 0; at < node.ways.length; at += 5) {
+      if (node.ways[at] >= count) continue;
       classes[from * count + node.ways[at]] = node.ways[at + 1];
       node.places.set(node.ways[at], at);
     }
@@ -309,8 +316,8 @@ async function load() {
   loading = true;
   try {
     [mesh, status, records] = await Promise.all(['mesh.json', 'status.json', 'history.json'].map(read));
-    $('notice').textContent = mesh.notice;
     spread();
+    $('notice').textContent = mesh.notice;
     $('title').textContent = `weft ${status.version}: ${status.node} ${status.subnet}`;
     document.title = `weft: ${status.node}`;
     $('age').textContent = `as of ${new Date(mesh.at_ms).toLocaleTimeString()}`;
