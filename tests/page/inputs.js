@@ -35,6 +35,7 @@
   press('#mesh-map', 'ArrowRight', 'ArrowRight', 'ArrowDown', 'ArrowDown');
   check(text('#mesh-cell') === 'n2 10.0.2.0/24', 'the arrow keys choose a cell');
   await refresh(0, 1);
+  check(text('#mesh-cell') === '', 'nothing is said of a node that is gone');
   press('#mesh-map', 'Enter');
   check(find('#nodes').hidden, 'a node that is gone is not opened');
   press('#mesh-map', 'ArrowDown');
@@ -140,6 +141,18 @@
     press('#mesh-map', 'ArrowUp', 'ArrowUp', 'ArrowLeft', 'ArrowLeft');
     check(find('#worst').checked === worst && text('#mesh-cell') === wanted, `the first node is ${wanted}`);
   }
+
+  // What is said of a cell is as new as the map.
+  press('#mesh-map', 'ArrowDown', 'ArrowDown');
+  check(text('#mesh-cell') === 'n2 10.0.2.0/24 to n0 10.0.0.0/24: broken; loss 100 %', 'the broken way is described');
+  const broken = answers['mesh.json'];
+  answers['mesh.json'] = { ...first, nodes: [node(0), node(1), { ...node(2), ways: [0, 0, 0, 300, 1450, 1, 5, 100, -1, -1] }] };
+  press('body', 'r');
+  await until(() => text('#mesh-sum').includes('; 1 broken ways'), 'one way is mended');
+  check(text('#mesh-cell').endsWith(': a; loss 0 %; round trip 0.30 ms; path MTU 1450'), 'the way that was mended is described');
+  answers['mesh.json'] = broken;
+  press('body', 'r');
+  await until(() => text('#mesh-sum').includes('; 2 broken ways'), 'both ways are broken again');
 
   // The key d changes between dark and light, also in the maps. The broken way from n2 to n0 is in the first column of the third row.
   const seen = {};

@@ -46,6 +46,8 @@ class CellMap {
       image.data[at] = rgb[0]; image.data[at + 1] = rgb[1]; image.data[at + 2] = rgb[2]; image.data[at + 3] = 255;
     }
     context.putImageData(image, 0, 0);
+    // What is said of the chosen cell may be old now, and without a chosen cell nothing is said.
+    this.describe(...(this.cursor || []));
     if (changed || !this.zoom || !this.least) this.fit(); else this.paint();
   }
 

@@ -21,6 +21,11 @@ let selected = null;     // the subnet of the node whose details are shown
 window.addEventListener('error', (event) => { root.dataset.error = event.message; });
 window.addEventListener('unhandledrejection', (event) => { root.dataset.error = String(event.reason); });
 
+// Sets a text, unless it is there already: screen readers read it out each time when it is set.
+function say(id, text) {
+  if ($(id).textContent !== text) $(id).textContent = text;
+}
+
 function element(name, text, className) {
   const made = document.createElement(name);
   if (text !== undefined) made.textContent = text;
@@ -114,9 +119,11 @@ function wayText(from, to) {
   return reason ? `${text}\n${reason}` : text;
 }
 
+// Describes a cell below the map. Without a cell nothing is said.
 function describeWay(x, y) {
+  if (x === undefined) return say('mesh-cell', '');
   const [from, to] = [order[y], order[x]];
-  $('mesh-cell').textContent = from === to ? label(mesh.nodes[from]) : wayText(from, to);
+  return say('mesh-cell', from === to ? label(mesh.nodes[from]) : wayText(from, to));
 }
 
 // ---- The address space
@@ -127,7 +134,6 @@ function drawSpace() {
   space = spreadSpace(status);
   if (!space) {
     $('space-sum').textContent = 'The node has no lease yet.';
-    $('space-cell').textContent = '';
     $('space-legend').replaceChildren();
     spaceMap.fill(0, 0);
     return;
@@ -141,11 +147,12 @@ function drawSpace() {
 }
 
 function describeSubnet(x, y) {
+  if (x === undefined) return say('space-cell', '');
   const cell = y * space.columns + x;
   const first = space.net.first + BigInt(cell) * space.size;
   const length = space.net.bits - (space.size.toString(2).length - 1);
   const who = [...space.spans.values()].filter(({ begin, end }) => begin <= cell && cell <= end).flatMap(({ texts }) => texts).slice(0, 4);
-  $('space-cell').textContent = who.length ? who.join('\n') : `${addressText(first, space.net.bits)}/${length}: free`;
+  return say('space-cell', who.length ? who.join('\n') : `${addressText(first, space.net.bits)}/${length}: free`);
 }
 
 // ---- The nodes
