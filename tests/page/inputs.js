@@ -55,6 +55,9 @@
   await refresh(0, 1, 2);
   check(text('#rows tr[aria-selected="true"] td') === 'n2', 'the row of the opened node stays marked');
   check(text('#details h2') === 'n2 10.0.2.0/24', 'the details stay those of the opened node');
+  find('#rows tr:nth-child(2)').focus();
+  await refresh(3, 0, 1, 2);
+  check(document.activeElement.textContent.startsWith('n1'), 'the focus stays in the row of the node, which is the third one now');
   await refresh(0, 1);
   check(text('#details') === '' && !find('#rows tr[aria-selected="true"]'), 'a node that is gone has no details');
 
@@ -174,6 +177,19 @@
   check(text('#nodes-sum') === '1 of 3 nodes' && text('#rows').startsWith('n1'), 'the filter leaves one node');
   press('#filter', 'Escape');
   check(document.activeElement !== find('#filter'), 'Escape leaves the filter');
+
+  // A refresh without news leaves what is selected, and alarms nobody again.
+  press('body', '5');
+  [find('#from').value, find('#to').value] = ['10.0.0.2', '10.0.1.2'];
+  find('#question').dispatchEvent(new Event('input'));
+  answers['mesh.json'] = { ...answers['mesh.json'], notice: 'only its own row is known' };
+  press('body', 'r');
+  await until(() => !find('#notice').hidden, 'the notice');
+  const [command, notice] = [find('#explain-there code'), find('#notice').firstChild];
+  answers['status.json'] = { ...answers['status.json'], version: '2' };
+  press('body', 'r');
+  await until(() => text('#title').startsWith('weft 2'), 'the next refresh');
+  check(command && command === find('#explain-there code') && notice === find('#notice').firstChild, 'a refresh leaves what has not changed');
 
   shown.inputs = 'done';
 })();

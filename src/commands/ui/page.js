@@ -26,6 +26,11 @@ function say(id, text) {
   if ($(id).textContent !== text) $(id).textContent = text;
 }
 
+// Replaces what a place contains, unless its text is the same: then the focus and what is selected stay, and nothing is read out again.
+function replace(place, parts) {
+  if (parts.map((part) => part.textContent).join('') !== place.textContent) place.replaceChildren(...parts);
+}
+
 function element(name, text, className) {
   const made = document.createElement(name);
   if (text !== undefined) made.textContent = text;
@@ -172,11 +177,14 @@ function drawNodes() {
   const wanted = $('filter').value.toLowerCase();
   const shown = mesh.nodes.map((node, place) => [node, place]).filter(([node]) =>
     !wanted || [node.name, node.subnet, node.public, stateText(node), node.error, ...node.problems].join(' ').toLowerCase().includes(wanted));
+  // The row with the focus becomes another element.
+  const focused = document.activeElement?.closest('#rows tr')?.dataset.subnet;
   $('rows').replaceChildren(...shown.map(([node, place]) => {
     const row = element('tr');
     const bad = faults(node);
     row.tabIndex = 0;
     row.dataset.place = place;
+    row.dataset.subnet = node.subnet;
     row.className = `${node.error || !node.ready ? 'bad' : ''} ${bad ? 'broken' : ''}`;
     row.setAttribute('aria-selected', String(node.subnet === selected));
     const problem = node.error || node.problems[0] || '';
@@ -185,9 +193,8 @@ function drawNodes() {
     return row;
   }));
   $('nodes-sum').textContent = `${shown.length} of ${mesh.nodes.length} nodes`;
-  const parts = details(mesh.nodes.findIndex((node) => node.subnet === selected));
-  // If nothing has changed, the button keeps the focus, and nothing is read out again.
-  if (parts.map((part) => part.textContent).join('') !== $('details').textContent) $('details').replaceChildren(...parts);
+  [...$('rows').children].find((row) => row.dataset.subnet === focused)?.focus({ preventScroll: true });
+  replace($('details'), details(mesh.nodes.findIndex((node) => node.subnet === selected)));
 }
 
 function openNode(place) {
@@ -247,7 +254,7 @@ function drawExplain() {
   const isPacket = ADDRESS.test(from) && ADDRESS.test(to) && /^\d*$/.test(port);
   const others = isPacket ? [...new Set([publicOf(from), publicOf(to)])].filter(Boolean) : [];
   $('explain-where').textContent = `What ${status.node || 'this node'} does with the packet.${others.length ? ' To see what the other node does with it:' : ''}`;
-  $('explain-there').replaceChildren(...others.map((node) =>
+  replace($('explain-there'), others.map((node) =>
     element('code', `ssh root@${node} 'PATH=$PATH:/opt/cni/bin; weft explain ${from} ${to}${port && ` --port ${port}`}'`)));
 }
 
@@ -278,7 +285,7 @@ async function explain() {
 // ---- The history
 
 function drawHistory() {
-  $('records').replaceChildren(...records.slice().reverse().map((record) => {
+  replace($('records'), records.slice().reverse().map((record) => {
     const took = record.took_us ? ` in ${(record.took_us / 1000).toFixed(1)} ms` : '';
     const refused = record.failed ? `, ${record.failed} refused` : '';
     const lines = [`${new Date(record.at_ms).toISOString()}  ${record.cause}: ${record.event}; ${record.done} written${refused}${took}`];
@@ -324,14 +331,14 @@ async function load() {
   try {
     [mesh, status, records] = await Promise.all(['mesh.json', 'status.json', 'history.json'].map(read));
     spread();
-    $('notice').textContent = mesh.notice;
+    say('notice', mesh.notice);
     $('title').textContent = `weft ${status.version}: ${status.node} ${status.subnet}`;
     document.title = `weft: ${status.node}`;
     $('age').textContent = `as of ${new Date(mesh.at_ms).toLocaleTimeString()}`;
     draw();
     root.dataset.loaded = 'yes';
   } catch (error) {
-    $('notice').textContent = `${error.message || error} What is shown may be old.`;
+    say('notice', `${error.message || error} What is shown may be old.`);
   } finally {
     $('notice').hidden = !$('notice').textContent;
     loading = false;
