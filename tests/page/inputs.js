@@ -191,5 +191,20 @@
   await until(() => text('#title').startsWith('weft 2'), 'the next refresh');
   check(command && command === find('#explain-there code') && notice === find('#notice').firstChild, 'a refresh leaves what has not changed');
 
+  // An answer that never comes does not keep the page from asking again. The signal of each question ends it.
+  const answering = window.fetch;
+  const { timeout } = AbortSignal;
+  AbortSignal.timeout = () => timeout.call(AbortSignal, 20);
+  window.fetch = (name, { signal }) => new Promise((_, reject) => { signal.addEventListener('abort', () => reject(signal.reason)); });
+  press('body', 'r');
+  await until(() => /^weft ui does not answer \(.+\): .+\. What is shown may be old\.$/.test(text('#notice')), 'the silence of weft ui');
+  check(text('#title').startsWith('weft 2'), 'what was shown stays');
+  window.fetch = async () => new Response('no agent answers\n', { status: 502 });
+  press('body', 'r');
+  await until(() => text('#notice') === 'no agent answers. What is shown may be old.', 'the silence of the agent');
+  window.fetch = answering;
+  press('body', 'r');
+  await until(() => text('#notice') === 'only its own row is known', 'the next answers');
+
   shown.inputs = 'done';
 })();

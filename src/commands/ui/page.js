@@ -317,8 +317,13 @@ function draw() {
   if (view === 'explain' && status) drawExplain();
 }
 
+// Behind a dead connection, such as that of ssh, an answer never comes. An answer that comes takes at most 90 s.
+const ANSWER_MS = 100000;
+
 async function read(name) {
-  const answer = await fetch(name);
+  const answer = await fetch(name, { signal: AbortSignal.timeout(ANSWER_MS) }).catch((error) => {
+    throw new Error(`weft ui does not answer (${error.message}): see whether it still runs, and the ssh that leads to it; a new start has a new address`);
+  });
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
 }
@@ -334,11 +339,11 @@ async function load() {
     say('notice', mesh.notice);
     $('title').textContent = `weft ${status.version}: ${status.node} ${status.subnet}`;
     document.title = `weft: ${status.node}`;
-    $('age').textContent = `as of ${new Date(mesh.at_ms).toLocaleTimeString()}`;
+    $('age').textContent = `as of ${new Date(mesh.at_ms).toLocaleString()}`;
     draw();
     root.dataset.loaded = 'yes';
   } catch (error) {
-    say('notice', `${error.message || error} What is shown may be old.`);
+    say('notice', `${(error.message || String(error)).trim()}. What is shown may be old.`);
   } finally {
     $('notice').hidden = !$('notice').textContent;
     loading = false;
