@@ -471,6 +471,8 @@ mod tests {
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         let records: Vec<HistoryRecord> = serde_json::from_slice(&body).unwrap();
         assert_eq!((records.len(), records[0].seq, records[MAX_RECORDS - 1].seq), (MAX_RECORDS, 101, 600));
+        let page = FILES.iter().find(|file| file.name.is_empty()).unwrap().content;
+        assert!(page.contains(&format!("the newest {MAX_RECORDS} records")));
         let Query { since_ms, after } = agent.await.unwrap();
         // Somebody may set the clock meanwhile.
         assert!(after == 0 && since_ms.abs_diff(day_ago) < 3600 * 1000, "{since_ms} instead of {day_ago}");

@@ -206,5 +206,20 @@
   press('body', 'r');
   await until(() => text('#notice') === 'only its own row is known', 'the next answers');
 
+  // The history has the words of `weft history`. What is not known is not said to be none, and the end of an agent wrote nothing.
+  const change = (before, after, more) => ({ entry: 'route 10.0.1.0/24', before, after, ...more });
+  answers['history.json'] = [
+    { at_ms: 0, cause: 'start', event: 'the agent before this one was killed', took_us: 0, done: 0, failed: 0 },
+    { at_ms: 1, cause: 'kernel', event: 'others', took_us: 1200, done: 3, failed: 1, changes: [change(null, 'via 10.0.1.0', { by: 'another program deleted it' }),
+      change('via 1.1.1.1', 'via 10.0.1.0'), change(null, null), change(null, 'via 10.0.1.0', { error: 'no carrier' })] }];
+  press('body', '4');
+  press('body', 'r');
+  await until(() => find('#records').children.length === 2, 'the history');
+  const history = [...find('#records').children].flatMap((record) => record.textContent.split('\n').map((line) => line.trim()));
+  const wanted = ['1970-01-01T00:00:00.001Z  kernel: others; 3 written, 1 refused in 1.2 ms', 'add       route 10.0.1.0/24  via 10.0.1.0 (another program deleted it)',
+    'replace   route 10.0.1.0/24  via 1.1.1.1 -> via 10.0.1.0', 'remove    route 10.0.1.0/24', 'refused   route 10.0.1.0/24  via 10.0.1.0 (no carrier)',
+    '1970-01-01T00:00:00.000Z  start: the agent before this one was killed'];
+  check(history.join('|') === wanted.join('|'), history.join('|'));
+
   shown.inputs = 'done';
 })();

@@ -284,14 +284,22 @@ async function explain() {
 
 // ---- The history
 
+// Returns a change as `weft history` shows it. Without a value before there was no entry, or the value is not known.
+function changeText({ entry, before, after, by, error }) {
+  const without = (value) => value === null || value === undefined;
+  const word = error ? 'refused' : without(after) ? 'remove' : without(before) ? 'add' : 'replace';
+  const values = [before, after].filter((value) => !without(value)).join(' -> ');
+  return `    ${word.padEnd(8)}  ${entry}  ${values}${[by, error].filter(Boolean).map((note) => ` (${note})`).join('')}`;
+}
+
 function drawHistory() {
   replace($('records'), records.slice().reverse().map((record) => {
     const took = record.took_us ? ` in ${(record.took_us / 1000).toFixed(1)} ms` : '';
     const refused = record.failed ? `, ${record.failed} refused` : '';
-    const lines = [`${new Date(record.at_ms).toISOString()}  ${record.cause}: ${record.event}; ${record.done} written${refused}${took}`];
-    for (const change of record.changes || []) {
-      lines.push(`    ${change.entry}: ${change.before ?? 'none'} -> ${change.after ?? 'none'}${change.by ? ` (${change.by})` : ''}${change.error ? ` refused: ${change.error}` : ''}`);
-    }
+    // The end of an earlier agent is no pass.
+    const result = record.done || record.failed ? `; ${record.done} written${refused}${took}` : '';
+    const lines = [`${new Date(record.at_ms).toISOString()}  ${record.cause}: ${record.event}${result}`];
+    lines.push(...(record.changes || []).map(changeText));
     for (const [kind, number] of Object.entries(record.counts || {})) lines.push(`    ${number} ${kind}`);
     return element('li', lines.join('\n'));
   }));
