@@ -118,6 +118,8 @@
   for (const [at, name] of VIEWS.entries()) {
     press('body', String(at + 1));
     check(isShown(name) && location.hash === `#${name}`, `the key ${at + 1} shows ${name}`);
+    const [tab, key] = ['', ' kbd'].map((inner) => getComputedStyle(find(`[data-view="${name}"]${inner}`)).color);
+    check(tab === key, `the key in the chosen button of ${name} has the colour of its text`);
   }
   press('body', '6');
   find('body').dispatchEvent(new KeyboardEvent('keydown', { key: '1', ctrlKey: true, bubbles: true }));
