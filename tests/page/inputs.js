@@ -31,6 +31,15 @@
     await until(() => text(find('#mesh').hidden ? '#nodes-sum' : '#mesh-sum').startsWith(`${numbers.length} `), `nodes ${numbers}`);
   };
 
+  // The menu of the right button may swallow its release. Then the map does not follow the pointer.
+  const canvas = find('#mesh-map');
+  canvas.setPointerCapture = () => {};
+  canvas.dispatchEvent(new PointerEvent('pointerdown', { clientX: 300, clientY: 300, buttons: 2, button: 2 }));
+  check(meshMap.drag, 'a button is down');
+  canvas.dispatchEvent(new PointerEvent('pointermove', { clientX: 400, clientY: 400, buttons: 0 }));
+  check(!meshMap.drag, 'the button was released');
+  meshMap.cursor = null;
+
   // Somebody has chosen a cell.
   press('#mesh-map', 'ArrowRight', 'ArrowRight', 'ArrowDown', 'ArrowDown');
   check(text('#mesh-cell') === 'n2 10.0.2.0/24', 'the arrow keys choose a cell');

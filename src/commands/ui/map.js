@@ -108,6 +108,8 @@ class CellMap {
   }
 
   pointer(event) {
+    // No event may have said that the button was released, as over the menu of the right button.
+    if (!event.buttons) this.drag = null;
     if (!this.drag) return this.point(event);
     const [x, y, moved] = this.drag;
     const far = moved || Math.hypot(event.offsetX - x, event.offsetY - y) > 4;
