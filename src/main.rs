@@ -74,7 +74,7 @@ async fn run(task: Task) -> anyhow::Result<ExitCode> {
             task.notes.iter().for_each(|note| tracing::info!("{note}"));
             return agent::run(task.options, shutdown()?).await;
         }
-        Task::Lab(args) => return weft_lab::main(args, shutdown()?).await,
+        Task::Lab(args) => return weft_lab::main(args, shutdown).await,
         Task::History(task) => return history::run(&task).await,
         Task::Ui(task) => return ui::run(task).await,
         Task::Status(task) => status::run(&task).await?,

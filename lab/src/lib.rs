@@ -88,23 +88,25 @@ pub enum LabCommand {
     },
 }
 
-/// Runs `weft lab` with these arguments.
+/// Runs `weft lab` with these arguments. `shutdown` begins to listen for the signals that end a lab, and returns what waits for one. A signal
+/// ends the other commands as it ends any program.
 ///
 /// # Errors
 /// As [`run`] and [`shell`].
-pub async fn main(args: LabArgs, shutdown: impl Future<Output = ()>) -> Result<ExitCode> {
+pub async fn main<S: Future<Output = ()>>(args: LabArgs, shutdown: impl FnOnce() -> Result<S>) -> Result<ExitCode> {
     match args.command {
         Some(LabCommand::Shell { node }) => shell(&node),
         Some(LabCommand::Mesh { output }) => shell::mesh(&output),
         Some(LabCommand::Ui { port }) => shell::ui(port),
         Some(LabCommand::Exec { parent, netns, words }) => match netns::exec(parent, &netns, &words)? {},
         None if args.measure => {
+            let shutdown = shutdown()?;
             tokio::select! {
                 done = measure::run(&args.options) => done.map(|()| ExitCode::SUCCESS),
                 () = shutdown => Ok(ExitCode::FAILURE),
             }
         }
-        None => run(args.options, shutdown).await,
+        None => run(args.options, shutdown()?).await,
     }
 }
 

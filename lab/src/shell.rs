@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use serde::{Deserialize, Serialize};
 
 use super::cluster::Lab;
-use super::netns::{NAMES, enter, in_thread};
+use super::netns::{NAMES, in_thread};
 
 /// Directory with one file for each running lab.
 const LABS: &str = "/run/weft-lab";
@@ -69,11 +69,12 @@ pub fn shell(node: &str) -> Result<ExitCode> {
         bail!("no running lab has {node} (labs running: {}; start one with `weft lab --keep`)", labs.len());
     };
     let program = if Path::new("/bin/bash").exists() { "/bin/bash" } else { "/bin/sh" };
-    let mut command = Command::new(program);
+    let mut command = inside(node)?;
+    command.arg(program);
     if program.ends_with("bash") {
         command.arg("--norc");
     }
-    run_in(lab, node, command.arg("-i").env("PS1", format!("{node}# ")))
+    run_in(lab, command.arg("-i").env("PS1", format!("{node}# ")))
 }
 
 /// The node whose agent `weft lab mesh` and `weft lab ui` ask.
@@ -104,20 +105,30 @@ fn weft_in_first(words: &[&str], input: Stdio) -> Result<ExitCode> {
     let Some(lab) = labs.iter().find(|lab| has(lab.pid, FIRST)) else {
         bail!("no lab is running: start one with `weft lab --keep`");
     };
-    let weft = std::env::current_exe().context("find this program's own file")?;
     let subnet_file = lab.dir.join(FIRST).join("subnet.env");
-    let mut command = Command::new(weft);
-    run_in(lab, FIRST, command.args(words).arg(format!("--subnet-file={}", subnet_file.display())).stdin(input))
+    let mut command = inside(FIRST)?;
+    command.arg(this_program()?);
+    run_in(lab, command.args(words).arg(format!("--subnet-file={}", subnet_file.display())).stdin(input))
 }
 
-/// Runs a program in a namespace of a lab.
-fn run_in(lab: &Entry, node: &str, command: &mut Command) -> Result<ExitCode> {
+fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().context("find this program's own file")
+}
+
+/// Returns a command that runs the program that its further words name in the namespace of this name. The program ends with this process.
+fn inside(node: &str) -> Result<Command> {
+    let mut command = Command::new(this_program()?);
+    command.args(["lab", "exec", &std::process::id().to_string(), node]);
+    Ok(command)
+}
+
+/// Runs a command of [`inside`] among the names of a lab.
+fn run_in(lab: &Entry, command: &mut Command) -> Result<ExitCode> {
     let mounts = File::open(format!("/proc/{}/ns/mnt", lab.pid)).context("open the lab's mount namespace")?;
     let status = in_thread(|| {
         // A thread that shares its root and working directory with others may not enter a mount namespace.
         unshare(CloneFlags::CLONE_FS).context("unshare the root directory")?;
         setns(&mounts, CloneFlags::CLONE_NEWNS).context("enter the lab's mount namespace (root is needed)")?;
-        enter(&Path::new(NAMES).join(node))?;
         command.status().with_context(|| format!("start {}", command.get_program().display()))
     })?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))

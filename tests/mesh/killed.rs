@@ -8,8 +8,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::process::Command;
+use weft_lab::process::signal;
 use weft_lab::wait_for;
 
 use crate::{on_this_thread, options};
@@ -70,6 +73,18 @@ fn killed_lab_leaves_only_files_and_those_are_cleaned() {
                 .any(|line| line.contains(" answered; ") && line.contains(" ways, "))
         };
         wait_for("weft lab mesh to show a running lab", LIMIT, is_shown).await?;
+
+        let mut command = Command::new(&exe);
+        command.args(["lab", "ui", "--port=0"]).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut ui = command.spawn().context("start weft lab ui")?;
+        let mut url = String::new();
+        BufReader::new(ui.stdout.take().context("its output")?).read_line(&mut url).await?;
+        let address = url.strip_prefix("http://").and_then(|rest| rest.split_once('/')).context("an address")?.0;
+        let is_served = async || TcpStream::connect(address).await.is_ok();
+        ensure!(is_served().await, "{url} is not served");
+        signal(Some(&ui), Signal::SIGTERM)?;
+        wait_for("weft lab ui and its page to end after SIGTERM", LIMIT, async || !is_served().await).await?;
+        tokio::time::timeout(LIMIT, ui.wait()).await.context("weft lab ui goes on after SIGTERM")??;
 
         lab.kill().await.context("kill weft lab")?;
         wait_for("all processes of a killed lab to end", LIMIT, async || processes(tmp.path()).is_empty()).await?;
