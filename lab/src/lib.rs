@@ -48,7 +48,8 @@ pub struct LabArgs {
     #[command(flatten)]
     pub options: LabOptions,
     /// Measure each backend and the bare underlay (iperf3, ping) instead of injecting faults
-    #[arg(long, conflicts_with_all = ["backend", "ipv6", "router", "direct_routing", "change_backend", "keep"])]
+    #[arg(long, conflicts_with_all = ["nodes", "backend", "ipv6", "router", "direct_routing", "change_backend",
+        "keep"])]
     pub measure: bool,
     /// A subcommand; without one, a lab is run.
     #[command(subcommand)]

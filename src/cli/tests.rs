@@ -466,3 +466,15 @@ fn each_flag_of_a_command_reaches_its_own_field() {
     assert!(matches!(run("weft plan -o json"), Ok(Task::Plan(task)) if task.json));
     assert!(matches!(run("weft rotate-key --socket /s"), Ok(Task::RotateKey(socket)) if socket == Path::new("/s")));
 }
+
+/// A measurement is of each backend, between two nodes.
+#[test]
+fn a_flag_without_an_effect_on_a_measurement_is_refused() {
+    for flag in
+        ["--nodes 5", "--backend udp", "--ipv6", "--router", "--direct-routing", "--change-backend udp", "--keep"]
+    {
+        let text = refusal(&format!("weft lab --measure {flag}")).text;
+        assert!(text.contains("cannot be used with"), "{flag}: {text}");
+    }
+    assert!(matches!(run("weft lab --measure --pods cni --store dir"), Ok(Task::Lab(args)) if args.measure));
+}
