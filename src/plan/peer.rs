@@ -195,7 +195,10 @@ impl Plan {
     fn plan_by_type(&mut self, lease: &Lease) -> Result<Reached, BadOption> {
         let kind = lease.attrs.backend_type.as_str();
         if let Some(reason) = clear_text::refusal(&*self.backend, kind) {
-            self.clear_text.refuse(&lease.id);
+            // The backend extension refuses leases of other types, too, and encrypts nothing.
+            if self.backend.encrypts() {
+                self.clear_text.refuse(&lease.id);
+            }
             return Err(reason.into());
         }
         let backend = match self.backend.serves(kind) {

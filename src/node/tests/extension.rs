@@ -147,6 +147,21 @@ async fn the_state_of_a_peer_is_that_of_its_command() {
     .await;
 }
 
+/// The remedy of wireguard, `AllowPlaintext`, has no effect here.
+#[tokio::test]
+async fn a_lease_of_another_type_is_set_aside_without_a_word_about_encryption() {
+    local(async {
+        let mut test = with_commands("", NetConfCommands::Run).await;
+        let record = stored("10.5.2.0-24", "192.168.0.2");
+        let id = record.id.clone();
+        test.node.store_changed(vec![Event::Changes(vec![RecordChange::Written(record)])]).await;
+        let reason = test.node.plan.unplanned(&id).unwrap_or_default();
+        assert!(reason.ends_with("the commands of extension run for leases of extension only"), "{reason}");
+        assert_eq!(test.node.change_warnings(), [""; 0]);
+    })
+    .await;
+}
+
 /// The next start runs SubnetRemoveCommand for those of them that have left by then.
 #[tokio::test]
 async fn the_end_of_the_agent_saves_for_which_peers_commands_have_run() {
