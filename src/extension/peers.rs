@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tokio::time::Instant;
 use weft_backends::commands::CommandPeer;
 use weft_subnet::cidr::Subnets;
@@ -134,6 +135,9 @@ impl Peer {
 pub struct PeerTable {
     peers: BTreeMap<Subnets, Peer>,
     due: BTreeSet<(Instant, Subnets)>,
+    /// Peers that have left, each with the new peer that has one of its subnets. The new one waits until the command for the other one has
+    /// ended, which could take away what its own command makes.
+    replaced: BTreeMap<Subnets, Subnets>,
     failed: usize,
     pending: usize,
     /// [`PeerTable::made`] has changed.
@@ -151,25 +155,57 @@ impl PeerTable {
 
     /// Takes over what the leases say now. Peers that they do not name have left, if `may_remove`.
     pub fn set_wanted(&mut self, peers: Vec<CommandPeer>, may_remove: bool, now: Instant) {
-        let mut gone: BTreeSet<Subnets> =
-            if may_remove { self.peers.keys().copied().collect() } else { BTreeSet::new() };
-        for peer in peers {
+        let mut gone: BTreeSet<Subnets> = self.peers.keys().copied().collect();
+        for peer in &peers {
             gone.remove(&peer.subnets);
+            self.replaced.remove(&peer.subnets);
+        }
+        self.note_replaced(&peers, &gone);
+        // A peer that was replaced has left, whatever else the list may lack.
+        gone.retain(|subnets| may_remove || self.replaced.contains_key(subnets));
+        let waiting: BTreeSet<Subnets> = self.replaced.values().copied().collect();
+        for peer in peers {
             if self.peers.get(&peer.subnets).and_then(|known| known.wanted.as_deref()) == Some(&peer) {
                 continue;
             }
+            let waits = waiting.contains(&peer.subnets);
             self.modify(peer.subnets, |known| {
                 (known.wanted, known.failures) = (Some(Arc::new(peer)), 0);
-                known.schedule(now);
+                if !waits {
+                    known.schedule(now);
+                }
             });
         }
         for subnets in gone {
+            let is_replaced = self.replaced.contains_key(&subnets);
             self.modify(subnets, |known| {
-                if known.wanted.take().is_some() || (known.failures == 0 && known.due.is_none()) {
+                let is_new = known.wanted.take().is_some() || (known.failures == 0 && known.due.is_none());
+                if is_new || is_replaced {
                     (known.failures, known.problem) = (0, None);
                     known.schedule(now);
                 }
             });
+            self.release(subnets, now);
+        }
+    }
+
+    /// Notes which of the peers that are `gone` have a subnet that one of these peers has, which is new. So it is when a node gets a subnet
+    /// of another family, too, or loses one.
+    fn note_replaced(&mut self, peers: &[CommandPeer], gone: &BTreeSet<Subnets>) {
+        let owners: BTreeMap<IpNet, Subnets> =
+            gone.iter().flat_map(|subnets| subnets.iter().map(move |net| (net, *subnets))).collect();
+        for peer in peers.iter().filter(|peer| !self.peers.contains_key(&peer.subnets)) {
+            let before = peer.subnets.iter().filter_map(|net| owners.get(&net));
+            self.replaced.extend(before.map(|before| (*before, peer.subnets)));
+        }
+    }
+
+    /// Lets the command begin for the peer that waited for this one to be gone.
+    fn release(&mut self, subnets: Subnets, now: Instant) {
+        if !self.peers.contains_key(&subnets)
+            && let Some(next) = self.replaced.remove(&subnets)
+        {
+            self.modify(next, |known| known.schedule(now));
         }
     }
 
@@ -202,7 +238,16 @@ impl PeerTable {
         let subnets = peer.subnets;
         let problem = result.as_ref().err().map(ToString::to_string);
         let is_removal = matches!(step, Step::Remove(_));
-        let is_news = self.modify(subnets, |known| known.end(step, result, now));
+        let is_last = is_removal && self.replaced.contains_key(&subnets);
+        let is_news = self.modify(subnets, |known| {
+            let is_news = known.end(step, result, now);
+            // Another attempt could take away what the command for the new peer makes.
+            if is_last && known.wanted.is_none() {
+                (known.made, known.problem) = (None, None);
+            }
+            is_news
+        });
+        self.release(subnets, now);
         match problem {
             Some(problem) if is_removal && !self.peers.contains_key(&subnets) => {
                 tracing::warn!(%subnets, "the command for a peer that has left is given up: {problem}");
@@ -401,6 +446,49 @@ mod tests {
         assert_eq!((table.begin(now), table.begin(now)), (Some(remove(1, 1)), None));
         table.end(remove(1, 1), Ok(()), now);
         assert!(table.is_changed && table.made() == [Arc::new(peer(2, 2))]);
+    }
+
+    /// Both commands name the IPv4 subnet. The one for the peer that left would take away what the other one makes.
+    #[test]
+    fn a_peer_that_gets_a_second_subnet_waits_for_the_end_of_the_command_for_the_first_one_alone() {
+        let subnets = Subnets::from_key("10.5.1.0-24&fd05:0:0:1::-64").unwrap();
+        let both = Arc::new(CommandPeer { subnets, ..peer(1, 1) });
+        for (may_remove, removed) in [(true, Ok(())), (true, failure()), (false, Ok(()))] {
+            let (mut table, now) = (PeerTable::default(), Instant::now());
+            table.remember(vec![peer(1, 1), peer(2, 2)]);
+            table.set_wanted(vec![peer(2, 2), (*both).clone()], may_remove, now);
+            assert_eq!(
+                (table.begin(now), table.begin(now), table.begin(now)),
+                (Some(remove(1, 1)), Some(add(2, 2)), None)
+            );
+            // A list in between changes nothing.
+            table.set_wanted(vec![peer(2, 2), (*both).clone()], may_remove, now);
+            assert_eq!((table.begin(now), table.next()), (None, None));
+            table.end(remove(1, 1), removed, now);
+            assert_eq!((table.begin(now), table.begin(now)), (Some(Step::Add(both.clone())), None));
+            table.end(Step::Add(both.clone()), Ok(()), now);
+            table.end(add(2, 2), Ok(()), now);
+            assert_eq!((table.begin(now), table.next(), table.counts()), (None, None, counts(0, 0)));
+            assert_eq!(table.made(), [both.clone(), Arc::new(peer(2, 2))]);
+        }
+    }
+
+    /// The pause after a failure may be minutes, and the new peer must not wait so long.
+    #[test]
+    fn a_removal_that_failed_is_tried_at_once_when_a_new_peer_has_one_of_the_subnets() {
+        let (mut table, now) = (PeerTable::default(), Instant::now());
+        table.remember(vec![peer(1, 1)]);
+        table.set_wanted(Vec::new(), true, now);
+        table.begin(now);
+        table.end(remove(1, 1), failure(), now);
+        assert_eq!(table.begin(now), None);
+        let subnets = Subnets::from_key("10.5.1.0-24&fd05:0:0:1::-64").unwrap();
+        let both = CommandPeer { subnets, ..peer(1, 1) };
+        table.set_wanted(vec![both.clone()], true, now);
+        assert_eq!((table.begin(now), table.begin(now)), (Some(remove(1, 1)), None));
+        table.end(remove(1, 1), failure(), now);
+        assert_eq!((table.begin(now), table.begin(now)), (Some(Step::Add(Arc::new(both))), None));
+        assert_eq!(table.counts(), counts(1, 0));
     }
 
     #[test]
