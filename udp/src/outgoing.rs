@@ -25,6 +25,9 @@ const FRAME: usize = VIRTIO_NET_HDR_LEN + 65_536;
 const MAX_PAYLOAD: usize = 65_535 - 28;
 /// The number of frames that are read before the collected packets are sent, and the table of peers is read again.
 const BURST: usize = 64;
+/// How long a packet waits for room in the buffer of its socket. The buffer of an uplink that works is half empty much earlier. Datagrams to peers
+/// whose link addresses are unknown keep their room for seconds, and must not hold up those to others.
+const ROOM_WAIT: Duration = Duration::from_millis(100);
 /// How long a tunnel that has to end waits for room in the buffer of its socket. The packets that it has read are in no queue of the kernel any
 /// more, so no later tunnel can send them. But the owner waits for the end, and what peers send meanwhile waits in buffers of limited size. So the
 /// wait is short: one peer whose link address is unknown must not hold up the others.
@@ -39,6 +42,8 @@ pub(crate) struct Outgoing {
     /// The segments of one frame, one after the other.
     segments: Vec<u8>,
     batch: Batch,
+    /// True after a wait in vain. Until there is room again, packets that find none are dropped at once.
+    is_stuck: bool,
     /// When the last wait for room in the socket's buffer ends. `None` as long as the tunnel has not had to end during such a wait.
     last_wait: Option<Instant>,
 }
@@ -63,7 +68,14 @@ impl Batch {
 
 impl Outgoing {
     pub(crate) fn new(shared: Arc<Shared>) -> Outgoing {
-        Outgoing { shared, frame: vec![0; FRAME], segments: Vec::new(), batch: Batch::default(), last_wait: None }
+        Outgoing {
+            shared,
+            frame: vec![0; FRAME],
+            segments: Vec::new(),
+            batch: Batch::default(),
+            is_stuck: false,
+            last_wait: None,
+        }
     }
 
     /// Forwards packets until the tunnel has to end.
@@ -181,7 +193,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sends with one call, and waits while the socket's buffer is full. The inner result is that of the call.
+    /// Sends with one call, and waits for a moment if the socket's buffer is full. The inner result is that of the call.
     fn send_once(
         &mut self,
         (socket, peer): (&Socket, SocketAddrV4),
@@ -206,11 +218,16 @@ impl Outgoing {
         }
     }
 
-    /// Waits until the socket's buffer has room. Returns false if the tunnel has to end and there is still none after [`LAST_WAIT`].
+    /// Waits until the socket's buffer has room, for [`ROOM_WAIT`] at most, or for [`LAST_WAIT`] if the tunnel has to end. Returns false if there
+    /// is still none then.
     fn wait_for_room(&mut self, socket: &UdpSocket) -> Result<bool, Error> {
         let socket = socket.as_fd();
-        if self.last_wait.is_none() && self.shared.wait(socket, PollFlags::POLLOUT)? {
-            return Ok(true);
+        if self.last_wait.is_none() {
+            let limit = if self.is_stuck { Duration::ZERO } else { ROOM_WAIT };
+            if let Some(has_room) = self.shared.wait_at_most(socket, PollFlags::POLLOUT, limit)? {
+                self.is_stuck = !has_room;
+                return Ok(has_room);
+            }
         }
         let deadline = *self.last_wait.get_or_insert_with(|| Instant::now() + LAST_WAIT);
         Shared::wait_until(socket, PollFlags::POLLOUT, deadline)

@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -65,10 +65,25 @@ impl Shared {
 
     /// Waits for an event of a descriptor. Returns false when the tunnel has to end.
     pub(crate) fn wait(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool, Error> {
+        Ok(self.poll(fd, events, PollTimeout::NONE)?.is_some())
+    }
+
+    /// Waits for an event of a descriptor, for this time at most. Returns whether there was one, or `None` when the tunnel has to end.
+    pub(crate) fn wait_at_most(
+        &self,
+        fd: BorrowedFd<'_>,
+        events: PollFlags,
+        time: Duration,
+    ) -> Result<Option<bool>, Error> {
+        self.poll(fd, events, PollTimeout::from(u16::try_from(time.as_millis()).unwrap_or(u16::MAX)))
+    }
+
+    fn poll(&self, fd: BorrowedFd<'_>, events: PollFlags, time: PollTimeout) -> Result<Option<bool>, Error> {
         loop {
             let mut fds = [PollFd::new(fd, events), PollFd::new(self.stop.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, PollTimeout::NONE) {
-                Ok(_) => return Ok(!fds[1].any().unwrap_or(true)),
+            match poll(&mut fds, time) {
+                Ok(_) if fds[1].any().unwrap_or(true) => return Ok(None),
+                Ok(ready) => return Ok(Some(ready > 0)),
                 Err(nix::errno::Errno::EINTR) => {}
                 Err(errno) => return Err(Error::Thread(errno.into())),
             }

@@ -216,6 +216,9 @@ fn open_socket(address: SocketAddrV4, earlier: &mut Vec<UdpSocket>) -> Result<Ar
     };
     // Without CAP_NET_ADMIN in the initial user namespace, the kernel's default size has to do.
     let _ = setsockopt(&socket, sockopt::RcvBufForce, &SOCKET_BUFFER);
+    // While the kernel asks for the link address of a peer, it keeps up to 208 KiB for it, and these datagrams count for this buffer. Its default
+    // size is the same, so one peer that is down would stop the datagrams to all others.
+    let _ = setsockopt(&socket, sockopt::SndBufForce, &SOCKET_BUFFER);
     let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(refused)?;
     Ok(Arc::new(Socket { socket, state, port: address.port() }))
 }

@@ -124,11 +124,12 @@ fn routes() -> Routes {
 
 /// Both nodes, at this port. A node's own subnet never reaches its device, so that one table serves both.
 fn routes_to(port: u16) -> Routes {
-    Routes::new([1, 2].map(|n| Peer {
-        subnet: format!("10.5.{n}.0/24").parse().unwrap(),
-        address: SocketAddrV4::new(Ipv4Addr::new(192, 168, 0, n), port),
-        sends_from: None,
-    }))
+    Routes::new([1, 2].map(|n| peer(n, port)))
+}
+
+fn peer(n: u8, port: u16) -> Peer {
+    let address = SocketAddrV4::new(Ipv4Addr::new(192, 168, 0, n), port);
+    Peer { subnet: format!("10.5.{n}.0/24").parse().unwrap(), address, sends_from: None }
 }
 
 fn two_nodes<T: Future<Output = Result<()>>>(test: impl FnOnce(Node, Node) -> T + Send + 'static) {
@@ -502,9 +503,9 @@ fn packets_in(node: &Node, counters: &Counters) -> Result<u64> {
 fn packets_that_were_read_are_sent_before_the_tunnel_ends() {
     two_nodes(|one, two| async move {
         // Nobody answers the question for the link address of the other node. So datagrams stay in the socket's buffer until the kernel gives
-        // up after 0.15 s, which is less than the tunnel waits. Then it asks again for the next datagram.
+        // up after 0.05 s, which is less than the tunnel waits. Then it asks again for the next datagram.
         two.ns.ip("link set up0 arp off").await?;
-        one.ns.sysctl(&["ipv4/neigh/up0/mcast_solicit=1", "ipv4/neigh/up0/retrans_time_ms=150"])?;
+        one.ns.sysctl(&["ipv4/neigh/up0/mcast_solicit=1", "ipv4/neigh/up0/retrans_time_ms=50"])?;
         let first = one.start().await?;
         // The kernel makes that the smallest buffer, which has room for some datagrams.
         setsockopt(&first.descriptors()?.sockets[0], sockopt::SndBuf, &1)?;
@@ -522,6 +523,42 @@ fn packets_that_were_read_are_sent_before_the_tunnel_ends() {
         ping.wait()?;
         assert_eq!((left, counters.sent.dropped(Reason::SendFailed)), (0, 0));
         Ok(())
+    });
+}
+
+/// The kernel may need seconds for the link address of a peer, and its datagrams keep their room in the buffer for so long.
+#[test]
+fn packets_that_find_no_room_are_dropped_after_a_moment() {
+    two_nodes(|one, two| async move {
+        two.ns.ip("link set up0 arp off").await?;
+        one.ns.sysctl(&["ipv4/neigh/up0/retrans_time_ms=600000"])?;
+        let first = one.start().await?;
+        setsockopt(&first.descriptors()?.sockets[0], sockopt::SndBuf, &1)?;
+        let counters = first.counters();
+        let mut ping = one.spawn("ping", "-i 0.01 10.5.2.0")?;
+        let dropped = eventually("packets are dropped", || counters.sent.dropped(Reason::SendFailed) >= 50);
+        ping.kill()?;
+        ping.wait()?;
+        dropped
+    });
+}
+
+#[test]
+fn a_peer_that_is_down_does_not_hold_up_the_others() {
+    two_nodes(|one, two| async move {
+        let (first, _second) = (one.start().await?, two.start().await?);
+        first.set_routes(Routes::new([1, 2, 3].map(|n| peer(n, PORT))));
+        // The kernel gives up and forgets its datagrams only after minutes.
+        one.ns.sysctl(&["ipv4/neigh/up0/retrans_time_ms=600000"])?;
+        let mut to_gone = one.spawn("ping", "-i 0.002 -s 1300 10.5.3.0")?;
+        let counters = first.counters();
+        // That is more than the kernel keeps for a neighbour.
+        eventually("datagrams to the peer that is down are sent", || counters.sent.packets() >= 300)?;
+        let pings = Pings::start(&one, 2)?;
+        let answered = pings.stop();
+        to_gone.kill()?;
+        to_gone.wait()?;
+        answered.map(drop)
     });
 }
 
