@@ -91,11 +91,14 @@ impl<K: Kernel> Node<K> {
     /// Sends the packets that are due, if there are any.
     pub(super) fn probe(&mut self, now: Instant) {
         if self.next_probe().is_none_or(|at| at > now) {
-            let is_empty = self.plan.peers().is_empty();
-            self.probes.iter_mut().filter(|_| is_empty).for_each(|probes| {
-                probes.prober.forget_peers();
-                probes.logged.clear();
-            });
+            if self.plan.peers().is_empty() {
+                self.probes.iter_mut().for_each(|probes| {
+                    probes.prober.forget_peers();
+                    probes.logged.clear();
+                });
+                // No further result would correct them.
+                self.publish_unreachable();
+            }
             return;
         }
         while let Some(outgoing) = self.next_packet(now) {
@@ -157,18 +160,23 @@ impl<K: Kernel> Node<K> {
         };
         probes.prober.problem = None;
         let changed = probes.prober.ended(&sent, answer, now);
-        let metrics = &self.context.reporter.metrics;
         if sent.packet != Packet::Connection {
-            metrics.probe(answer.round_trip);
+            self.context.reporter.metrics.probe(answer.round_trip);
         }
-        let mut by_cause = Cause::WORDS.map(|word| (word, 0));
-        for (_, cause) in probes.prober.unreachable() {
-            by_cause.iter_mut().filter(|(word, _)| *word == cause.word()).for_each(|(_, count)| *count += 1);
-        }
-        metrics.unreachable(&by_cause, probes.prober.smallest_mtu());
+        self.publish_unreachable();
         if let Some(change) = changed {
             self.log_probe(&sent.target, change, now);
         }
+    }
+
+    /// Sets the metrics of the peers that packets do not reach.
+    fn publish_unreachable(&self) {
+        let Some(Probes { prober, .. }) = &self.probes else { return };
+        let mut by_cause = Cause::WORDS.map(|word| (word, 0));
+        for (_, cause) in prober.unreachable() {
+            by_cause.iter_mut().filter(|(word, _)| *word == cause.word()).for_each(|(_, count)| *count += 1);
+        }
+        self.context.reporter.metrics.unreachable(&by_cause, prober.smallest_mtu());
     }
 
     fn log_probe(&mut self, target: &Target, change: Change, now: Instant) {

@@ -112,8 +112,10 @@ async fn a_peer_that_does_not_answer_is_named_until_it_is_reached_or_gone() {
         test.node.peers.hold = weft_subnet::hold::Hold::new(Duration::ZERO);
         test.node.store_changed(vec![Event::Changes(gone)]).await;
         assert_eq!(test.node.next_probe(), None, "there is nobody to ask");
+        assert!(gauge(&test).is_some_and(|line| line.ends_with(" 1")), "{:?}", gauge(&test));
         test.node.probe(now);
         assert_eq!(test.node.unreachable_count(), 0);
+        assert!(gauge(&test).is_some_and(|line| line.ends_with(" 0")), "an alert must end: {:?}", gauge(&test));
     })
     .await;
 }
