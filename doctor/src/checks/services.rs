@@ -85,7 +85,11 @@ fn cluster_cidr(facts: &NodeFacts) -> Option<NodeFinding> {
         let at = words.windows(2).position(|two| two == ["!", "-s"])?;
         net(words.get(at + 2)?)
     };
-    let in_nft = |line: &str| net(line.split_once("saddr != ")?.1.split(' ').next()?);
+    let in_nft = |line: &str| {
+        let mut words = line.split_once("saddr != ")?.1.split_whitespace();
+        // A rule that drops others keeps to the sources that a load balancer may have (`loadBalancerSourceRanges`).
+        net(words.next()?).filter(|_| !words.any(|word| word == "drop"))
+    };
     let ranges: Vec<IpNet> =
         service_rules(facts).filter_map(not_from).chain(service_lines(facts).filter_map(in_nft)).collect();
     let wrong = |subnet: IpNet| {
@@ -191,6 +195,20 @@ mod tests {
         facts.rules.iptables = vec![SavedRules::of_nat("iptables-nft", rule)];
         let found = check(&facts);
         assert!(found.len() == 1 && found[0].remedy.contains("`clusterCIDR: 10.5.0.0/16,fd00:5::/48`"), "{found:?}");
+    }
+
+    #[test]
+    fn the_sources_that_a_load_balancer_may_have_are_no_range_of_pods() {
+        for (rule, found) in [
+            ("ip saddr != 203.0.113.0/24 drop", 0),
+            ("ip saddr != 10.42.0.0/16 jump mark-for-masquerade", 1),
+            ("ip saddr != 10.5.0.0/16 jump mark-for-masquerade", 0),
+        ] {
+            let mut facts = facts();
+            let chain = format!("\tchain firewall-A {{\n\t\t{rule}\n\t}}\n");
+            facts.rules.nft = Some(format!("table ip kube-proxy {{\n{chain}}}\n"));
+            assert_eq!(check(&facts).len(), found, "{rule}");
+        }
     }
 
     #[test]
