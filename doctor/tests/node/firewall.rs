@@ -65,6 +65,12 @@ fn the_rule_that_drops_packets_of_the_tunnel_is_quoted_and_the_remedy_lets_them_
                 "iptables-legacy -t mangle -F",
             ),
             (nft, ["inet f in of nftables", "from 192.0.2.9", "policy drop"], "nft delete table inet f"),
+            // As the examples of Debian and Arch Linux have it.
+            (
+                "nft 'table inet f { chain in { type filter hook input priority 0; policy drop; iif lo accept; ct state established,related accept; }; }'",
+                ["inet f in of nftables", "from 192.0.2.9", "policy drop"],
+                "nft delete table inet f",
+            ),
             (
                 "nft add table ip g && nft 'add chain ip g out { type filter hook output priority 0; }' && nft add rule ip g out ip daddr 192.0.2.9 drop",
                 ["ip g out of nftables", "to 192.0.2.9", "drop"],

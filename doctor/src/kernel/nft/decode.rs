@@ -244,6 +244,8 @@ fn meta(data: &Attributes<'_>) -> Option<Instruction> {
     let (field, len) = match key {
         libc::NFT_META_MARK => (Field::Mark, 4),
         libc::NFT_META_PROTOCOL => (Field::EtherType, 2),
+        libc::NFT_META_IIF => (Field::InputIndex, 4),
+        libc::NFT_META_OIF => (Field::OutputIndex, 4),
         libc::NFT_META_IIFNAME => (Field::InputName, libc::IFNAMSIZ),
         libc::NFT_META_OIFNAME => (Field::OutputName, libc::IFNAMSIZ),
         libc::NFT_META_NFPROTO => (Field::Family, 1),

@@ -50,6 +50,10 @@ pub enum Field {
     InputName,
     /// The name of the device by which the packet leaves, in 16 bytes.
     OutputName,
+    /// The interface index of the device by which the packet arrived, in four bytes.
+    InputIndex,
+    /// The interface index of the device by which the packet leaves, in four bytes.
+    OutputIndex,
     /// What kind of address the destination is (`RTN_*` of linux/rtnetlink.h), in four bytes.
     DestinationType,
     /// The state of the connection, as bits.

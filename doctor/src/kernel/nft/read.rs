@@ -6,6 +6,7 @@ use std::io;
 use std::rc::Rc;
 
 use nix::libc;
+use nix::net::if_::if_nametoindex;
 use weft_netlink::nftables::attributes::{
     ELEMENT_KEY, ELEMENTS_LIST, ELEMENTS_SET, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, SET_FLAGS, SET_NAME,
 };
@@ -105,6 +106,10 @@ impl Table for KernelTable<'_> {
         let set = Rc::new(Set { elements, has_ranges, fields });
         self.sets.insert(name.to_owned(), Rc::clone(&set));
         Ok(set)
+    }
+
+    fn index(&self, link: &str) -> Option<u32> {
+        if_nametoindex(link).ok()
     }
 }
 

@@ -93,6 +93,10 @@ impl Table for Fake {
     fn set(&mut self, name: &str) -> io::Result<Rc<Set>> {
         Ok(Rc::new(self.sets.get(name).cloned().unwrap_or_default()))
     }
+
+    fn index(&self, link: &str) -> Option<u32> {
+        ["lo", "cni0", "flannel.1"].iter().position(|known| *known == link).and_then(|at| u32::try_from(at + 1).ok())
+    }
 }
 
 fn packet() -> Packet {
@@ -131,6 +135,23 @@ fn a_rule_for_one_family_at_a_link_does_not_match_the_other() {
     let v6 = Packet { from: "fd00::1".parse().unwrap(), to: "fd00::2".parse().unwrap(), ..packet() };
     let dropped = Some((Fate::Dropped, "meta protocol ip6 drop (handle 4)".to_owned()));
     assert_eq!(outcome(&mut fake, &v6).fate, dropped);
+}
+
+/// `iif lo accept` tests the index of the link. Many rulesets begin with this rule.
+#[test]
+fn a_link_is_known_by_its_index_too() {
+    for (field, index, text) in [
+        (Field::InputIndex, 2_u32, Some("iif 2 drop (handle 4)")),
+        (Field::InputIndex, 1, None),
+        (Field::OutputIndex, 3, Some("oif 3 drop (handle 4)")),
+        (Field::OutputIndex, 2, None),
+    ] {
+        let test = Instruction::Compare { at: 0, comparison: Comparison::Equal, data: index.to_ne_bytes().to_vec() };
+        let rule = vec![Instruction::Load { field, to: 0, len: 4 }, test, Instruction::Verdict(Verdict::Drop)];
+        let mut fake = Fake { chains: HashMap::from([("base", vec![rule])]), ..Fake::default() };
+        let wanted = text.map(|text| (Fate::Dropped, text.to_owned()));
+        assert_eq!(outcome(&mut fake, &packet()), Outcome { fate: wanted, ..Outcome::default() }, "{index}");
+    }
 }
 
 #[test]

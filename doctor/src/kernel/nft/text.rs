@@ -125,6 +125,8 @@ fn name_of(content: Option<&Content<'_>>) -> String {
         Field::EtherType => "meta protocol",
         Field::L4Proto => "meta l4proto",
         Field::Family => "meta nfproto",
+        Field::InputIndex => "iif",
+        Field::OutputIndex => "oif",
         Field::InputName => "iifname",
         Field::OutputName => "oifname",
         Field::ConnectionState => "ct state",
@@ -168,6 +170,7 @@ fn value(content: &Content<'_>, data: &[u8]) -> Option<String> {
                 None => format!("{:#x}", number(data)?),
             }
         }
+        Field::InputIndex | Field::OutputIndex => u32::from_ne_bytes(data.try_into().ok()?).to_string(),
         Field::DestinationType => match u32::from_ne_bytes(data.try_into().ok()?) {
             1 => "unicast".to_owned(),
             2 => "local".to_owned(),

@@ -37,6 +37,9 @@ pub trait Table {
     /// # Errors
     /// The kernel does not answer.
     fn set(&mut self, name: &str) -> io::Result<Rc<Set>>;
+
+    /// Returns the interface index of a link, if there is such a link.
+    fn index(&self, link: &str) -> Option<u32>;
 }
 
 /// Follows a packet through a base chain. Without a decision, the outcome has no fate, and the policy decides.
@@ -158,7 +161,12 @@ impl Walk<'_> {
         let mut is_match = Matches::Yes;
         match instruction {
             Instruction::Load { field, to, len } => {
-                registers.put_some(*to, *len, load(field, *len, self.tested).as_deref());
+                let bytes = match field {
+                    Field::InputIndex => self.index(self.tested.input),
+                    Field::OutputIndex => self.index(self.tested.output),
+                    field => load(field, *len, self.tested),
+                };
+                registers.put_some(*to, *len, bytes.as_deref());
             }
             Instruction::Value { to, data } => registers.put(*to, data.len(), Some(data)),
             Instruction::Mask { from, to, mask, xor } => registers.mask(*from, *to, mask, xor),
@@ -201,6 +209,12 @@ impl Walk<'_> {
             Instruction::Unknown { to: None, .. } => is_match = Matches::Unknown,
         }
         Ok((is_match, action))
+    }
+
+    /// Returns the bytes of the index of a link. A packet without such a link has 0 there.
+    fn index(&self, link: Option<&str>) -> Option<Vec<Option<u8>>> {
+        let index = link.map_or(Some(0), |link| self.table.index(link))?;
+        Some(index.to_ne_bytes().into_iter().map(Some).collect())
     }
 }
 
@@ -278,7 +292,7 @@ fn load(field: &Field, len: usize, tested: Tested<'_>) -> Option<Vec<Option<u8>>
         }
         .to_ne_bytes()
         .to_vec(),
-        Field::Transport(_) | Field::Other(_) => return None,
+        Field::InputIndex | Field::OutputIndex | Field::Transport(_) | Field::Other(_) => return None,
     };
     Some(known.into_iter().map(Some).collect())
 }
