@@ -88,7 +88,9 @@ impl Flow {
         let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
         let to_local = Some(self.to_local);
         let (connection, known_bits, queues) = (self.connection, self.known_bits, self.queues.as_deref());
-        Tested { connection, known_bits, to_local, queues, sets: Some(&*self.sets), ..tested }
+        // A rule that translates packets of the tunnel is another finding, and these pods send to each other without a service.
+        let is_translated = Some(false);
+        Tested { connection, is_translated, known_bits, to_local, queues, sets: Some(&*self.sets), ..tested }
     }
 
     fn of_tunnel(&self) -> bool {

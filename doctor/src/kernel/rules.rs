@@ -52,6 +52,8 @@ pub struct Tested<'a> {
     pub may_have_mark: bool,
     /// What connection tracking says of the packet.
     pub connection: Connection,
+    /// Whether a rule has translated the destination of the packet, if this is known.
+    pub is_translated: Option<bool>,
     /// How many bits of the source and of the destination are known, if the packet stands for those between two subnets.
     pub known_bits: Option<(u8, u8)>,
     /// True if the destination is an address of this host, and false if the packet goes on to another one. `None` if this is not known.
@@ -95,6 +97,7 @@ impl<'a> Tested<'a> {
             output,
             may_have_mark: false,
             connection,
+            is_translated: None,
             known_bits: None,
             to_local: None,
             queues: None,
@@ -332,9 +335,10 @@ fn test(option: &str, value: &str, tested: Tested<'_>) -> Matches {
         },
         "--dport" | "--dports" => packet.port.map_or(Matches::Unknown, |port| ports(value, port)),
         "--ctstate" | "--state" => {
-            // No address of the packet was translated yet.
             let mut states = value.split(',');
-            if states.clone().any(|state| matches!(state, "DNAT" | "SNAT")) {
+            let may_be_translated =
+                |state: &str| state == "SNAT" || state == "DNAT" && tested.is_translated != Some(false);
+            if states.clone().any(may_be_translated) {
                 Matches::Unknown
             } else {
                 Matches::from(states.any(|state| state == tested.connection.word()))

@@ -65,12 +65,6 @@ fn the_rule_that_drops_packets_of_the_tunnel_is_quoted_and_the_remedy_lets_them_
                 "iptables-legacy -t mangle -F",
             ),
             (nft, ["inet f in of nftables", "from 192.0.2.9", "policy drop"], "nft delete table inet f"),
-            // As the examples of Debian and Arch Linux have it.
-            (
-                "nft 'table inet f { chain in { type filter hook input priority 0; policy drop; iif lo accept; ct state established,related accept; }; }'",
-                ["inet f in of nftables", "from 192.0.2.9", "policy drop"],
-                "nft delete table inet f",
-            ),
             (
                 "nft add table ip g && nft 'add chain ip g out { type filter hook output priority 0; }' && nft add rule ip g out ip daddr 192.0.2.9 drop",
                 ["ip g out of nftables", "to 192.0.2.9", "drop"],
@@ -110,6 +104,18 @@ fn a_rule_for_this_host_and_a_policy_behind_a_doubtful_drop_are_certain() {
                 "nft 'table inet f { chain in { type filter hook input priority 0; fib daddr type local drop; }; }'",
                 ["inet f in of nftables", "from 192.0.2.9", "fib daddr type local drop"],
                 "nft delete table inet f",
+            ),
+            // As the examples of Debian and Arch Linux have it.
+            (
+                "nft 'table inet f { chain in { type filter hook input priority 0; policy drop; iif lo accept; ct state established,related accept; }; }'",
+                ["inet f in of nftables", "from 192.0.2.9", "policy drop"],
+                "nft delete table inet f",
+            ),
+            // As firewalld writes them with iptables.
+            (
+                "iptables-nft -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT && iptables-nft -A INPUT -j REJECT",
+                ["INPUT of iptables-nft", "from 192.0.2.9", "-A INPUT -j REJECT"],
+                "true",
             ),
             // A rule that may drop the packet leaves no doubt about the policy.
             (
@@ -278,6 +284,7 @@ const FIREWALLD: &str = "table inet firewalld {
     chain filter_INPUT {
         type filter hook input priority 10;
         ct state { established, related } accept;
+        ct status dnat accept;
         iifname lo accept;
         jump filter_INPUT_ZONES;
         ct state invalid drop;

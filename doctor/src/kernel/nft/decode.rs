@@ -113,8 +113,11 @@ fn known(name: &str, data: &Attributes<'_>) -> Option<Instruction> {
         "meta" => return meta(data),
         "ct" | "payload" | "exthdr" if data.get(expr::DREG).is_none() => Instruction::Harmless,
         "ct" => {
-            let is_state = data.signed(expr::CT_KEY)? == libc::NFT_CT_STATE;
-            let field = if is_state { Field::ConnectionState } else { Field::Other("ct".to_owned()) };
+            let field = match data.signed(expr::CT_KEY)? {
+                libc::NFT_CT_STATE => Field::ConnectionState,
+                libc::NFT_CT_STATUS => Field::ConnectionStatus,
+                _ => Field::Other("ct".to_owned()),
+            };
             Instruction::Load { field, to: data.place(expr::DREG)?, len: 4 }
         }
         "payload" => return payload(data),

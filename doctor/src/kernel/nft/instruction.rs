@@ -58,6 +58,8 @@ pub enum Field {
     DestinationType,
     /// The state of the connection, as bits.
     ConnectionState,
+    /// What was done with the connection (`IPS_*` of linux/netfilter/nf_conntrack_common.h), as bits.
+    ConnectionStatus,
     /// Something whose value is not known here, by its name.
     Other(String),
 }

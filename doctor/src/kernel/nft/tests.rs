@@ -154,6 +154,26 @@ fn a_link_is_known_by_its_index_too() {
     }
 }
 
+/// `ct status dnat accept`, as firewalld has it before it refuses everything else.
+#[test]
+fn a_rule_for_translated_packets_accepts_none_whose_destination_is_the_same() {
+    let mask = 0x20_u32.to_ne_bytes().to_vec();
+    let accept = vec![
+        Instruction::Load { field: Field::ConnectionStatus, to: 0, len: 4 },
+        Instruction::Mask { from: 0, to: 0, mask, xor: vec![0; 4] },
+        Instruction::Compare { at: 0, comparison: Comparison::NotEqual, data: vec![0; 4] },
+        Instruction::Verdict(Verdict::Accept),
+    ];
+    let base = vec![accept, vec![Instruction::Verdict(Verdict::Drop)]];
+    let mut fake = Fake { chains: HashMap::from([("base", base)]), ..Fake::default() };
+    let packet = packet();
+    for (is_translated, wanted) in [(None, None), (Some(true), None), (Some(false), Some("drop (handle 4)"))] {
+        let tested = Tested { is_translated, ..Tested::new(&packet, Some("cni0"), None) };
+        let outcome = follow(&mut fake, "base", tested).unwrap();
+        assert_eq!(outcome.certainly_dropped(), wanted, "{is_translated:?}");
+    }
+}
+
 #[test]
 fn nothing_is_certain_behind_a_jump_that_is_not() {
     let limit = Instruction::Unknown { name: "limit".to_owned(), to: None };

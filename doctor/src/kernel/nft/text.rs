@@ -130,6 +130,7 @@ fn name_of(content: Option<&Content<'_>>) -> String {
         Field::InputName => "iifname",
         Field::OutputName => "oifname",
         Field::ConnectionState => "ct state",
+        Field::ConnectionStatus => "ct status",
         Field::DestinationType => "fib daddr type",
         Field::Transport(2) => "dport",
         Field::Transport(0) => "sport",
@@ -163,7 +164,7 @@ fn value(content: &Content<'_>, data: &[u8]) -> Option<String> {
             let net = IpNet::new(address, u8::try_from(bits).ok()?).ok()?;
             if net.prefix_len() == net.max_prefix_len() { address.to_string() } else { net.to_string() }
         }
-        Field::ConnectionState | Field::Mark => {
+        Field::ConnectionState | Field::ConnectionStatus | Field::Mark => {
             let number = |bytes: &[u8]| Some(u32::from_ne_bytes(bytes.try_into().ok()?));
             match content.mask {
                 Some(mask) => format!("{:#x}/{:#x}", number(data)?, number(mask)?),

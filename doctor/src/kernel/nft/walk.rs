@@ -292,9 +292,17 @@ fn load(field: &Field, len: usize, tested: Tested<'_>) -> Option<Vec<Option<u8>>
         }
         .to_ne_bytes()
         .to_vec(),
+        Field::ConnectionStatus => return status(tested),
         Field::InputIndex | Field::OutputIndex | Field::Transport(_) | Field::Other(_) => return None,
     };
     Some(known.into_iter().map(Some).collect())
+}
+
+/// Returns the status of a connection. The lowest byte says whether an answer was seen, and whether addresses are translated.
+fn status(tested: Tested<'_>) -> Option<Vec<Option<u8>>> {
+    let is_plain = tested.connection == Connection::New && tested.is_translated == Some(false);
+    let lowest = if cfg!(target_endian = "little") { 0 } else { 3 };
+    is_plain.then(|| (0..4).map(|byte| (byte == lowest).then_some(0)).collect())
 }
 
 fn name(name: Option<&str>) -> Vec<u8> {
