@@ -111,6 +111,11 @@ fn a_rule_for_this_host_and_a_policy_behind_a_doubtful_drop_are_certain() {
                 ["inet f in of nftables", "from 192.0.2.9", "policy drop"],
                 "nft delete table inet f",
             ),
+            (
+                "nft 'table inet f { chain in { type filter hook input priority 0; ip saddr 192.0.2.9 ip daddr 192.0.2.1 drop; }; }'",
+                ["inet f in of nftables", "from 192.0.2.9", "ip saddr 192.0.2.9 ip daddr 192.0.2.1 drop"],
+                "nft delete table inet f",
+            ),
             // As firewalld writes them with iptables.
             (
                 "iptables-nft -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT && iptables-nft -A INPUT -j REJECT",

@@ -174,6 +174,21 @@ fn a_rule_for_translated_packets_accepts_none_whose_destination_is_the_same() {
     }
 }
 
+/// nft joins the tests of both addresses of IPv4 to one.
+#[test]
+fn a_rule_that_tests_both_addresses_at_once_decides() {
+    for (to, is_dropped) in [([10, 5, 2, 2], true), ([10, 5, 2, 3], false)] {
+        let load = Instruction::Load { field: Field::Network(12), to: 0, len: 8 };
+        let data = [[10, 5, 1, 2], to].concat();
+        let test = Instruction::Compare { at: 0, comparison: Comparison::Equal, data };
+        let rule = vec![load, test, Instruction::Verdict(Verdict::Drop)];
+        let mut fake = Fake { chains: HashMap::from([("base", vec![rule])]), ..Fake::default() };
+        let text = "ip saddr 10.5.1.2 ip daddr 10.5.2.2 drop (handle 4)";
+        let wanted = is_dropped.then(|| (Fate::Dropped, text.to_owned()));
+        assert_eq!(outcome(&mut fake, &packet()), Outcome { fate: wanted, ..Outcome::default() }, "{to:?}");
+    }
+}
+
 #[test]
 fn nothing_is_certain_behind_a_jump_that_is_not() {
     let limit = Instruction::Unknown { name: "limit".to_owned(), to: None };

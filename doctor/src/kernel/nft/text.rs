@@ -155,6 +155,10 @@ fn value(content: &Content<'_>, data: &[u8]) -> Option<String> {
             if end.is_none() && data.len() < 16 { format!("{name}*") } else { name }
         }
         Field::Transport(0 | 2) => u16::from_be_bytes(data.try_into().ok()?).to_string(),
+        // Both addresses of IPv4.
+        Field::Network(12) if data.len() == 8 => {
+            format!("{} ip daddr {}", wire::ip(&data[..4])?, wire::ip(&data[4..])?)
+        }
         Field::Network(offset @ (8 | 12 | 16 | 24)) => {
             let size = if matches!(offset, 8 | 24) { 16 } else { 4 };
             let mut bytes = data.to_vec();

@@ -260,20 +260,20 @@ fn load(field: &Field, len: usize, tested: Tested<'_>) -> Option<Vec<Option<u8>>
     let packet = tested.packet;
     let (source, size) = if packet.to.is_ipv4() { (12, 4) } else { (8, 16) };
     let bits = tested.known_bits;
-    let part = |address: IpAddr, bits: Option<u8>, from: usize| {
+    let part = |address: IpAddr, bits: Option<u8>| {
         let is_known = |at: usize| bits.is_none_or(|bits| (at + 1) * 8 <= usize::from(bits));
         let bytes = octets(address).into_iter().enumerate().map(|(at, byte)| is_known(at).then_some(byte));
-        bytes.collect::<Vec<_>>().get(from..from + len).map(<[Option<u8>]>::to_vec)
+        bytes.collect::<Vec<_>>()
     };
     let known = match field {
         // The protocol in the header of IPv4, and the next header of IPv6.
         Field::Network(9) if len == 1 && size == 4 => vec![protocol(packet)?],
         Field::Network(6) if len == 1 && size == 16 => vec![protocol(packet)?],
         Field::Network(offset) => {
-            return match (*offset as usize).checked_sub(source)? {
-                from if from < size => part(packet.from, bits.map(|(bits, _)| bits), from),
-                from => part(packet.to, bits.map(|(_, bits)| bits), from - size),
-            };
+            // nft loads both addresses at once if a rule tests both.
+            let from = (*offset as usize).checked_sub(source)?;
+            let both = [part(packet.from, bits.map(|(bits, _)| bits)), part(packet.to, bits.map(|(_, bits)| bits))];
+            return both.concat().get(from..from + len).map(<[Option<u8>]>::to_vec);
         }
         Field::Transport(2) if len == 2 => packet.port?.to_be_bytes().to_vec(),
         Field::Mark if tested.may_have_mark => return None,
