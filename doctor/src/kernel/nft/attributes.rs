@@ -58,6 +58,8 @@ pub mod expr {
     pub const NAT_TYPE: u16 = 1;
     pub const NAT_REG_ADDR_MIN: u16 = 3;
     pub const NAT_REG_PROTO_MIN: u16 = 5;
+    /// The type of the object of `objref`. If a map names the object, there is no such attribute.
+    pub const OBJREF_IMM_TYPE: u16 = 1;
     /// The name of a match or a target of iptables.
     pub const XT_NAME: u16 = 1;
     /// The data of a target of iptables.

@@ -21,8 +21,11 @@ const FIB_DADDR: u32 = 1 << 1;
 /// NFT_QUEUE_FLAG_BYPASS.
 const QUEUE_BYPASS: u16 = 1;
 
+/// The types of objects that test the packet (`NFT_OBJECT_*`), each with the name of the instruction that does the same.
+const TESTING_OBJECTS: [(u32, &str); 4] = [(2, "quota"), (4, "limit"), (5, "connlimit"), (10, "synproxy")];
+
 /// Instructions that change nothing for the packet's way.
-const HARMLESS: [&str; 4] = ["counter", "log", "objref", "last"];
+const HARMLESS: [&str; 3] = ["counter", "log", "last"];
 /// Targets of iptables that change nothing for the packet's way.
 const HARMLESS_TARGETS: [&str; 3] = ["LOG", "NFLOG", "TRACE"];
 
@@ -110,6 +113,7 @@ fn known(name: &str, data: &Attributes<'_>) -> Option<Instruction> {
         name if HARMLESS.contains(&name) => Instruction::Harmless,
         "notrack" => Instruction::Untrack,
         "dynset" => dynset(data),
+        "objref" => object(data.number(expr::OBJREF_IMM_TYPE)?),
         "meta" => return meta(data),
         "ct" | "payload" | "exthdr" if data.get(expr::DREG).is_none() => Instruction::Harmless,
         "ct" => {
@@ -171,6 +175,12 @@ fn dynset(data: &Attributes<'_>) -> Instruction {
     let all = data.get(expr::DYNSET_EXPR).into_iter().chain(list);
     let mut names = all.map(|one| Attributes(one).text(expr::NAME)).filter(|name| !HARMLESS.contains(&name.as_str()));
     names.next().map_or(Instruction::Harmless, |name| Instruction::Unknown { name, to: None })
+}
+
+/// `objref` uses an object of the table, such as a counter.
+fn object(of_type: u32) -> Instruction {
+    let tests = TESTING_OBJECTS.into_iter().find(|(number, _)| *number == of_type);
+    tests.map_or(Instruction::Harmless, |(_, name)| Instruction::Unknown { name: name.to_owned(), to: None })
 }
 
 /// `payload` loads a part of a header.

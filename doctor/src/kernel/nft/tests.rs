@@ -6,6 +6,10 @@ use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 
+use weft_netlink::wire::Writer;
+
+use super::attributes::expr;
+use super::decode;
 use super::instruction::{Comparison, Destination, Field, Instruction, Rule, Verdict};
 use super::set::{Data, Element, Found, Set};
 use super::walk::{Table, follow};
@@ -186,6 +190,30 @@ fn a_rule_that_tests_both_addresses_at_once_decides() {
         let text = "ip saddr 10.5.1.2 ip daddr 10.5.2.2 drop (handle 4)";
         let wanted = is_dropped.then(|| (Fate::Dropped, text.to_owned()));
         assert_eq!(outcome(&mut fake, &packet()), Outcome { fate: wanted, ..Outcome::default() }, "{to:?}");
+    }
+}
+
+/// `limit name "some" drop` drops some packets. `counter name "all"` tests none.
+#[test]
+fn an_object_with_a_name_tests_the_packet_as_an_instruction_of_its_type_does() {
+    let unknown = |name: &str| Instruction::Unknown { name: name.to_owned(), to: None };
+    for (of_type, wanted) in [
+        (Some(1_u32), Instruction::Harmless),
+        (Some(2), unknown("quota")),
+        (Some(4), unknown("limit")),
+        (Some(5), unknown("connlimit")),
+        (Some(10), unknown("synproxy")),
+        // A map names the object, and may have none for the packet.
+        (None, unknown("objref")),
+    ] {
+        let mut w = Writer::default();
+        w.nest(expr::LIST_ELEM, |w| {
+            w.attr_str(expr::NAME, "objref");
+            w.nest(expr::DATA, |w| {
+                of_type.into_iter().for_each(|number| w.attr(expr::OBJREF_IMM_TYPE, &number.to_be_bytes()));
+            });
+        });
+        assert_eq!(decode::list(w.bytes()), [wanted], "{of_type:?}");
     }
 }
 
