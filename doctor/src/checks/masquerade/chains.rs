@@ -106,7 +106,7 @@ fn judge(rule: &str, packet: &PodPacket<'_>) -> Judged {
                 break;
             }
             "-s" => (net(value).map_or(Match::Unknown, |net| of_net(net, packet.from, negated)), 2),
-            "-d" => (net(value).map_or(Match::Unknown, |net| of_net(net, packet.to, negated)), 2),
+            "-d" => (net(value).map_or(Match::Unknown, |net| of_destination(net, packet, negated)), 2),
             "-o" => (of_links(value, packet.links, negated), 2),
             "-m" if value == "comment" => (Match::All, 2),
             "--comment" => (Match::All, 2),
@@ -122,6 +122,15 @@ fn of_net(net: IpNet, range: IpNet, negated: bool) -> Match {
         (true, _, false) | (false, false, true) => Match::All,
         (false, true, _) => Match::Some,
         (true, _, true) | (false, false, false) => Match::None,
+    }
+}
+
+/// Addresses of the own subnet are none of pods of other nodes.
+fn of_destination(net: IpNet, packet: &PodPacket<'_>, negated: bool) -> Match {
+    match (packet.from.contains(&net), negated) {
+        (true, true) => Match::All,
+        (true, false) => Match::None,
+        (false, _) => of_net(net, packet.to, negated),
     }
 }
 
@@ -179,6 +188,10 @@ mod tests {
             "-A POSTROUTING -o eth0 -j MASQUERADE",
             "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE",
             "-A POSTROUTING -s 10.5.0.0/16 ! -d 10.0.0.0/8 -j MASQUERADE",
+            // A pod that reaches itself by a service.
+            "-A POSTROUTING -s 10.5.7.0/24 -d 10.5.7.0/24 -j MASQUERADE",
+            "-A POSTROUTING -s 10.5.7.9/32 -d 10.5.7.9/32 -j MASQUERADE",
+            "-A POSTROUTING -s 10.5.7.0/24 ! -d 10.5.7.0/24 -j RETURN\n-A POSTROUTING -j MASQUERADE",
             "-A POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE",
             // kube-proxy: only what is marked passes the first rule.
             "-A POSTROUTING -j KUBE-POSTROUTING\n-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n\
