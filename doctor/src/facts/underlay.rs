@@ -255,23 +255,6 @@ impl Tables<'_> {
         Some(OwnAddress { link: self.link(addr.index)?.name.clone(), len: addr.len })
     }
 
-    /// Returns the routes of the main table that lead to this address.
-    fn routes_to(&self, to: IpAddr) -> impl Iterator<Item = (IpNet, &Route)> {
-        let any = unspecified(to.is_ipv4());
-        let of_family = self.routes.iter().filter(move |route| route.v6 == to.is_ipv6());
-        let net = move |route: &Route| IpNet::new(route.dst.unwrap_or(any), route.len).ok();
-        of_family.filter_map(move |route| Some((net(route)?, route))).filter(move |(net, _)| net.contains(&to))
-    }
-
-    /// Returns the longest route to this address, if it refuses packets. Of two routes that are equally long, the metric decides, and both may
-    /// be innocent.
-    fn refusing(&self, to: IpAddr) -> Option<IpNet> {
-        let longest = self.routes_to(to).map(|(net, _)| net.prefix_len()).max()?;
-        let mut longest = self.routes_to(to).filter(|(net, _)| net.prefix_len() == longest);
-        let (net, first) = longest.next()?;
-        (first.refuses() && longest.all(|(_, route)| route.refuses())).then_some(net)
-    }
-
     fn wrong_way(&self, to: IpAddr, taken: &entries::Route, sources: &NodeSources) -> Option<Fault> {
         let link = self.link(taken.device)?;
         let first = self.uplinks(sources).next()?;

@@ -239,6 +239,8 @@ fn instead(tables: &Tables<'_>, asked: &Asked<'_>, lookup: &Lookup) -> Option<In
             };
             (!is_usual).then(|| Instead::Table { table: taken.table, link: link() })
         }
+        // A route of the main table that refuses packets to a part of a subnet is another finding.
+        Lookup::Refused(_) if tables.refusing(to).is_some() => None,
         // `ip rule ... prohibit` and `blackhole`. What the reverse path filter refuses looks like the latter.
         Lookup::Refused(Errno::EACCES) => Some(Instead::Rule),
         Lookup::Refused(Errno::EINVAL) if asked.arrives.is_none() => Some(Instead::Rule),

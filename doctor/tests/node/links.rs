@@ -549,6 +549,10 @@ fn routes_and_policy_rules_that_refuse_packets_to_pods_are_found() {
         let text = only_text(&sources(file), "network", &["bird", "10.5.9.128/25", "of another node", "ip route del"]);
         assert!(text.contains("`ip route show 10.5.9.128/25`"), "{text}");
         ip("route del blackhole 10.5.9.128/25");
+        // This one refuses packets to the first address of the subnet, too, and no policy rule does that.
+        ip("route add blackhole 10.5.9.0/25 proto bird");
+        only_text(&sources(file), "network", &["bird", "10.5.9.0/25", "of another node"]);
+        ip("route del blackhole 10.5.9.0/25");
         ip("route add prohibit 10.5.7.64/26 proto static");
         only_finding(file, "network", &["10.5.7.64/26", "of this node"]);
         ip("route del prohibit 10.5.7.64/26");
