@@ -69,6 +69,7 @@ struct Flow {
     input: Option<String>,
     output: Option<String>,
     connection: Connection,
+    may_have_mark: bool,
     /// The hooks that it passes, in order.
     hooks: &'static [Hook],
     /// What it is, for people.
@@ -85,11 +86,11 @@ struct Flow {
 
 impl Flow {
     fn tested(&self) -> Tested<'_> {
-        let tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
-        let to_local = Some(self.to_local);
-        let (connection, known_bits, queues) = (self.connection, self.known_bits, self.queues.as_deref());
+        let mut tested = Tested::new(&self.packet, self.input.as_deref(), self.output.as_deref());
+        tested.may_have_mark = self.may_have_mark;
         // A rule that translates packets of the tunnel is another finding, and these pods send to each other without a service.
-        let is_translated = Some(false);
+        let (is_translated, to_local) = (Some(false), Some(self.to_local));
+        let (connection, known_bits, queues) = (self.connection, self.known_bits, self.queues.as_deref());
         Tested { connection, is_translated, known_bits, to_local, queues, sets: Some(&*self.sets), ..tested }
     }
 
@@ -194,6 +195,7 @@ fn of_tunnel(packets: PeerPackets<'_>) -> [Flow; 2] {
         input: one.input,
         output: one.output,
         connection: Connection::New,
+        may_have_mark: false,
         hooks,
         what: one.what,
         tests: one.tests,
@@ -229,6 +231,7 @@ fn any_node(port: u16, link: &str, is_ipv4: bool) -> Flow {
         input: Some(link.to_owned()),
         output: None,
         connection: Connection::New,
+        may_have_mark: false,
         hooks: &[Hook::Prerouting, Hook::Input],
         what: format!("packets of the tunnel (UDP port {port}) from other nodes"),
         tests: Tunnel::Udp(port).tests(),
@@ -280,6 +283,7 @@ fn forwarded(nets: Nets, input: String, output: String, points: Vec<Point>) -> F
         input: Some(input),
         output: Some(output),
         connection: Connection::New,
+        may_have_mark: false,
         hooks: &[Hook::Prerouting, Hook::Forward, Hook::Postrouting],
         what: format!("packets from pods of {from} to pods of {to}"),
         tests: [format!("-s {from} -d {to}"), format!("{family} saddr {from} {family} daddr {to}")],
@@ -312,7 +316,7 @@ fn of_iptables(flows: &[Flow], iptables: &[SavedRules]) -> Vec<DroppingRule> {
 /// Follows one packet through tables of iptables. A rule of the table raw may take it out of connection tracking.
 fn of_tables(flow: &Flow, tables: &[(&str, &Table)], program: &str) -> Vec<DroppingRule> {
     let mut found = Vec::new();
-    let mut connection = flow.connection;
+    let (mut connection, mut may_have_mark) = (flow.connection, flow.may_have_mark);
     for (name, table) in tables.iter().copied() {
         let is_filter = name == FILTER;
         let filters = [Hook::Input, Hook::Forward, Hook::Output];
@@ -321,7 +325,8 @@ fn of_tables(flow: &Flow, tables: &[(&str, &Table)], program: &str) -> Vec<Dropp
             if !table.contains_key(chain) {
                 continue;
             }
-            let outcome = follow(table, chain, Tested { connection, ..flow.tested() }.at(hook));
+            let outcome = follow(table, chain, Tested { connection, may_have_mark, ..flow.tested() }.at(hook));
+            may_have_mark |= outcome.may_have_mark;
             if outcome.untracked {
                 connection = Connection::Untracked;
             }
@@ -358,6 +363,7 @@ fn of_nftables(flows: &mut [Flow], iptables: &[SavedRules]) -> io::Result<Vec<Dr
 
 fn of_chain(netlink: &mut Netlink, chain: &BaseChain, hook: Hook, flow: &mut Flow) -> io::Result<Option<DroppingRule>> {
     let mut outcome = nft::follow(netlink, chain, flow.tested().at(hook))?;
+    flow.may_have_mark |= outcome.may_have_mark;
     if outcome.untracked {
         flow.connection = Connection::Untracked;
     }

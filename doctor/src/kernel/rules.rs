@@ -182,6 +182,7 @@ pub fn follow(table: &Table, chain: &str, tested: Tested<'_>) -> Outcome {
         End::Decided(fate, rule) => Some((fate, rule)),
         End::Goes => policy(),
     };
+    walk.outcome.may_have_mark = walk.tested.may_have_mark;
     walk.outcome
 }
 

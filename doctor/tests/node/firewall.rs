@@ -234,6 +234,24 @@ fn rules_that_may_accept_packets_of_the_tunnel_are_no_finding() {
     });
 }
 
+#[test]
+fn a_mark_that_a_rule_of_another_chain_may_set_leaves_it_open_whether_packets_are_accepted() {
+    in_namespace(|file| {
+        let sources = with_peer(file);
+        let input = "chain in { type filter hook input priority 0; policy drop; meta mark 7 accept; };";
+        let before = "chain pre { type filter hook prerouting priority -150; udp dport 8472 meta mark set 7; };";
+        for (before, is_found) in [("", true), (before, false)] {
+            shell(&format!("nft 'table inet f {{ {before} {input} }}'"));
+            assert_eq!(doctor_with(&sources, "firewall").len(), usize::from(is_found), "{before}");
+            shell("nft delete table inet f");
+        }
+        shell("iptables-legacy -A INPUT -m mark --mark 7 -j ACCEPT && iptables-legacy -P INPUT DROP");
+        only_text(&sources, "firewall", &["INPUT of iptables-legacy", "policy DROP"]);
+        shell("iptables-legacy -t mangle -A PREROUTING -p udp --dport 8472 -j MARK --set-mark 7");
+        assert_eq!(doctor_with(&sources, "firewall"), []);
+    });
+}
+
 /// Hides the programs of this directory from this thread, apart from one of these that list rules, which gets plain names.
 fn hide_programs(plain: Option<&str>) {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();

@@ -51,6 +51,7 @@ pub fn follow(table: &mut dyn Table, chain: &str, tested: Tested<'_>) -> io::Res
     if let End::Decided(fate, rule) = walk.chain(chain, 0, Matches::Yes)? {
         walk.outcome.fate = Some((fate, rule));
     }
+    walk.outcome.may_have_mark = walk.tested.may_have_mark;
     Ok(walk.outcome)
 }
 

@@ -30,6 +30,8 @@ pub struct Outcome {
     pub limited: Option<String>,
     /// A rule takes the packet out of connection tracking.
     pub untracked: bool,
+    /// A rule may have given the packet a mark, which chains behind this one may test.
+    pub may_have_mark: bool,
 }
 
 impl Outcome {
