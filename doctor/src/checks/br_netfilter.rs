@@ -6,10 +6,12 @@ use crate::finding::{NodeFinding, finding};
 use crate::known_links::BRIDGE;
 
 pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
-    let has_v6 = facts.subnet_file.env().is_some_and(|env| env.subnets.v6.is_some());
+    let env = facts.subnet_file.env();
+    let has_v4 = env.is_none_or(|env| env.subnets.v4.is_some());
+    let has_v6 = env.is_some_and(|env| env.subnets.v6.is_some());
     let (sysctl, evidence) = match (facts.bridge_calls_iptables, facts.bridge_calls_ip6tables) {
         (None, _) => ("iptables", "the module br_netfilter is not loaded"),
-        (Some(0), _) => ("iptables", "net.bridge.bridge-nf-call-iptables is 0"),
+        (Some(0), _) if has_v4 => ("iptables", "net.bridge.bridge-nf-call-iptables is 0"),
         (_, Some(0)) if has_v6 => ("ip6tables", "net.bridge.bridge-nf-call-ip6tables is 0"),
         _ => return Vec::new(),
     };
@@ -28,9 +30,12 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<NodeFinding> {
 
 #[cfg(test)]
 mod tests {
+    use weft_subnet::env::SubnetEnv;
+
     use super::*;
     use crate::facts::pod_links::Bridge;
     use crate::saved_rules::SavedRules;
+    use crate::subnet_file::SubnetFile;
 
     #[test]
     fn a_bridge_whose_packets_bypass_the_rules_matters_only_where_rules_carry_services() {
@@ -43,7 +48,16 @@ mod tests {
         let mut in_nftables = facts;
         in_nftables.rules.nft = Some("table ip kube-proxy {\n}\n".to_owned());
         assert_eq!(check(&in_nftables).len(), 1);
-        let calls = NodeFacts { bridge_calls_iptables: Some(1), bridge_calls_ip6tables: Some(0), ..in_nftables };
-        assert_eq!(check(&calls), [], "pods have no IPv6 addresses");
+        let calls = |four, six| NodeFacts {
+            bridge_calls_iptables: Some(four),
+            bridge_calls_ip6tables: Some(six),
+            ..in_nftables.clone()
+        };
+        assert_eq!(check(&calls(1, 0)), [], "pods have no IPv6 addresses");
+        assert_eq!(check(&calls(0, 1)).len(), 1);
+        let text = "FLANNEL_IPV6_NETWORK=fd05::/48\nFLANNEL_IPV6_SUBNET=fd05:0:0:1::1/64\nFLANNEL_MTU=1430\nFLANNEL_IPMASQ=true\n";
+        let of_six = |facts| NodeFacts { subnet_file: SubnetFile::Good(SubnetEnv::parse(text).unwrap()), ..facts };
+        assert_eq!(check(&of_six(calls(0, 1))), [], "pods have no IPv4 addresses");
+        assert!(check(&of_six(calls(0, 0)))[0].evidence.contains("bridge-nf-call-ip6tables is 0"));
     }
 }
