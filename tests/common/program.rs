@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Programs that a test writes and then runs.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests; clippy exempts only the tests themselves")]
+
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
