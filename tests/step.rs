@@ -20,7 +20,9 @@ fn ctrl_c_ends_the_command_of_a_step() {
     for beside in ["", "1"] {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pid");
-        let mut step = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/step"));
+        // A shell ignores a signal that it has inherited as ignored, as from a test that a script started in the background.
+        let mut step = Command::new("env");
+        step.arg("--default-signal=INT").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/step"));
         step.args(["600", "x", "sh", "-c", "echo $$ >$0; exec sleep 599"]).arg(&file).env("STEPS_BESIDE", beside);
         let mut step = step.process_group(0).spawn().unwrap();
         let read = || fs::read_to_string(&file).unwrap_or_default().trim().parse().ok().map(Pid::from_raw);
