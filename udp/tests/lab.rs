@@ -543,21 +543,24 @@ fn packets_that_find_no_room_are_dropped_after_a_moment() {
     });
 }
 
+/// The kernel keeps for each of them as much as the default size of the buffer.
 #[test]
-fn a_peer_that_is_down_does_not_hold_up_the_others() {
+fn two_peers_that_are_down_do_not_hold_up_the_others() {
     two_nodes(|one, two| async move {
         let (first, _second) = (one.start().await?, two.start().await?);
-        first.set_routes(Routes::new([1, 2, 3].map(|n| peer(n, PORT))));
-        // The kernel gives up and forgets its datagrams only after minutes.
+        first.set_routes(Routes::new([1, 2, 3, 4].map(|n| peer(n, PORT))));
+        // The kernel gives up and forgets the datagrams only after minutes.
         one.ns.sysctl(&["ipv4/neigh/up0/retrans_time_ms=600000"])?;
-        let mut to_gone = one.spawn("ping", "-i 0.002 -s 1300 10.5.3.0")?;
+        let mut to_gone = [3, 4].map(|n| one.spawn("ping", &format!("-i 0.002 -s 1300 10.5.{n}.0")));
         let counters = first.counters();
-        // That is more than the kernel keeps for a neighbour.
-        eventually("datagrams to the peer that is down are sent", || counters.sent.packets() >= 300)?;
-        let pings = Pings::start(&one, 2)?;
-        let answered = pings.stop();
-        to_gone.kill()?;
-        to_gone.wait()?;
+        // That is more than the kernel keeps.
+        let kept = eventually("datagrams to the peers that are down are sent", || counters.sent.packets() >= 600);
+        let answered = kept.and_then(|()| Pings::start(&one, 2)?.stop());
+        for ping in &mut to_gone {
+            let ping = ping.as_mut().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+            ping.kill()?;
+            ping.wait()?;
+        }
         answered.map(drop)
     });
 }
