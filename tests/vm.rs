@@ -290,9 +290,9 @@ const WIREGUARD_FLANNEL: [&str; 11] = [
     "flannel killed, then weft under 90 packets per second or more, or this machine is too slow",
     "flannel's device is adopted",
     "with_weft: without a device packets are lost",
-    "by_hand: n2 begins the first handshake",
-    "with_weft: n2 begins the first handshake",
-    "with_weft: no handshake is begun twice",
+    "by_hand: n2 begins the first handshake that is answered",
+    "with_weft: n2 begins the first handshake that is answered",
+    "with_weft: n2 begins no handshake twice",
     "flannel n1 to n2",
 ];
 

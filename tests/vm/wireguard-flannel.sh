@@ -66,9 +66,14 @@ make_device() { # make_device DEVICE PORT ADDRESS NETWORK
     wg n2 peers "$1" "/tmp/peers-$1"
     ip -n n2 route add "$4" dev "$1" || die "route of $1"
 }
-# Who began the handshakes since flannel's end, in their order.
-begun() { awk "\$1 == \"initiation\" && \$2 >= $began { print \$3 }" /tmp/capture-n2; }
 by_n2() { [ "$1" = "$(public n2)" ] || [ "$1" = "$(public6 n2)" ]; }
+# The handshakes that n2 has begun since flannel's end.
+begun() { awk "\$1 == \"initiation\" && \$2 >= $began { print \$3 }" /tmp/capture-n2 | while read -r who; do by_n2 "$who" && echo "$who"; done; }
+# A peer answers first. Where n2 has its device again only after seconds, on a slow machine, peers begin handshakes before, and nobody answers.
+begins() {
+    first=$(awk "\$1 == \"response\" && \$2 >= $began { print \$3; exit }" /tmp/capture-n2)
+    [ -n "$first" ] && ! by_n2 "$first"
+}
 
 stop n2 TERM || die "n2 did not end with 0"
 for command in by_hand with_weft; do
@@ -79,10 +84,10 @@ for command in by_hand with_weft; do
     end_capture n2
     check "$command: without a device packets are lost" [ "$(measured lost)" -gt 0 ]
     # weft has no part in the first one.
-    [ $command = with_weft ] || by_n2 "$(begun | head -n 1)" || die "the script begins no handshake, or this machine is too slow"
-    check "$command: n2 begins the first handshake" by_n2 "$(begun | head -n 1)"
+    [ $command = with_weft ] || begins || die "the script begins no handshake, or this machine is too slow"
+    check "$command: n2 begins the first handshake that is answered" begins
     # Two peers and two devices. A second attempt would come 5 s after the first.
-    check "$command: no handshake is begun twice" [ "$(begun | wc -l)" -le 4 ]
+    check "$command: n2 begins no handshake twice" [ "$(begun | wc -l)" -le 4 ]
     awk "BEGIN { print $(measured gap_ended) - $began }" >/tmp/took-$command
     [ $command = with_weft ] || { ip -n n2 link del flannel-wg; ip -n n2 link del flannel-wg-v6; }
 done
