@@ -357,6 +357,18 @@ async fn snapshot(events: &mut mpsc::Receiver<Event>) -> (usize, bool) {
     (records.len(), reset)
 }
 
+/// Ends the server, starts another store at its address, and writes seven leases there. A watch of the former store must not run meanwhile, so
+/// that the other store has more revisions when the watch looks at it.
+async fn replace_with_seven_leases(server: &mut Server, start: impl FnOnce(&mut Server)) {
+    server.end();
+    start(server);
+    server.ready().await;
+    let mut client = server.client().await;
+    for last in 2..9 {
+        client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
+    }
+}
+
 /// Another cluster listens at the same address. It has more revisions and no net-conf, so only the id of the cluster tells them apart.
 #[tokio::test]
 async fn another_cluster_with_a_higher_revision_is_reported_as_another_store() {
@@ -369,14 +381,7 @@ async fn another_cluster_with_a_higher_revision_is_reported_as_another_store() {
         () = &mut watch => panic!("the watch ended"),
         () = begins => {}
     }
-    // The watch does not run until the other cluster has more revisions.
-    server.end();
-    server.again_as("another");
-    server.ready().await;
-    let mut client = server.client().await;
-    for last in 2..9 {
-        client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
-    }
+    replace_with_seven_leases(&mut server, |server| server.again_as("another")).await;
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
         seen = snapshot(&mut events) => assert_eq!(seen, (7, true)),
@@ -460,15 +465,11 @@ async fn a_wiped_store_with_a_higher_revision_is_recognised_by_its_term() {
         () = &mut watch => panic!("the watch ended"),
         () = begins => {}
     }
-    // The watch does not run until the new data has more revisions.
-    server.end();
-    server.wipe();
-    server.again();
-    server.ready().await;
-    let mut client = server.client().await;
-    for last in 2..9 {
-        client.put(key(&format!("10.5.{last}.0-24")), attrs(last).to_wire(), None).await.unwrap();
-    }
+    let again_without_data = |server: &mut Server| {
+        server.wipe();
+        server.again();
+    };
+    replace_with_seven_leases(&mut server, again_without_data).await;
     tokio::select! {
         () = &mut watch => panic!("the watch ended"),
         seen = snapshot(&mut events) => assert_eq!(seen, (7, true)),
