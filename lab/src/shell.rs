@@ -115,7 +115,8 @@ fn this_program() -> Result<PathBuf> {
     std::env::current_exe().context("find this program's own file")
 }
 
-/// Returns a command that runs the program that its further words name in the namespace of this name. The program ends with this process.
+/// Returns the beginning of a command that runs a program in the namespace with this name. The caller adds the program and its arguments. The
+/// program ends with this process.
 fn inside(node: &str) -> Result<Command> {
     let mut command = Command::new(this_program()?);
     command.args(["lab", "exec", &std::process::id().to_string(), node]);

@@ -58,7 +58,7 @@ pub struct DoctorFlags {
     #[command(flatten)]
     plugins: PluginFlags,
     /// Also examine the store that the flags of the store name: its answers, net-conf and certificates.
-    /// Then these flags are also read from the environment, as those of `weft agent`.
+    /// With it, the flags of the store are also read from the environment, as `weft agent` does.
     #[arg(long, action = ArgAction::SetTrue)]
     pub check_store: bool,
     #[command(flatten)]

@@ -394,7 +394,7 @@ mod tests {
 
     use super::*;
 
-    /// All nodes may have opened their watches together, when etcd was started again.
+    /// All nodes may have opened their watches at the same moment, as after a restart of etcd.
     #[tokio::test(start_paused = true)]
     async fn a_silent_watch_is_given_up_after_half_an_hour_to_an_hour_on_each_node_at_another_time() {
         let mut minutes = BTreeSet::new();

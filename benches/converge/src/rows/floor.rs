@@ -17,7 +17,7 @@ pub fn all(place: &mut Place<'_>, mut times: Vec<Duration>) -> Result<(Node, ste
     let lists: Vec<Duration> =
         (0..place.options.repeat.max(1)).map(|_| place.store.list_time()).collect::<Result<_>>()?;
     place.note("list", Who::Floor, Cell::time(quantile(&lists, 0.5), Duration::ZERO));
-    // These nodes have the address of the next one, so they must be gone before it is there.
+    // All nodes have the same address, so these must be gone before the next one is made.
     let is_dual = place.backend == Backend::VxlanDual;
     let one_device = if is_dual && place.options.wants(Row::Device) { Some(of_one_device(place)?) } else { None };
     let mut node = place.node()?;
